@@ -1,0 +1,75 @@
+package v1beta1
+
+// Labels and annotations of the API. Their values are part of the contract
+// with the users of the public system.
+const (
+	// LabelRemoteClusterID is on every object of a peering.
+	LabelRemoteClusterID = "liqo.io/remote-cluster-id"
+	// LabelManagedBy with the value ManagedBy marks objects that the
+	// controller made and may delete.
+	LabelManagedBy = "app.kubernetes.io/managed-by"
+	ManagedBy      = "isthmus"
+
+	LabelTenantNamespace = "liqo.io/tenant-namespace" // "true"
+	LabelNodeType        = "liqo.io/type"             // "virtual-node" on nodes that are not real
+
+	LabelGatewayResource  = "networking.liqo.io/gateway-resource" // "true" on keys and Secrets
+	LabelGatewayName      = "networking.liqo.io/gateway-name"
+	LabelGatewayNamespace = "networking.liqo.io/gateway-namespace"
+	LabelComponent        = "networking.liqo.io/component" // ComponentGateway on pods
+	ComponentGateway      = "gateway"
+	LabelActive           = "networking.liqo.io/active"          // "true"
+	LabelGatewayTemplate  = "networking.liqo.io/gatewaytemplate" // "true" on the CRDs of templates
+
+	LabelFabricName = "networking.liqo.io/internal-fabric-name"
+	LabelNodeName   = "networking.liqo.io/internal-node-name"
+
+	LabelRouteCategory       = "networking.liqo.io/route-category"
+	LabelRouteSubcategory    = "networking.liqo.io/route-subcategory"
+	LabelRouteUnique         = "networking.liqo.io/route-unique"
+	LabelFirewallCategory    = "networking.liqo.io/firewall-category"
+	LabelFirewallSubcategory = "networking.liqo.io/firewall-subcategory"
+	LabelFirewallUnique      = "networking.liqo.io/firewall-unique"
+
+	// CategoryFabric addresses nodes, CategoryGateway gateways.
+	CategoryFabric        = "fabric"
+	CategoryGateway       = "gateway"
+	SubcategoryFabric     = "fabric"       // routes and firewall of every gateway
+	SubcategoryFabricNode = "fabric-node"  // of the gateways on one node
+	SubcategoryAllNodes   = "all-nodes"    // firewall of every node
+	SubcategorySingleNode = "single-node"  // firewall of one node
+	SubcategoryAllGateway = "all-gateways" // firewall of every gateway
+	SubcategoryIPMapping  = "ip-mapping"
+
+	LabelCIDRType       = "configuration.liqo.io/cidr-type" // CIDRTypePod, CIDRTypeExternal
+	CIDRTypePod         = "pod"
+	CIDRTypeExternal    = "external"
+	LabelNetworkType    = "ipam.liqo.io/network-type" // pod-cidr, service-cidr, external-cidr, internal-cidr, reserved
+	NetworkTypePod      = "pod-cidr"
+	NetworkTypeService  = "service-cidr"
+	NetworkTypeExternal = "external-cidr"
+	NetworkTypeInternal = "internal-cidr"
+	NetworkTypeReserved = "reserved"
+	// LabelNotRemapped: the network must get exactly the CIDR it asks for.
+	LabelNotRemapped = "ipam.liqo.io/network-not-remapped"
+	LabelShared      = "ipam.liqo.io/network-shared"
+
+	AnnotationPreinstalled = "liqo.io/preinstalled"
+)
+
+// Names of the cluster-ID ConfigMap (label and key), as the public CLI finds it.
+const (
+	LabelAppName        = "app.kubernetes.io/name"
+	ClusterIDConfigMap  = "clusterid-configmap"
+	ClusterIDKey        = "CLUSTER_ID"
+	TenantNamespacePfx  = "liqo-tenant-"
+	DefaultNamespace    = "liqo"
+	GatewayNamePrefix   = "gw-"
+	TunnelInterface     = "liqo-tunnel"
+	InterfaceNamePrefix = "liqo."
+	PrivateKeyField     = "privateKey"
+	PublicKeyField      = "publicKey"
+)
+
+// ConditionNetworkCIDRsConfigured is the condition of a Configuration.
+const ConditionNetworkCIDRsConfigured = "NetworkCIDRsConfigured"

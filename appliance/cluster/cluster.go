@@ -1,0 +1,342 @@
+// Package cluster holds what one cluster knows about itself and its peers, as
+// plain values read at one moment. Every address in it has been parsed;
+// nothing past this point sees a string that may not be a CIDR.
+//
+// An object whose text did not parse is still there, with its Ref, and has an
+// entry in [Snapshot.Invalid]: whoever needs it can say why it is unusable.
+package cluster
+
+import (
+	"net/netip"
+	"time"
+)
+
+// A Ref names an object. Namespace is empty for cluster-scoped kinds.
+type Ref struct {
+	APIVersion, Kind, Namespace, Name, UID string
+}
+
+// Meta is what all parsed objects share.
+type Meta struct {
+	Ref
+	Generation  int64
+	Labels      map[string]string
+	Annotations map[string]string
+	Deleting    bool
+	Created     time.Time
+}
+
+// An InvalidError says that a field of an object can't be used as written.
+type InvalidError struct {
+	Object Ref
+	Field  string // path as kubectl explain prints it, e.g. spec.remote.cidr.pod[1]
+	Value  string
+	Reason string // what is wrong and what to write instead
+}
+
+// A Snapshot is one consistent view of all objects that the controller reads.
+// Slices are sorted by namespace and name.
+type Snapshot struct {
+	ID        string // cluster ID, from the ConfigMap
+	Namespace string // system namespace
+	Options   Options
+
+	Nodes       []Node
+	Pods        []Pod
+	Services    []Service
+	Deployments []Deployment
+	Secrets     []KeySecret
+	Namespaces  []Namespace
+
+	Configurations  []Configuration
+	Connections     []Connection
+	GatewayServers  []Gateway
+	GatewayClients  []Gateway
+	ServerTemplates []Template
+	ClientTemplates []Template
+	PublicKeys      []PublicKey
+	Fabrics         []InternalFabric
+	InternalNodes   []InternalNode
+	Tunnels         []GeneveTunnel
+	Routes          []RouteConfiguration
+	Firewalls       []FirewallConfiguration
+	Reports         []GatewayReport
+	Networks        []Network
+	IPs             []IP
+	ForeignClusters []ForeignCluster
+
+	// Invalid lists what did not parse. The field is left at its zero value
+	// in the object, and dropped from a list.
+	Invalid []InvalidError
+}
+
+// Options are settings of the installation that the plan depends on.
+type Options struct {
+	GenevePort   uint16         // default 6091
+	RulePriority uint32         // first priority of the band on nodes; 0: default
+	Pools        []netip.Prefix // where remapped networks are taken from
+}
+
+// A Node is a Kubernetes Node that is not a virtual one.
+type Node struct {
+	Meta
+	Addresses []netip.Addr   // InternalIPs, in the order of the status
+	PodCIDRs  []netip.Prefix // of spec
+	Ready     bool
+}
+
+// A Pod is a running pod that matters to routing: a gateway, or a pod whose
+// address is outside the podCIDRs of its node. Host-network pods are not here.
+type Pod struct {
+	Meta
+	Node    string
+	IPs     []netip.Addr
+	Running bool // phase Running, not being deleted
+	Ready   bool
+}
+
+// A Service is a Service that exposes a gateway.
+type Service struct {
+	Meta
+	Type       string // ClusterIP, NodePort, LoadBalancer
+	ClusterIPs []netip.Addr
+	Ports      []ServicePort
+	Ingress    []string // load balancer addresses, IPs before names
+}
+
+// A ServicePort is a port of a Service.
+type ServicePort struct {
+	Protocol       string
+	Port, NodePort uint16
+}
+
+// A Deployment is the Deployment of a gateway.
+type Deployment struct {
+	Meta
+	Replicas, ReadyReplicas int32
+}
+
+// A KeySecret is a Secret with WireGuard keys, without the private one.
+type KeySecret struct {
+	Meta
+	PublicKey  []byte
+	HasPrivate bool
+}
+
+// A Namespace is a tenant namespace or the system namespace.
+type Namespace struct{ Meta }
+
+// CIDRs are the networks of one cluster.
+type CIDRs struct{ Pod, External []netip.Prefix }
+
+// A Configuration says what the networks of a remote cluster are.
+type Configuration struct {
+	Meta
+	RemoteID string // label liqo.io/remote-cluster-id
+	Local    CIDRs  // spec.local
+	Remote   CIDRs  // spec.remote: as the peer calls them
+	Remapped CIDRs  // status.remote: as we call them, index by index; empty until decided
+	// Configured is the condition NetworkCIDRsConfigured, true for this
+	// generation.
+	Configured bool
+}
+
+// All returns the pod networks and the external networks.
+func (c CIDRs) All() []netip.Prefix {
+	return append(append([]netip.Prefix{}, c.Pod...), c.External...)
+}
+
+// Roles of a gateway.
+const (
+	Server = "server"
+	Client = "client"
+)
+
+// A Gateway is a GatewayServer or a GatewayClient.
+type Gateway struct {
+	Meta
+	Role        string // Server or Client
+	RemoteID    string
+	TemplateRef Ref
+	MTU         int    // 0: derive from the underlay
+	SecretName  string // spec.secretRef; empty: ours
+	// ServiceType, Port and NodePort are for servers.
+	ServiceType    string
+	Port, NodePort uint16
+	LoadBalancerIP string
+	// Addresses and Port are the endpoint to dial, for clients.
+	Addresses []string
+	// Raw is the whole object as JSON, for templates (.Spec …).
+	Raw []byte
+}
+
+// A Template is a WgGatewayServerTemplate or WgGatewayClientTemplate.
+type Template struct {
+	Meta
+	ObjectAPIVersion, ObjectKind string
+	JSON                         []byte // spec.template
+}
+
+// A Connection is the Connection of a peering, with the status that the
+// gateway reported.
+type Connection struct {
+	Meta
+	RemoteID string
+	Type     string // Server or Client
+	Value    string // Connected, Connecting, Error
+}
+
+// A PublicKey is the public key of a remote gateway.
+type PublicKey struct {
+	Meta
+	RemoteID string
+	Key      []byte
+}
+
+// An InternalFabric is what nodes need to know about one gateway.
+type InternalFabric struct {
+	Meta
+	RemoteID      string
+	MTU           int
+	RemoteCIDRs   []netip.Prefix // remapped
+	NodeInterface string         // name of the Geneve link on every node
+	GatewayIP     netip.Addr     // address of the gateway pod
+	InternalIP    netip.Addr     // the gateway's address of the internal CIDR
+}
+
+// An InternalNode is what gateways need to know about one node.
+type InternalNode struct {
+	Meta
+	GatewayInterface string     // name of the Geneve link on every gateway
+	InternalIP       netip.Addr // the node's address of the internal CIDR
+	// Local and Remote are the node's underlay addresses as seen by a
+	// gateway on the same node and on another one; invalid: not known yet.
+	Local, Remote netip.Addr
+	Applied       []Applied
+}
+
+// A GeneveTunnel joins a node and a gateway.
+type GeneveTunnel struct {
+	Meta
+	VNI    uint32
+	Node   string // InternalNode
+	Fabric Ref    // InternalFabric: namespace and name
+}
+
+// Applied is one host's report on one object.
+type Applied struct {
+	Object             Ref
+	ObservedGeneration int64
+	OK                 bool
+	Message            string // of the error, when not OK
+	Since              time.Time
+}
+
+// A GatewayReport is what a gateway says of itself.
+type GatewayReport struct {
+	Meta
+	Applied []Applied
+}
+
+// A RouteConfiguration is a routing table with the rules that lead to it.
+type RouteConfiguration struct {
+	Meta
+	Table string
+	Rules []RouteRule
+}
+
+// A RouteRule selects packets; its routes are part of the one table.
+type RouteRule struct {
+	Dst, Src netip.Prefix
+	IIF, OIF string
+	Mark     uint32
+	Priority uint32 // 0: by position in our band
+	Routes   []TableRoute
+}
+
+// A TableRoute is a route of a RouteRule.
+type TableRoute struct {
+	Dst    netip.Prefix
+	Src    netip.Addr
+	Via    netip.Addr
+	Dev    string
+	OnLink bool
+	Scope  string // as in the API; empty: global
+}
+
+// A FirewallConfiguration is an nftables table.
+type FirewallConfiguration struct {
+	Meta
+	Table, Family string
+	Chains        []Chain
+}
+
+// A Chain is a base chain of a FirewallConfiguration.
+type Chain struct {
+	Name, Type, Hook, Policy string
+	Priority                 int32
+	Filter                   []FilterRule
+	NAT                      []NATRule
+}
+
+// A Match is one condition of a rule; a rule's matches are ANDed.
+type Match struct {
+	Negate bool // op neq
+	// Exactly one of the following is set.
+	IP    AddrRange
+	Ports PortRange
+	Proto string // tcp, udp
+	Dev   string
+	// Position is src or dst for IP and Ports, in or out for Dev.
+	Position string
+}
+
+// An AddrRange is an inclusive range of addresses; a prefix or a single
+// address is one too.
+type AddrRange struct{ From, To netip.Addr }
+
+// A PortRange is an inclusive range of ports.
+type PortRange struct{ From, To uint16 }
+
+// A FilterRule is a rule of a filter chain.
+type FilterRule struct {
+	Name    string
+	Match   []Match
+	Action  string // ctmark, metamarkfromctmark, tcpmssclamp, accept, drop, reject, notrack
+	Value   string
+	Counter bool
+}
+
+// A NATRule is a rule of a nat chain.
+type NATRule struct {
+	Name  string
+	Match []Match
+	Type  string       // dnat, snat, masquerade
+	To    netip.Prefix // a single address is a full-length prefix; invalid for masquerade
+	// ToIsPrefix says that To was written as a CIDR: host bits are kept.
+	ToIsPrefix bool
+}
+
+// A Network is a range of addresses that is in use.
+type Network struct {
+	Meta
+	CIDR         netip.Prefix // wanted
+	Status       netip.Prefix // given; invalid: not yet
+	PreAllocated int
+}
+
+// An IP is an address of the external CIDR that stands for another one.
+type IP struct {
+	Meta
+	IP         netip.Addr
+	NetworkRef Ref
+	Masquerade bool
+	Status     netip.Addr
+	CIDR       netip.Prefix
+}
+
+// A ForeignCluster is a remote cluster as the user sees it.
+type ForeignCluster struct {
+	Meta
+	ClusterID string
+}

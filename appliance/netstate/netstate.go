@@ -1,0 +1,135 @@
+// Package netstate describes the configuration of one Linux network namespace
+// as plain values: what is there (observed) and what should be there
+// (desired), and what leads from one to the other ([Diff]).
+//
+// It knows nothing of Kubernetes and nothing of netlink. Every type prints
+// itself in the notation of iproute2, nft or wg. A private key is never part
+// of a State.
+package netstate
+
+import "net/netip"
+
+// A State is everything the appliance owns in one network namespace. The
+// zero value owns nothing; applying it removes all that was owned before.
+type State struct {
+	Links     []Link
+	Addresses []Address
+	Routes    []Route
+	Rules     []Rule
+	WireGuard []WireGuard
+	Tables    []Table
+}
+
+// A LinkKind is the rtnetlink kind of a link (IFLA_INFO_KIND).
+type LinkKind string
+
+// The kinds of links that the appliance creates.
+const (
+	KindGeneve    LinkKind = "geneve"
+	KindWireGuard LinkKind = "wireguard" // kernel WireGuard, or a tun device served by wireguard-go
+)
+
+// A Link is a network device of ours. It is up.
+type Link struct {
+	Name   string // at most 15 bytes (IFNAMSIZ-1)
+	Kind   LinkKind
+	MTU    int // bytes; 0 leaves what the kernel chose
+	Geneve Geneve
+	// Description says, for people, where the link leads. It is part of the
+	// link's alias (ip-link(8) "alias"), which also marks it as ours.
+	Description string
+	// Forwarding lets IPv4 packets that come in by this link be forwarded,
+	// and RPFilter is its reverse-path filter (0 off, 1 strict, 2 loose; the
+	// kernel takes the larger of this and conf/all). Both are per-link
+	// values of /proc/sys/net/ipv4/conf, set through IFLA_INET_CONF.
+	Forwarding bool
+	RPFilter   int
+}
+
+// Geneve holds what a Geneve link needs (RFC 8926). It is zero for other
+// kinds.
+type Geneve struct {
+	VNI    uint32     // 24 bits
+	Remote netip.Addr // outer destination; packets from elsewhere are not ours
+	Port   uint16     // UDP destination port
+}
+
+// An Address is an address of a link of ours.
+type Address struct {
+	Dev    string
+	Prefix netip.Prefix // with host bits
+}
+
+// A RouteType is the type of a route (ip-route(8)).
+type RouteType string
+
+// The types of routes that the appliance installs; the zero value is unicast.
+const (
+	Unicast     RouteType = ""
+	Unreachable RouteType = "unreachable"
+)
+
+// A Scope is the scope of a route (ip-route(8)); the zero value is global.
+type Scope string
+
+// The scopes of the API.
+const (
+	ScopeGlobal  Scope = ""
+	ScopeSite    Scope = "site"
+	ScopeLink    Scope = "link"
+	ScopeHost    Scope = "host"
+	ScopeNowhere Scope = "nowhere"
+)
+
+// A Route is one entry of a routing table. It is comparable: two routes are
+// the same configuration if and only if they are ==. Table and Dst identify
+// it.
+type Route struct {
+	Table  uint32
+	Dst    netip.Prefix // masked
+	Type   RouteType
+	Via    netip.Addr // invalid: directly on the link
+	Dev    string     // empty for unreachable
+	Src    netip.Addr // preferred source; invalid: the kernel's choice
+	Scope  Scope
+	OnLink bool // Via is taken to be on Dev although no route says so
+	MTU    int  // locked path MTU; 0: none
+}
+
+// A Rule is one policy-routing rule (ip-rule(8)). It is comparable.
+type Rule struct {
+	Priority uint32
+	IPv6     bool         // the family, where neither Src nor Dst tells
+	Src, Dst netip.Prefix // invalid: any
+	IIF, OIF string       // empty: any
+	Mark     uint32
+	Mask     uint32 // 0 with a Mark: all bits
+	// Table is where to look; Unreachable ends the lookup with an error
+	// (ENETUNREACH, counted in IpInNoRoutes) instead.
+	Table       uint32
+	Unreachable bool
+}
+
+// A Key is a Curve25519 public key (RFC 7748).
+type Key [32]byte
+
+// WireGuard is the configuration of one WireGuard device. The private key is
+// not part of it: only its public half is, so that a change is seen.
+type WireGuard struct {
+	Dev        string
+	ListenPort uint16 // 0: the kernel's choice
+	PublicKey  Key    // of this device
+	Peers      []WireGuardPeer
+}
+
+// A WireGuardPeer is a peer of a device.
+type WireGuardPeer struct {
+	PublicKey Key
+	// Endpoint is the address to dial as configured; invalid for a peer that
+	// dials us. The endpoint that WireGuard has learned since is kept as
+	// long as this value does not change.
+	Endpoint   netip.AddrPort
+	AllowedIPs []netip.Prefix
+	// Keepalive is the persistent keepalive in seconds; 0: off.
+	Keepalive int
+}

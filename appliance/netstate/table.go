@@ -1,0 +1,95 @@
+package netstate
+
+import "net/netip"
+
+// A Family is the family of an nftables table (nft(8), "ADDRESS FAMILIES").
+type Family string
+
+// The families of the API.
+const (
+	FamilyINET   Family = "inet"
+	FamilyIPv4   Family = "ip"
+	FamilyIPv6   Family = "ip6"
+	FamilyARP    Family = "arp"
+	FamilyBridge Family = "bridge"
+	FamilyNetdev Family = "netdev"
+)
+
+// A Table is an nftables table of ours. It is replaced whole, in one
+// transaction with all other tables that changed. Family and Name identify
+// it.
+type Table struct {
+	Family Family
+	Name   string
+	Chains []Chain
+}
+
+// A Chain is a base chain: Type (filter, nat, route), Hook, Priority and
+// Policy are those of nft(8).
+type Chain struct {
+	Name     string
+	Type     string
+	Hook     string
+	Priority int32
+	Policy   string // accept or drop
+	Rules    []FirewallRule
+}
+
+// A FirewallRule is one rule of a chain; its matches are ANDed.
+type FirewallRule struct {
+	Name    string // kept as the rule's comment
+	Matches []Match
+	Counter bool
+	Action  Action
+}
+
+// A Match is one condition. Exactly one of Addr, Ports, L4Proto, Dev, ICMP
+// says what is looked at.
+type Match struct {
+	Negate bool
+	// Dir is "src" or "dst" for addresses and ports, "in" or "out" for
+	// devices.
+	Dir     string
+	Addr    AddrRange
+	Ports   PortRange
+	L4Proto string // tcp, udp, icmp, icmpv6
+	Dev     string
+	// ICMPError matches ICMP and ICMPv6 messages that report an error about
+	// another packet (RFC 792, RFC 4443 §2.1).
+	ICMPError bool
+}
+
+// An AddrRange is an inclusive range of addresses.
+type AddrRange struct{ From, To netip.Addr }
+
+// A PortRange is an inclusive range of ports.
+type PortRange struct{ From, To uint16 }
+
+// An ActionKind says what a rule does to a packet that it matches.
+type ActionKind string
+
+// The actions.
+const (
+	Accept     ActionKind = "accept"
+	Drop       ActionKind = "drop"
+	Reject     ActionKind = "reject"
+	NoTrack    ActionKind = "notrack"
+	SetCTMark  ActionKind = "ct mark set"        // Action.Mark
+	RestoreCT  ActionKind = "meta mark set"      // to the connection's mark
+	ClampMSS   ActionKind = "tcp maxseg set"     // Action.MSS, 0: the route's MTU
+	SNAT       ActionKind = "snat"               // Action.To
+	DNAT       ActionKind = "dnat"               // Action.To
+	Masquerade ActionKind = "masquerade"         //
+	SetSource  ActionKind = "source address set" // stateless, to Action.To's address; checksums corrected
+)
+
+// An Action is what a rule does.
+type Action struct {
+	Kind ActionKind
+	Mark uint32
+	MSS  uint16
+	// To is the new address. With Prefix, the host bits are kept and only
+	// the bits of the prefix replaced (nft(8) "prefix to").
+	To     netip.Prefix
+	Prefix bool
+}
