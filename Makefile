@@ -1,0 +1,100 @@
+# Isthmus. `make help` lists the targets; README.md says what for.
+
+SHELL       := /bin/bash -o pipefail
+GO          ?= go
+KUBERNETES  := v1.36.3
+CNI_PLUGINS := v1.9.1
+CONTROLLER_TOOLS := v0.21.0
+VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+
+# What the lab needs of Debian: QEMU and a kernel with its tools for the vm
+# world; nft and iptables for kube-proxy; the rest to look at what happens.
+PACKAGES := qemu-system-x86 nftables iptables conntrack iproute2 wireguard-tools tcpdump \
+            busybox-static kmod e2fsprogs lz4 cpio
+
+export CGO_ENABLED := 0
+
+# $(call timed,what,command) runs a command and prints how long it took.
+timed = @printf '==> %s\n' '$(1)'; s=$$(date +%s%N); $(2) && \
+	printf '    %s: %s s\n' '$(1)' "$$(( ($$(date +%s%N) - s) / 100000000 ))" | sed -E 's/([0-9])( s)$$/.\1\2/; s/: \./: 0./'
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: lab
+lab: deps build kubernetes cni ## build everything and run the scenarios: the main job
+	$(call timed,virtual machine image,bin/lab vm image)
+	bin/lab run
+
+.PHONY: test
+test: deps build kubernetes cni lint test-unit test-kernel test-lab ## everything that must pass: unit, kernel and API tests, scenarios, sabotage
+
+.PHONY: test-unit
+test-unit: kubernetes cni ## tests of the packages, against this machine's kernel and a real API server
+	$(call timed,unit and API tests,$(GO) test -p 2 ./...)
+
+.PHONY: test-kernel
+test-kernel: build ## kernel tests: as root, without root, and in the virtual machine's kernel
+	$(call timed,build kernel tests,$(GO) test -c -o bin/kernel.test ./appliance/kernel)
+	$(call timed,kernel tests without root,install -m 755 bin/kernel.test /tmp/isthmus-kernel.test && \
+		(cd /tmp && setpriv --reuid=65534 --regid=65534 --clear-groups /tmp/isthmus-kernel.test -test.short); \
+		rc=$$?; rm -f /tmp/isthmus-kernel.test; [ $$rc = 0 ])
+	$(call timed,kernel tests in the virtual machine,bin/lab vm test bin/kernel.test -- -test.short)
+
+.PHONY: test-lab
+test-lab: build kubernetes cni ## the scenarios in the vm world, and their sabotage
+	bin/lab run --world vm
+	bin/lab run --world vm --sabotage
+
+.PHONY: bench
+bench: ## benchmarks of the plan and of the kernel
+	$(GO) test -run '^$$' -bench . -benchmem ./appliance/plan ./appliance/netstate ./appliance/kernel
+
+.PHONY: build
+build: ## bin/isthmus and bin/lab
+	$(call timed,bin/isthmus,$(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/isthmus ./appliance/cmd/isthmus)
+	$(call timed,bin/lab,$(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/lab ./lab/cmd/lab)
+
+.PHONY: kubernetes
+kubernetes: bin/kubernetes ## bin/kubernetes, the lab's control plane (7 minutes the first time)
+
+V := k8s.io/component-base/version
+bin/kubernetes: $(wildcard lab/kubernetes/*.go) lab/kubernetes/go.mod
+	$(call timed,bin/kubernetes $(KUBERNETES) (some 7 minutes from empty caches),cd lab/kubernetes && \
+		$(GO) build -trimpath -ldflags '-s -w -X $V.gitVersion=$(KUBERNETES) -X $V.gitMajor=1 -X $V.gitMinor=36 -X $V.gitCommit=lab -X $V.gitTreeState=clean' \
+		-o ../../bin/kubernetes .)
+
+.PHONY: cni
+cni: bin/cni/.$(CNI_PLUGINS) ## bin/cni, the CNI plugins
+
+bin/cni/.$(CNI_PLUGINS):
+	$(call timed,CNI plugins $(CNI_PLUGINS),GOBIN=$(CURDIR)/bin/cni $(GO) install -trimpath -ldflags '-s -w' \
+		$(foreach p,main/bridge main/ptp main/loopback ipam/host-local meta/portmap,github.com/containernetworking/plugins/plugins/$p@$(CNI_PLUGINS)) && touch $@)
+
+.PHONY: deps
+deps: ## install what the lab needs of Debian (root; does nothing when it is there)
+	@if missing=$$(for p in $(PACKAGES); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done) && [ -n "$$missing" ]; then \
+		echo "==> apt-get install" $$missing; \
+		if [ "$$(id -u)" != 0 ]; then echo "make deps: run as root: apt-get install" $$missing; exit 1; fi; \
+		(apt-get install -y -q --no-install-recommends $$missing || (apt-get update -q && apt-get install -y -q --no-install-recommends $$missing)) >/dev/null; \
+	fi
+
+.PHONY: generate
+generate: ## deep copies, CRDs and RBAC from the markers in the code
+	$(GO) run sigs.k8s.io/controller-tools/cmd/controller-gen@$(CONTROLLER_TOOLS) object paths=./appliance/api/...
+	$(GO) run sigs.k8s.io/controller-tools/cmd/controller-gen@$(CONTROLLER_TOOLS) crd paths=./appliance/api/... output:crd:dir=k8s/crds
+
+.PHONY: verify
+verify: generate ## fail when a generated file is out of date
+	@[ -z "$$(git status --porcelain -- appliance/api k8s)" ] || { git --no-pager diff --stat -- appliance/api k8s; echo "make verify: run make generate and commit"; exit 1; }
+
+.PHONY: lint
+lint: build ## gofmt, vet, and the topologies and scenarios
+	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt'ed:" $$out; exit 1; }
+	$(call timed,go vet,$(GO) vet ./...)
+	bin/lab lint
+
+.PHONY: clean
+clean: ## remove bin/ and runs/
+	rm -rf bin runs
