@@ -1,0 +1,73 @@
+// Package plan decides what must exist in a cluster: given everything that the
+// cluster knows (a [cluster.Snapshot]), it returns all objects that the
+// controller owns, the status of those that it does not own, and what it has
+// to say about objects that are wrong.
+//
+// It is a pure function. It reads no clock, asks no API server, and gives the
+// same answer for the same snapshot whatever the order of its slices; fed with
+// its own answer, it changes nothing. What has been given to somebody once (an
+// address, a number, a name) stays theirs as long as the object that says so
+// exists.
+//
+// An object that contradicts itself or another one gets a condition and an
+// event that says what to do. Nothing else is disturbed by it.
+package plan
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+)
+
+// An Object is an object of the API. It is what controller-runtime calls
+// client.Object.
+type Object interface {
+	metav1.Object
+	runtime.Object
+}
+
+// A Result is what must be so in a cluster. Everything in it is ordered: by
+// kind, namespace and name.
+type Result struct {
+	// Objects must exist, with these labels, owners and specs, and without
+	// regard to their status. Each carries the label
+	// app.kubernetes.io/managed-by=isthmus; an object of one of [Kinds]
+	// with that label that is not here must go.
+	Objects []Object
+	// Statuses are existing objects, or ones in Objects, with the status
+	// that the controller wants. Only the fields that the controller owns
+	// are set: what a host reports about itself is not here. Conditions have
+	// no lastTransitionTime, except those that were aggregated from reports:
+	// whoever writes them keeps the old time if the status is the same.
+	Statuses []Object
+	// Applies are objects of others of which the controller owns a few
+	// fields: tenant namespaces (a label). They are to be written by
+	// server-side apply.
+	Applies []Object
+	// Keys are the Secrets that must exist with a key pair.
+	Keys []KeySecret
+	// Events tell the user what is wrong.
+	Events []Event
+}
+
+// A KeySecret is a Secret that must exist with a WireGuard key pair in the
+// fields privateKey and publicKey. A Secret that has one is never overwritten.
+type KeySecret struct {
+	Namespace, Name string
+	Labels          map[string]string
+	Owner           metav1.OwnerReference // of a WgGatewayServer or WgGatewayClient; zero as long as that has no UID
+}
+
+// Types of events.
+const (
+	Warning = "Warning"
+	Normal  = "Normal"
+)
+
+// An Event is something to tell about an object.
+type Event struct {
+	Object          cluster.Ref
+	Type            string // Warning or Normal
+	Reason, Message string
+}
