@@ -1,0 +1,104 @@
+// Package topology reads the files of topologies/: which clusters exist, who
+// peers with whom, which hosts and pods there are. It says nothing about how
+// that is built; see package world.
+package topology
+
+import (
+	"net/netip"
+	"slices"
+)
+
+// A Topology is what exists in a lab, as written, defaults filled in.
+type Topology struct {
+	Name     string // of the file, without .yaml
+	File     string
+	Drawing  string // the comment at the top of the file
+	Clusters []Cluster
+	Peerings []Peering
+	Outside  []Outside
+	Pods     []Pod
+}
+
+// A Cluster is one Kubernetes cluster. Its name is its cluster ID.
+type Cluster struct {
+	Name         string
+	Nodes        int
+	PodCIDR      netip.Prefix // no default: required
+	ServiceCIDR  netip.Prefix // no default: required
+	NodeCIDR     netip.Prefix // default 172.18.<index from 1>.0/24
+	ExternalCIDR netip.Prefix // default 10.70.0.0/16
+	InternalCIDR netip.Prefix // default 10.80.0.0/16
+	CNI          string       // default CNIBridge
+	KubeProxy    string       // default ProxyNFTables
+}
+
+// What a cluster can be made of.
+const (
+	CNIBridge     = "bridge"
+	ProxyNFTables = "nftables"
+	ProxyIPTables = "iptables"
+)
+
+// A Peering joins two clusters by a gateway each. The client dials.
+type Peering struct {
+	Server, Client string
+	Service        string // of the server's gateway; default ServiceNodePort
+	MTU            int    // 0: derived from the underlay
+	Implementation string // of WireGuard; default ImplementationAuto
+}
+
+// How the gateway of a server is exposed, and what encrypts.
+const (
+	ServiceClusterIP    = "ClusterIP"
+	ServiceNodePort     = "NodePort"
+	ServiceLoadBalancer = "LoadBalancer"
+
+	ImplementationAuto      = "auto"
+	ImplementationKernel    = "kernel"
+	ImplementationUserspace = "userspace"
+)
+
+// An Outside is a host that is in no cluster, on the wide area network.
+type Outside struct {
+	Name string
+}
+
+// A Pod is a pod that scenarios talk to and from: it runs the lab's probe.
+type Pod struct {
+	Cluster, Name string
+	Node          int // from 1
+	HostNetwork   bool
+}
+
+// Cluster returns the cluster of that name.
+func (t *Topology) Cluster(name string) (Cluster, bool) {
+	i := slices.IndexFunc(t.Clusters, func(c Cluster) bool { return c.Name == name })
+	if i < 0 {
+		return Cluster{}, false
+	}
+	return t.Clusters[i], true
+}
+
+// Pod returns the pod of that name in that cluster.
+func (t *Topology) Pod(cluster, name string) (Pod, bool) {
+	i := slices.IndexFunc(t.Pods, func(p Pod) bool { return p.Cluster == cluster && p.Name == name })
+	if i < 0 {
+		return Pod{}, false
+	}
+	return t.Pods[i], true
+}
+
+// Peers returns the names of the clusters that a cluster peers with, in the
+// order of the file.
+func (t *Topology) Peers(cluster string) []string {
+	var peers []string
+	for _, p := range t.Peerings {
+		switch cluster {
+		case p.Server:
+			peers = append(peers, p.Client)
+		case p.Client:
+			peers = append(peers, p.Server)
+		}
+	}
+	return peers
+}
