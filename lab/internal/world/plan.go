@@ -1,0 +1,56 @@
+package world
+
+import (
+	"fmt"
+	"net/netip"
+
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+)
+
+// Where things are in the networks of the lab.
+const (
+	routerHostPart       = 1
+	controlPlaneHostPart = 2
+	firstNodeHostPart    = 11  // node-1
+	firstOutsideHostPart = 101 // below are the routers
+)
+
+// wan is TEST-NET-3: no lab needs it for anything else.
+var wan = netip.AddrFrom4([4]byte{203, 0, 113, 0})
+
+// Plan lays out a topology: who has which address where. It is pure.
+func Plan(t *topology.Topology) Spec {
+	s := Spec{Name: t.Name, WAN: netip.PrefixFrom(wan, 24)}
+	for i, c := range t.Clusters {
+		lan := c.NodeCIDR
+		if !lan.IsValid() {
+			lan = netip.PrefixFrom(netip.AddrFrom4([4]byte{172, 18, byte(i + 1), 0}), 24)
+		}
+		cs := ClusterSpec{
+			Name: c.Name, Index: i + 1, LAN: lan,
+			Router: nth(lan, routerHostPart), RouterWAN: nth(s.WAN, i+1), ControlPlane: nth(lan, controlPlaneHostPart),
+			PodCIDR: c.PodCIDR, ServiceCIDR: c.ServiceCIDR, ExternalCIDR: c.ExternalCIDR, InternalCIDR: c.InternalCIDR,
+			CNI: c.CNI, KubeProxy: c.KubeProxy,
+		}
+		for n := range c.Nodes {
+			cs.Nodes = append(cs.Nodes, NodeSpec{Name: fmt.Sprintf("node-%d", n+1), Addr: nth(lan, firstNodeHostPart+n)})
+		}
+		s.Clusters = append(s.Clusters, cs)
+	}
+	for i, o := range t.Outside {
+		s.Outside = append(s.Outside, HostSpec{Name: o.Name, Addr: nth(s.WAN, firstOutsideHostPart+i)})
+	}
+	return s
+}
+
+// nth is the n-th address of a network.
+func nth(p netip.Prefix, n int) netip.Addr {
+	b := p.Masked().Addr().AsSlice()
+	for i := len(b) - 1; n > 0 && i >= 0; i-- {
+		n += int(b[i])
+		b[i] = byte(n)
+		n >>= 8
+	}
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}

@@ -1,0 +1,74 @@
+// Package world is where the nodes of a lab live: it plans a topology as
+// values, builds it from network namespaces and links, runs a kubelet and a
+// kube-proxy per node in it, and answers questions about it over HTTP.
+//
+// The agent (Serve) is inside: in a network namespace of the lab natively, or
+// in the virtual machine. The Client is outside and speaks to the supervisor's
+// control socket, which passes on what only the agent knows. Package world
+// knows nothing of scenarios and nothing of what Isthmus does.
+package world
+
+import (
+	"net/netip"
+)
+
+// A Spec is a world as values: what Plan makes of a topology, and all that the
+// agent needs to know to build it.
+type Spec struct {
+	Name     string        `json:"name"`
+	WAN      netip.Prefix  `json:"wan"` // the network that joins the clusters
+	Clusters []ClusterSpec `json:"clusters"`
+	Outside  []HostSpec    `json:"outside,omitempty"`
+}
+
+// A ClusterSpec is one cluster: a LAN bridge with a router, a control plane
+// and nodes on it.
+type ClusterSpec struct {
+	Name         string       `json:"name"`
+	Index        int          `json:"index"` // from 1
+	LAN          netip.Prefix `json:"lan"`
+	Router       netip.Addr   `json:"router"`       // on the LAN
+	RouterWAN    netip.Addr   `json:"routerWAN"`    // on the WAN
+	ControlPlane netip.Addr   `json:"controlPlane"` // on the LAN; the API server is at APIServerPort
+	Nodes        []NodeSpec   `json:"nodes"`
+	PodCIDR      netip.Prefix `json:"podCIDR"`
+	ServiceCIDR  netip.Prefix `json:"serviceCIDR"`
+	ExternalCIDR netip.Prefix `json:"externalCIDR"`
+	InternalCIDR netip.Prefix `json:"internalCIDR"`
+	CNI          string       `json:"cni"`       // a profile of package topology
+	KubeProxy    string       `json:"kubeProxy"` // its mode
+}
+
+// A NodeSpec is one node: a host on its cluster's LAN.
+type NodeSpec struct {
+	Name string     `json:"name"` // in its cluster, "node-1"
+	Addr netip.Addr `json:"addr"`
+}
+
+// A HostSpec is a host of no cluster, on the WAN.
+type HostSpec struct {
+	Name string     `json:"name"`
+	Addr netip.Addr `json:"addr"`
+}
+
+// APIServerPort is where every cluster's API server listens.
+const APIServerPort = 6443
+
+// Names of hosts that are not nodes. In a cluster they follow its name:
+// "milan/router".
+const (
+	RouterHost       = "router"
+	ControlPlaneHost = "control-plane"
+	GatewayHost      = "gateway"
+	WANHost          = "wan" // the namespace that has the bridges: WAN and LANs
+)
+
+// Cluster returns the cluster of that name.
+func (s Spec) Cluster(name string) (ClusterSpec, bool) {
+	for _, c := range s.Clusters {
+		if c.Name == name {
+			return c, true
+		}
+	}
+	return ClusterSpec{}, false
+}
