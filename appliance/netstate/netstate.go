@@ -44,6 +44,8 @@ type Link struct {
 	// values of /proc/sys/net/ipv4/conf, set through IFLA_INET_CONF.
 	Forwarding bool
 	RPFilter   int
+	// Down is true only of observed links: ours are up.
+	Down bool
 }
 
 // Geneve holds what a Geneve link needs (RFC 8926). It is zero for other
@@ -94,6 +96,10 @@ type Route struct {
 	Scope  Scope
 	OnLink bool // Via is taken to be on Dev although no route says so
 	MTU    int  // locked path MTU; 0: none
+	// Metric and Other are set only in observed routes: what the appliance
+	// never writes, so that such a route differs from every desired one.
+	Metric uint32
+	Other  string
 }
 
 // A Rule is one policy-routing rule (ip-rule(8)). It is comparable.
@@ -108,6 +114,9 @@ type Rule struct {
 	// (ENETUNREACH, counted in IpInNoRoutes) instead.
 	Table       uint32
 	Unreachable bool
+	// Other is set only in observed rules: selectors that the appliance
+	// never writes, so that such a rule differs from every desired one.
+	Other string
 }
 
 // A Key is a Curve25519 public key (RFC 7748).
