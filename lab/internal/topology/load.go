@@ -1,7 +1,260 @@
 package topology
 
-import "errors"
+import (
+	"fmt"
+	"net/netip"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
+)
+
+// file is the shape of a topology file.
+type file struct {
+	Clusters []clusterFile `lab:"clusters,required,key=Name" doc:"what clusters exist, by cluster ID"`
+	Peerings []peeringFile `lab:"peerings" doc:"who peers with whom"`
+	Outside  []outsideFile `lab:"outside,key=Name" doc:"hosts in no cluster"`
+	Pods     []podsFile    `lab:"pods,key=Cluster" doc:"pods that scenarios talk to and from, by cluster and name"`
+}
+
+type clusterFile struct {
+	Name         string
+	Nodes        int          `lab:"nodes,required" doc:"how many; they are called node-1, node-2, …"`
+	PodCIDR      netip.Prefix `lab:"podCIDR,required"`
+	ServiceCIDR  netip.Prefix `lab:"serviceCIDR,required"`
+	NodeCIDR     netip.Prefix `lab:"nodeCIDR" doc:"default 172.18.<index from 1>.0/24"`
+	ExternalCIDR netip.Prefix `lab:"externalCIDR" doc:"default 10.70.0.0/16"`
+	InternalCIDR netip.Prefix `lab:"internalCIDR" doc:"default 10.80.0.0/16"`
+	CNI          string       `lab:"cni" enum:"bridge" doc:"default bridge"`
+	KubeProxy    string       `lab:"kubeProxy" enum:"nftables|iptables" doc:"default nftables"`
+}
+
+type peeringFile struct {
+	Server         string `lab:"server,required" doc:"cluster whose gateway listens"`
+	Client         string `lab:"client,required" doc:"cluster whose gateway dials"`
+	Service        string `lab:"service" enum:"ClusterIP|NodePort|LoadBalancer" doc:"default NodePort"`
+	MTU            int    `lab:"mtu" doc:"0 or absent: derived from the underlay"`
+	Implementation string `lab:"implementation" enum:"auto|kernel|userspace" doc:"of WireGuard; default auto"`
+}
+
+type outsideFile struct{ Name string }
+
+type podsFile struct {
+	Cluster string
+	Pods    []podFile `lab:",inline,key=Name"`
+}
+
+type podFile struct {
+	Name        string
+	Node        int  `lab:"node,required" doc:"number of its node, from 1"`
+	HostNetwork bool `lab:"hostNetwork"`
+}
+
+// maxClusters is how many fit into 172.18.<index>.0/24 and 203.0.113.<index>,
+// with room for hosts outside.
+const maxClusters = 100
+
+// reserved are operands of scenarios that no cluster, host or pod may be
+// called.
+var reserved = []string{"node", "router", "gateway", "control-plane", "wan"}
 
 // Load reads and checks a topology file. All that is wrong with it is in the
 // error, each with its place in the file.
-func Load(path string) (*Topology, error) { return nil, errors.ErrUnsupported }
+func Load(path string) (*Topology, error) {
+	f, err := yamlfile.Read(path)
+	if err != nil {
+		return nil, err
+	}
+	return load(f)
+}
+
+// Parse is Load for a file in memory; path is for the messages and the name.
+func Parse(path string, src []byte) (*Topology, error) { return load(yamlfile.Parse(path, src)) }
+
+// Schema returns the JSON schema of topology files.
+func Schema() map[string]any {
+	return yamlfile.Schema(file{}, "topologies/NAME.yaml: what exists in a lab")
+}
+
+func load(f *yamlfile.File) (*Topology, error) {
+	if f.Root == nil {
+		return nil, f.Err()
+	}
+	var in file
+	f.Decode(f.Root, &in, nil)
+	if f.Comment == "" {
+		f.Problem(yamlfile.Pos{Line: 1, Col: 1}, "draw it in a comment on the first lines: who reads the file sees what exists", "the file starts without a drawing")
+	}
+	t := &Topology{
+		Name:    strings.TrimSuffix(filepath.Base(f.Path), ".yaml"),
+		File:    f.Path,
+		Drawing: f.Comment,
+	}
+	t.addClusters(f, in.Clusters)
+	t.addPeerings(f, in.Peerings)
+	for i := range in.Outside {
+		o := &in.Outside[i]
+		checkName(f, &o.Name, "outside host")
+		if _, ok := t.Cluster(o.Name); ok {
+			f.Problem(f.At(&o.Name), "give it another name", "%q is a cluster already", o.Name)
+		}
+		t.Outside = append(t.Outside, Outside{Name: o.Name})
+	}
+	t.addPods(f, in.Pods)
+	if err := f.Err(); err != nil {
+		return nil, err
+	}
+	return t, nil
+}
+
+func (t *Topology) addClusters(f *yamlfile.File, in []clusterFile) {
+	if len(in) > maxClusters {
+		f.Problem(f.At(&in[maxClusters].Name), "", "at most %d clusters", maxClusters)
+	}
+	for i := range in {
+		c := &in[i]
+		checkName(f, &c.Name, "cluster")
+		if len(c.Name) > 51 {
+			f.Problem(f.At(&c.Name), "", "a cluster ID has at most 51 characters: liqo-tenant-<id> is a namespace")
+		}
+		out := Cluster{c.Name, c.Nodes, c.PodCIDR, c.ServiceCIDR, c.NodeCIDR, c.ExternalCIDR, c.InternalCIDR, c.CNI, c.KubeProxy}
+		orPrefix(&out.NodeCIDR, fmt.Sprintf("172.18.%d.0/24", i+1))
+		orPrefix(&out.ExternalCIDR, "10.70.0.0/16")
+		orPrefix(&out.InternalCIDR, "10.80.0.0/16")
+		orString(&out.CNI, CNIBridge)
+		orString(&out.KubeProxy, ProxyNFTables)
+		checkCluster(f, c, out)
+		t.Clusters = append(t.Clusters, out)
+	}
+}
+
+func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
+	if at := f.At(&in.Nodes); at.Line > 0 && (c.Nodes < 1 || c.Nodes > 200) {
+		f.Problem(at, "", "nodes: %d is not between 1 and 200", c.Nodes)
+	}
+	if c.PodCIDR.IsValid() {
+		// The controller-manager gives a /24 (or /64) to each node.
+		per := 24
+		if !c.PodCIDR.Addr().Is4() {
+			per = 64
+		}
+		if bits := per - c.PodCIDR.Bits(); bits < 0 || bits < 16 && c.Nodes > 1<<bits {
+			f.Problem(f.At(&in.PodCIDR), fmt.Sprintf("each node takes a /%d of it", per), "podCIDR %s is too small for %d nodes", c.PodCIDR, c.Nodes)
+		}
+	}
+	ranges := []struct {
+		key    string
+		prefix netip.Prefix
+		at     *netip.Prefix
+	}{
+		{"podCIDR", c.PodCIDR, &in.PodCIDR},
+		{"serviceCIDR", c.ServiceCIDR, &in.ServiceCIDR},
+		{"nodeCIDR", c.NodeCIDR, &in.NodeCIDR},
+		{"externalCIDR", c.ExternalCIDR, &in.ExternalCIDR},
+		{"internalCIDR", c.InternalCIDR, &in.InternalCIDR},
+	}
+	for i, a := range ranges {
+		for _, b := range ranges[:i] {
+			if !a.prefix.IsValid() || !b.prefix.IsValid() || !a.prefix.Overlaps(b.prefix) {
+				continue
+			}
+			at := f.At(a.at)
+			if at.Line == 0 { // a default; the other one was written
+				at = f.At(b.at)
+			}
+			f.Problem(at, "inside a cluster the ranges must differ; those of two clusters may overlap",
+				"%s %s overlaps %s %s of cluster %s", a.key, a.prefix, b.key, b.prefix, c.Name)
+		}
+	}
+}
+
+func (t *Topology) addPeerings(f *yamlfile.File, in []peeringFile) {
+	names := t.clusterNames()
+	seen := map[[2]string]yamlfile.Pos{}
+	for i := range in {
+		p := &in[i]
+		for _, side := range []*string{&p.Server, &p.Client} {
+			if *side != "" && !slices.Contains(names, *side) {
+				f.Problem(f.At(side), yamlfile.DidYouMean(*side, names), "there is no cluster %q", *side)
+			}
+		}
+		if p.Server == p.Client && p.Server != "" {
+			f.Problem(f.At(&p.Client), "", "cluster %s can't peer with itself", p.Server)
+		}
+		pair := [2]string{min(p.Server, p.Client), max(p.Server, p.Client)}
+		if first, dup := seen[pair]; dup {
+			f.Problem(f.At(p), "two clusters have one peering; remove one of the lines", "%s and %s peer already (line %d)", p.Server, p.Client, first.Line)
+		}
+		seen[pair] = f.At(p)
+		if p.MTU != 0 && (p.MTU < 576 || p.MTU > 65535) {
+			f.Problem(f.At(&p.MTU), "0 derives it from the underlay", "mtu: %d is not between 576 and 65535", p.MTU)
+		}
+		out := Peering{p.Server, p.Client, p.Service, p.MTU, p.Implementation}
+		orString(&out.Service, ServiceNodePort)
+		orString(&out.Implementation, ImplementationAuto)
+		t.Peerings = append(t.Peerings, out)
+	}
+}
+
+func (t *Topology) addPods(f *yamlfile.File, in []podsFile) {
+	for i := range in {
+		ps := &in[i]
+		c, ok := t.Cluster(ps.Cluster)
+		if !ok {
+			f.Problem(f.At(&ps.Cluster), yamlfile.DidYouMean(ps.Cluster, t.clusterNames()), "there is no cluster %q", ps.Cluster)
+			continue
+		}
+		for j := range ps.Pods {
+			p := &ps.Pods[j]
+			checkName(f, &p.Name, "pod")
+			if slices.Contains(reserved, p.Name) || strings.HasPrefix(p.Name, "node-") {
+				f.Problem(f.At(&p.Name), "scenarios call something else "+c.Name+"/"+p.Name+"; give the pod another name", "a pod can't be called %q", p.Name)
+			}
+			if at := f.At(&p.Node); at.Line > 0 && (p.Node < 1 || p.Node > c.Nodes) {
+				f.Problem(at, "", "cluster %s has nodes 1 to %d, not %d", c.Name, c.Nodes, p.Node)
+			}
+			t.Pods = append(t.Pods, Pod{c.Name, p.Name, p.Node, p.HostNetwork})
+		}
+	}
+}
+
+func (t *Topology) clusterNames() []string {
+	names := make([]string, len(t.Clusters))
+	for i, c := range t.Clusters {
+		names[i] = c.Name
+	}
+	return names
+}
+
+func checkName(f *yamlfile.File, name *string, what string) {
+	valid := len(*name) > 0 && len(*name) <= 63
+	for i, r := range *name {
+		letter := r >= 'a' && r <= 'z' || r >= '0' && r <= '9'
+		valid = valid && (letter || r == '-' && i > 0 && i < len(*name)-1)
+	}
+	if !valid {
+		f.Problem(f.At(name), "lower-case letters, digits and - inside, at most 63", "%q is no name for a%s %s", *name, vowel(what), what)
+	} else if what != "pod" && slices.Contains(reserved, *name) {
+		f.Problem(f.At(name), "give it another name", "a%s %s can't be called %q: scenarios call something else so", vowel(what), what, *name)
+	}
+}
+
+func vowel(word string) string {
+	if strings.ContainsRune("aeiou", rune(word[0])) {
+		return "n"
+	}
+	return ""
+}
+
+func orPrefix(p *netip.Prefix, fallback string) {
+	if !p.IsValid() {
+		*p = netip.MustParsePrefix(fallback)
+	}
+}
+
+func orString(s *string, fallback string) {
+	if *s == "" {
+		*s = fallback
+	}
+}

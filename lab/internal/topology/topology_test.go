@@ -1,0 +1,69 @@
+package topology_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/golden"
+
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+)
+
+// TestMistakes reads every testdata/*.yaml, each with mistakes, and compares
+// the messages.
+func TestMistakes(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.yaml")
+	assert.NilError(t, err)
+	assert.Assert(t, len(files) > 0)
+	for _, path := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(path), ".yaml"), func(t *testing.T) {
+			_, err := topology.Load(path)
+			assert.Assert(t, err != nil, "the file was accepted")
+			golden.Assert(t, err.Error()+"\n", strings.TrimSuffix(filepath.Base(path), ".yaml")+".golden")
+		})
+	}
+}
+
+func TestLoad(t *testing.T) {
+	src := "# drawing\n" + `
+clusters:
+  milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 }
+  rome:  { nodes: 1, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, kubeProxy: iptables, internalCIDR: "fd00:80::/64" }
+peerings: [{ server: milan, client: rome, mtu: 1340 }]
+outside: { user: {}, other: }
+pods:
+  rome: { web: { node: 1, hostNetwork: true } }
+`
+	got, err := topology.Parse("dir/small.yaml", []byte(src))
+	assert.NilError(t, err)
+	assert.Equal(t, got.Name, "small")
+	assert.Equal(t, got.Drawing, "drawing")
+	assert.Equal(t, got.Clusters[0].NodeCIDR.String(), "172.18.1.0/24")
+	assert.Equal(t, got.Clusters[1].NodeCIDR.String(), "172.18.2.0/24")
+	assert.Equal(t, got.Clusters[1].InternalCIDR.String(), "fd00:80::/64")
+	assert.Equal(t, got.Clusters[0].KubeProxy, "nftables")
+	assert.Equal(t, got.Clusters[1].KubeProxy, "iptables")
+	assert.DeepEqual(t, got.Peerings, []topology.Peering{{Server: "milan", Client: "rome", Service: "NodePort", MTU: 1340, Implementation: "auto"}})
+	assert.DeepEqual(t, got.Outside, []topology.Outside{{Name: "user"}, {Name: "other"}})
+	assert.DeepEqual(t, got.Pods, []topology.Pod{{Cluster: "rome", Name: "web", Node: 1, HostNetwork: true}})
+	assert.DeepEqual(t, got.Peers("rome"), []string{"milan"})
+}
+
+// TestRepository reads every topology of the repository.
+func TestRepository(t *testing.T) {
+	files, err := filepath.Glob("../../../topologies/*.yaml")
+	assert.NilError(t, err)
+	assert.Assert(t, len(files) > 0)
+	for _, path := range files {
+		_, err := topology.Load(path)
+		assert.NilError(t, err)
+	}
+}
+
+func TestMissingFile(t *testing.T) {
+	_, err := topology.Load("testdata/none.yaml")
+	assert.ErrorIs(t, err, os.ErrNotExist)
+}
