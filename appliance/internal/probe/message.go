@@ -1,0 +1,61 @@
+package probe
+
+import (
+	"encoding/json"
+	"fmt"
+	"time"
+)
+
+// The message types of the protocol.
+const (
+	typePing = "PING"
+	typePong = "PONG"
+)
+
+// maxMessage is the longest datagram that is read. Both implementations of
+// the protocol write less than 200 bytes.
+const maxMessage = 1024
+
+// A message is one datagram. Its JSON names and the text form of the time
+// (RFC 3339 with nanoseconds) are those of the public system.
+type message struct {
+	ClusterID string    `json:"clusterID"`
+	Type      string    `json:"msgType"`
+	Time      time.Time `json:"timeStamp"`
+}
+
+// encode returns the datagram of m.
+func (m message) encode() ([]byte, error) {
+	b, err := json.Marshal(m)
+	if err != nil {
+		return nil, fmt.Errorf("encode conncheck message: %w", err)
+	}
+	return b, nil
+}
+
+// decode parses a datagram.
+func decode(b []byte) (message, error) {
+	var m message
+	if err := json.Unmarshal(b, &m); err != nil {
+		return message{}, fmt.Errorf("decode conncheck message: %w", err)
+	}
+	if m.Type != typePing && m.Type != typePong {
+		return message{}, fmt.Errorf("decode conncheck message: unknown msgType %q", m.Type)
+	}
+	return m, nil
+}
+
+// answer returns the reply to the PING b: the same object, whatever else is in
+// it, with the type turned round.
+func answer(b []byte) ([]byte, error) {
+	var fields map[string]json.RawMessage
+	if err := json.Unmarshal(b, &fields); err != nil {
+		return nil, fmt.Errorf("answer conncheck message: %w", err)
+	}
+	fields["msgType"] = json.RawMessage(`"` + typePong + `"`)
+	out, err := json.Marshal(fields)
+	if err != nil {
+		return nil, fmt.Errorf("answer conncheck message: %w", err)
+	}
+	return out, nil
+}

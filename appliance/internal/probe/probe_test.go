@@ -1,0 +1,239 @@
+package probe
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/poll"
+	"gotest.tools/v3/skip"
+)
+
+func TestLatencyText(t *testing.T) {
+	for _, tc := range []struct {
+		in   time.Duration
+		want string
+	}{
+		{0, "N/A"},
+		{-time.Second, "N/A"},
+		{1, "1µs"},
+		{850 * time.Microsecond, "850µs"},
+		{999999 * time.Nanosecond, "999µs"},
+		{time.Millisecond, "1ms"},
+		{12345 * time.Microsecond, "12ms"},
+		{2 * time.Second, "2000ms"},
+	} {
+		assert.Equal(t, LatencyText(tc.in), tc.want)
+	}
+}
+
+// TestTracker walks the state machine with the default timing.
+func TestTracker(t *testing.T) {
+	start := time.Unix(1000, 0)
+	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
+	type step struct {
+		name    string
+		do      func(*tracker)
+		at      float64
+		state   State
+		latency time.Duration
+		loss    float64
+	}
+	for _, tc := range []struct {
+		name  string
+		steps []step
+	}{
+		{"answered, silent, answered again", []step{
+			{"start", func(tr *tracker) { tr.send(at(0)) }, 0, Connecting, 0, 0},
+			{"answer", func(tr *tracker) { tr.receive(at(0.003), at(0)) }, 0.003, Connected, 3 * time.Millisecond, 0},
+			{"just in time", func(tr *tracker) { tr.send(at(2)); tr.check(at(10)) }, 10, Connected, 3 * time.Millisecond, 0},
+			{"overdue", func(tr *tracker) { tr.check(at(10.1)) }, 12.5, Error, 0, 0.5},
+			{"back", func(tr *tracker) { tr.send(at(13)); tr.receive(at(13.001), at(13)) }, 13.001, Connected, time.Millisecond, 1.0 / 3},
+		}},
+		{"never answered", []step{
+			{"patient", func(tr *tracker) { tr.send(at(0)); tr.check(at(9.9)) }, 9.9, Connecting, 0, 0},
+			{"overdue", func(tr *tracker) { tr.check(at(10.5)) }, 10.5, Error, 0, 1},
+		}},
+		{"answers to nothing", []step{
+			{"unknown stamp", func(tr *tracker) { tr.send(at(0)); tr.receive(at(1), at(0.5)) }, 1, Connecting, 0, 0},
+			{"once", func(tr *tracker) { tr.receive(at(1.5), at(0)) }, 1.5, Connected, 1500 * time.Millisecond, 0},
+			{"twice", func(tr *tracker) { tr.receive(at(9), at(0)) }, 9, Connected, 1500 * time.Millisecond, 0},
+		}},
+		{"overtaken", []step{
+			{"two on the way", func(tr *tracker) { tr.send(at(0)); tr.send(at(2)) }, 2, Connecting, 0, 0},
+			{"the second first", func(tr *tracker) { tr.receive(at(2.001), at(2)) }, 2.001, Connected, time.Millisecond, 0},
+			{"then the first", func(tr *tracker) { tr.receive(at(2.5), at(0)) }, 2.5, Connected, time.Millisecond, 0},
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tr := newTracker(at(0), 10*time.Second)
+			for _, s := range tc.steps {
+				s.do(tr)
+				got := tr.status(at(s.at))
+				assert.Equal(t, got.State, s.state, s.name)
+				assert.Equal(t, got.Latency, s.latency, s.name)
+				assert.Equal(t, got.Loss, s.loss, s.name)
+			}
+		})
+	}
+}
+
+func TestTrackerForgets(t *testing.T) {
+	start := time.Unix(1000, 0)
+	tr := newTracker(start, 10*time.Second)
+	for i := range 10 * window {
+		tr.send(start.Add(time.Duration(i) * time.Second))
+	}
+	assert.Equal(t, len(tr.ring), window)
+	assert.Equal(t, tr.status(start.Add(time.Hour)).Sent, uint64(10*window))
+}
+
+// TestWireFormat pins what goes over the wire: the public system reads it.
+func TestWireFormat(t *testing.T) {
+	m := message{ClusterID: "rome", Type: typePing, Time: time.Date(2026, 3, 14, 12, 0, 0, 123456789, time.UTC)}
+	b, err := m.encode()
+	assert.NilError(t, err)
+	assert.Equal(t, string(b), `{"clusterID":"rome","msgType":"PING","timeStamp":"2026-03-14T12:00:00.123456789Z"}`)
+
+	// What a newer peer may add comes back to it.
+	reply, err := answer([]byte(`{"clusterID":"rome","msgType":"PING","timeStamp":"2026-03-14T13:00:00.5+01:00","nonce":[1,2]}`))
+	assert.NilError(t, err)
+	var got map[string]any
+	assert.NilError(t, json.Unmarshal(reply, &got))
+	assert.DeepEqual(t, got, map[string]any{
+		"clusterID": "rome", "msgType": "PONG", "timeStamp": "2026-03-14T13:00:00.5+01:00", "nonce": []any{1.0, 2.0},
+	})
+
+	for _, bad := range []string{``, `{}`, `[]`, `{"msgType":"PUNG"}`, `{"msgType":"PING","timeStamp":"yesterday"}`} {
+		_, err := decode([]byte(bad))
+		assert.ErrorContains(t, err, "conncheck", bad)
+	}
+}
+
+// open returns a Prober on a free port of the address, that probes peer, and
+// runs it until the test ends or the returned function is called.
+func open(t *testing.T, addr netip.Addr, port uint16, peer netip.AddrPort) (*Prober, func()) {
+	t.Helper()
+	p, err := Open(t.Context(), Config{
+		Peer: peer, Listen: netip.AddrPortFrom(addr, port), ClusterID: "rome",
+		Interval: 20 * time.Millisecond, Threshold: 5,
+	})
+	assert.NilError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+	stopped := false
+	stop := func() {
+		if !stopped {
+			stopped = true
+			cancel()
+			assert.NilError(t, <-done)
+		}
+	}
+	t.Cleanup(stop)
+	return p, stop
+}
+
+// freePort is a UDP port that nobody has just now.
+func freePort(t *testing.T, addr netip.Addr) uint16 {
+	t.Helper()
+	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
+	skip.If(t, err != nil, "no address %s here: %v", addr, err)
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+}
+
+func waitFor(t *testing.T, p *Prober, want State) Status {
+	t.Helper()
+	var st Status
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		if st = p.Status(); st.State == want {
+			return poll.Success()
+		}
+		return poll.Continue("state %s, want %s", st.State, want)
+	}, poll.WithDelay(5*time.Millisecond), poll.WithTimeout(10*time.Second))
+	return st
+}
+
+func TestTwoProbers(t *testing.T) {
+	for _, addr := range []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()} {
+		t.Run(addr.String(), func(t *testing.T) {
+			portA, portB := freePort(t, addr), freePort(t, addr)
+			a, _ := open(t, addr, portA, netip.AddrPortFrom(addr, portB))
+			st := waitFor(t, a, Error) // nobody is there yet
+			assert.Equal(t, st.Latency, time.Duration(0))
+			assert.Equal(t, st.Received, uint64(0))
+
+			b, stopB := open(t, addr, portB, netip.AddrPortFrom(addr, portA))
+			st = waitFor(t, a, Connected)
+			assert.Assert(t, st.Latency > 0 && st.Latency < time.Second, "latency %v", st.Latency)
+			waitFor(t, b, Connected)
+			select {
+			case <-a.Changed():
+			default:
+				t.Error("nobody was told of the change")
+			}
+
+			stopB()
+			st = waitFor(t, a, Error)
+			assert.Equal(t, st.Latency, time.Duration(0))
+			assert.Assert(t, !st.LastReply.IsZero())
+		})
+	}
+}
+
+// TestStranger: who isn't the peer gets no answer and cannot connect us.
+func TestStranger(t *testing.T) {
+	lo := netip.MustParseAddr("127.0.0.1")
+	port := freePort(t, lo)
+	p, _ := open(t, lo, port, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), 9))
+
+	stranger, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(lo, port)))
+	assert.NilError(t, err)
+	defer stranger.Close()
+	friend, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 2)})
+	assert.NilError(t, err)
+	defer friend.Close()
+	ping, err := message{ClusterID: "x", Type: typePing, Time: time.Now()}.encode()
+	assert.NilError(t, err)
+
+	_, err = stranger.Write(ping)
+	assert.NilError(t, err)
+	_, err = friend.WriteToUDPAddrPort(ping, netip.AddrPortFrom(lo, port))
+	assert.NilError(t, err)
+	buf := make([]byte, maxMessage)
+	assert.NilError(t, friend.SetReadDeadline(time.Now().Add(5*time.Second)))
+	_, _, err = friend.ReadFromUDPAddrPort(buf)
+	assert.NilError(t, err) // the friend's answer is there, so the stranger's would be, too
+	assert.NilError(t, stranger.SetReadDeadline(time.Now()))
+	_, err = stranger.Read(buf)
+	assert.ErrorContains(t, err, "timeout")
+	assert.Equal(t, p.Status().Received, uint64(0))
+}
+
+func TestConfig(t *testing.T) {
+	_, err := Open(t.Context(), Config{})
+	assert.ErrorContains(t, err, "Config.Peer")
+}
+
+// TestSilentHour: a tunnel that is silent for an hour ends in Error once.
+func TestSilentHour(t *testing.T) {
+	now := time.Unix(1000, 0)
+	tr := newTracker(now, 10*time.Second)
+	changes := 0
+	for range 1800 {
+		tr.send(now)
+		before := tr.state
+		tr.check(now)
+		if tr.state != before {
+			changes++
+		}
+		now = now.Add(2 * time.Second)
+	}
+	assert.Equal(t, changes, 1)
+	assert.Equal(t, tr.status(now).Loss, 1.0)
+}

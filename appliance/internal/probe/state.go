@@ -1,0 +1,130 @@
+package probe
+
+import (
+	"strconv"
+	"time"
+)
+
+// A State is what the probe knows of the tunnel, in the words of
+// Connection.status.value.
+type State string
+
+// The states of a Connection.
+const (
+	Connecting State = "Connecting" // no answer yet, and not overdue
+	Connected  State = "Connected"  // answered within the threshold
+	Error      State = "Error"      // silent for longer than the threshold
+)
+
+// A Status is a reading of a [Prober].
+type Status struct {
+	State   State
+	Latency time.Duration // round trip of the latest answer; 0 unless Connected
+	// Loss is the share, 0 to 1, of the latest probes that were not answered
+	// in time, out of those whose time is over.
+	Loss      float64
+	Sent      uint64
+	Received  uint64
+	LastReply time.Time // zero: never
+}
+
+// LatencyText writes a latency as Connection.status.latency.value: whole
+// microseconds below one millisecond, whole milliseconds from there on, N/A
+// for none.
+func LatencyText(d time.Duration) string {
+	switch {
+	case d <= 0:
+		return "N/A"
+	case d < time.Millisecond:
+		return strconv.FormatInt(max(d.Microseconds(), 1), 10) + "µs"
+	default:
+		return strconv.FormatInt(d.Milliseconds(), 10) + "ms"
+	}
+}
+
+// window is how many probes the loss is computed over: one minute at the
+// default interval.
+const window = 30
+
+// A sent is a probe on its way.
+type sent struct {
+	stamp    int64     // Unix nanoseconds, as in the message
+	at       time.Time // with the monotonic clock, so that a clock step is no latency
+	answered bool
+}
+
+// A tracker is the state machine: what was sent, what came back. It has no
+// clock and no lock of its own.
+type tracker struct {
+	timeout time.Duration
+	state   State
+	since   time.Time // when the silence began: the start, or the latest answer
+	latency time.Duration
+	last    time.Time // latest answer
+	newest  int64     // stamp of the newest probe answered
+	ring    []sent    // at most window entries, oldest first
+	sent    uint64
+	recv    uint64
+}
+
+func newTracker(now time.Time, timeout time.Duration) *tracker {
+	return &tracker{timeout: timeout, state: Connecting, since: now}
+}
+
+// send notes a probe that leaves now and returns its time stamp.
+func (t *tracker) send(now time.Time) time.Time {
+	if len(t.ring) == window {
+		copy(t.ring, t.ring[1:])
+		t.ring = t.ring[:window-1]
+	}
+	t.ring = append(t.ring, sent{stamp: now.UnixNano(), at: now})
+	t.sent++
+	return now
+}
+
+// receive notes the answer to the probe with the given stamp. Answers to what
+// was never sent, and second answers, are ignored; one overtaken by a newer
+// answer counts as received but does not set the latency.
+func (t *tracker) receive(now, stamp time.Time) bool {
+	n := stamp.UnixNano()
+	for i := range t.ring {
+		s := &t.ring[i]
+		if s.stamp != n || s.answered {
+			continue
+		}
+		s.answered = true
+		t.recv++
+		if n >= t.newest {
+			t.newest, t.latency = n, max(now.Sub(s.at), 1)
+		}
+		t.state, t.since, t.last = Connected, now, now
+		return true
+	}
+	return false
+}
+
+// check ends a silence that has lasted too long.
+func (t *tracker) check(now time.Time) {
+	if t.state != Error && now.Sub(t.since) > t.timeout {
+		t.state, t.latency = Error, 0
+	}
+}
+
+// status is the reading at now.
+func (t *tracker) status(now time.Time) Status {
+	st := Status{State: t.state, Latency: t.latency, Sent: t.sent, Received: t.recv, LastReply: t.last}
+	var over, lost int
+	for _, s := range t.ring {
+		switch {
+		case s.answered:
+			over++
+		case now.Sub(s.at) > t.timeout:
+			over++
+			lost++
+		}
+	}
+	if over > 0 {
+		st.Loss = float64(lost) / float64(over)
+	}
+	return st
+}
