@@ -7,6 +7,7 @@
 package cluster
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 )
@@ -32,6 +33,27 @@ type InvalidError struct {
 	Field  string // path as kubectl explain prints it, e.g. spec.remote.cidr.pod[1]
 	Value  string
 	Reason string // what is wrong and what to write instead
+	// Note says that the value is used all the same, as Reason says it was
+	// read: a CIDR with host bits, for one, is masked.
+	Note bool
+}
+
+// Error says which field of which object it is, and what to do.
+func (e InvalidError) Error() string {
+	return fmt.Sprintf("%s: %s", e.Object, e.Message())
+}
+
+// Message is Error without the object.
+func (e InvalidError) Message() string {
+	return fmt.Sprintf("%s: %q %s", e.Field, e.Value, e.Reason)
+}
+
+// String returns Kind namespace/name.
+func (r Ref) String() string {
+	if r.Namespace == "" {
+		return r.Kind + " " + r.Name
+	}
+	return r.Kind + " " + r.Namespace + "/" + r.Name
 }
 
 // A Snapshot is one consistent view of all objects that the controller reads.
@@ -68,6 +90,8 @@ type Snapshot struct {
 	// Invalid lists what did not parse. The field is left at its zero value
 	// in the object, and dropped from a list.
 	Invalid []InvalidError
+	// Notes lists what was read differently than it is written.
+	Notes []InvalidError
 }
 
 // Options are settings of the installation that the plan depends on.

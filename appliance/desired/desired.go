@@ -1,0 +1,170 @@
+// Package desired computes what one host should have: from the objects that
+// are addressed to it, and from what it knows of the network below it, to a
+// [netstate.State]. Its functions are pure: the same input in any order gives
+// an equal State.
+//
+// An object that cannot be compiled is left out as a whole, its [Result] says
+// why, and the others are not disturbed. Which object is addressed to which
+// host is decided here too (select.go).
+package desired
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// Numbers of the appliance.
+const (
+	// GenevePort is the UDP port of Geneve unless the installation says
+	// otherwise.
+	GenevePort = 6091
+	// WireGuardPort is the UDP port that a server listens on by default.
+	WireGuardPort = 51840
+	// TableMain is the kernel's main routing table (RT_TABLE_MAIN).
+	TableMain = 254
+)
+
+// A Result is what became of one object that is addressed to this host.
+type Result struct {
+	Ref                cluster.Ref
+	ObservedGeneration int64
+	// OK is false when the object was left out. A Message with OK is a
+	// warning: the object is in force, but not quite as it is written.
+	OK      bool
+	Message string
+}
+
+// Underlay is what the host knows of the network that carries its tunnels.
+type Underlay struct {
+	// MTU is that of the link of the host's default route; 0: not known.
+	MTU int
+	// Paths holds the MTU of the route towards some addresses, where it is
+	// known. It wins over MTU.
+	Paths map[netip.Addr]int
+}
+
+// To returns the MTU towards an address; 0: not known.
+func (u Underlay) To(remote netip.Addr) int {
+	if mtu := u.Paths[remote.Unmap()]; mtu > 0 {
+		return mtu
+	}
+	return u.MTU
+}
+
+// NodeInput is what [Node] computes from. Objects that are not addressed to
+// the node are skipped, so the slices may hold more than that. Slices may be
+// in any order.
+type NodeInput struct {
+	Name string // of the Node and of the InternalNode
+	// Label is the value of labels that name the node, where it differs
+	// from Name because that is longer than a label may be.
+	Label string
+
+	GenevePort   uint16 // 0: GenevePort
+	RulePriority uint32 // first of the 100 rule priorities that are ours; 0: 300
+	Underlay     Underlay
+
+	Fabrics   []cluster.InternalFabric
+	Tunnels   []cluster.GeneveTunnel
+	Nodes     []cluster.InternalNode // this node's is enough
+	Routes    []cluster.RouteConfiguration
+	Firewalls []cluster.FirewallConfiguration
+
+	// Problems lists what did not parse, and what was read differently
+	// than it was written, in the objects above.
+	Problems []cluster.InvalidError
+}
+
+// GatewayInput is what [Gateway] computes from. Objects that are not
+// addressed to the gateway are skipped.
+type GatewayInput struct {
+	Name      string // of the GatewayServer or GatewayClient
+	Namespace string // tenant namespace
+	RemoteID  string // cluster ID of the peer
+	Mode      string // cluster.Server or cluster.Client
+	NodeName  string // of the Node that the gateway's pod runs on
+	NodeLabel string // see NodeInput.Label
+
+	PodIP      netip.Addr // address of the gateway's pod, which carries the tunnels
+	PublicKey  netstate.Key
+	ListenPort uint16 // of a server; 0: WireGuardPort
+	// PeerEndpoint is where the peer is: for a client what its GatewayClient
+	// says, resolved; for a server invalid, or where the peer was last.
+	PeerEndpoint netip.AddrPort
+	MTU          int    // of all links; 0: derive from the underlay
+	GenevePort   uint16 // 0: GenevePort
+	RulePriority uint32 // first of the 100 rule priorities that are ours; 0: 300
+	Underlay     Underlay
+
+	Configurations []cluster.Configuration
+	PublicKeys     []cluster.PublicKey
+	Fabrics        []cluster.InternalFabric
+	Tunnels        []cluster.GeneveTunnel
+	Nodes          []cluster.InternalNode
+	Routes         []cluster.RouteConfiguration
+	Firewalls      []cluster.FirewallConfiguration
+	Problems       []cluster.InvalidError
+}
+
+// Node returns the state of a node: a Geneve link to every gateway, and the
+// routes, rules and tables of the configurations addressed to nodes. Results
+// are sorted by kind, namespace and name, one for every object concerned.
+func Node(in NodeInput) (netstate.State, []Result) {
+	return compileNode(in)
+}
+
+// Gateway returns the state of a gateway: a Geneve link to every node, the
+// WireGuard link to the peer, and the routes, rules and tables of the
+// configurations addressed to it.
+func Gateway(in GatewayInput) (netstate.State, []Result) {
+	return compileGateway(in)
+}
+
+// Remotes returns the underlay addresses that the MTU of a link depends on:
+// those that Underlay.Paths is asked for.
+func (in NodeInput) Remotes() []netip.Addr {
+	var out []netip.Addr
+	for _, f := range in.Fabrics {
+		out = append(out, f.GatewayIP)
+	}
+	return addrs(out)
+}
+
+// Remotes returns the underlay addresses that the MTU of a link depends on.
+func (in GatewayInput) Remotes() []netip.Addr {
+	out := []netip.Addr{in.PeerEndpoint.Addr()}
+	for _, n := range in.Nodes {
+		out = append(out, underlayOf(n, in.NodeName))
+	}
+	return addrs(out)
+}
+
+// addrs sorts, and drops what is invalid or there twice.
+func addrs(in []netip.Addr) []netip.Addr {
+	in = slices.DeleteFunc(in, func(a netip.Addr) bool { return !a.IsValid() })
+	slices.SortFunc(in, netip.Addr.Compare)
+	return slices.Compact(in)
+}
+
+// compareRef orders objects by kind, namespace and name.
+func compareRef(a, b cluster.Ref) int {
+	return cmp.Or(
+		strings.Compare(a.Kind, b.Kind),
+		strings.Compare(a.Namespace, b.Namespace),
+		strings.Compare(a.Name, b.Name))
+}
+
+// compareAge orders objects by age, the oldest first. Those of the same
+// second are ordered by name, then namespace.
+func compareAge(a, b cluster.Meta) int {
+	return cmp.Or(
+		a.Created.Compare(b.Created),
+		strings.Compare(a.Name, b.Name),
+		strings.Compare(a.Namespace, b.Namespace),
+		strings.Compare(a.Kind, b.Kind))
+}
