@@ -1,0 +1,233 @@
+// Package deploy brings the appliance into the clusters of a lab, the way an
+// operator would: the chart rendered by Helm's SDK, the pods of the topology,
+// and each peering as the plain objects that a user writes. Nothing is set up
+// behind the API server's back; the only difference to production is that
+// image names stand for local binaries.
+package deploy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
+	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+)
+
+// Names of what the lab installs.
+const (
+	Release      = "isthmus"
+	Namespace    = networkingv1beta1.DefaultNamespace
+	PodNamespace = "default" // of the topology's pods
+
+	// Image and ProbeImage are mapped to local binaries by the lab's kubelet.
+	Image      = "isthmus:dev"
+	ProbeImage = "isthmus-lab/probe:dev"
+)
+
+// Clusters gives access to the API servers of a lab.
+type Clusters interface {
+	RESTConfig(cluster string) (*rest.Config, error)
+}
+
+// Config is what to install. Topology, Clusters and ChartDir are required.
+type Config struct {
+	Topology *topology.Topology
+	Clusters Clusters
+	ChartDir string
+	Progress func(Phase) // optional; called when a phase ends
+}
+
+// A Phase is a step of the installation that has ended.
+type Phase struct {
+	Name string
+	Took time.Duration
+}
+
+// Result holds what Install measured.
+type Result struct {
+	// PeeringApplied is the moment when the first object of the first
+	// peering was sent to an API server.
+	PeeringApplied time.Time
+	Phases         []Phase
+}
+
+// An installer carries what the steps share.
+type installer struct {
+	cfg     Config
+	clients map[string]client.Client
+	mu      sync.Mutex
+	result  Result
+}
+
+// Install brings everything of the topology into the clusters and waits
+// until it has converged: all pods ready, every tunnel connected, every
+// object applied on every host that it is meant for. The error says what is
+// still missing.
+func Install(ctx context.Context, cfg Config) (Result, error) {
+	if cfg.Topology == nil || cfg.Clusters == nil || cfg.ChartDir == "" {
+		return Result{}, errors.New("deploy: Topology, Clusters and ChartDir are required")
+	}
+	in := &installer{cfg: cfg, clients: map[string]client.Client{}}
+	for _, c := range cfg.Topology.Clusters {
+		cl, err := NewClient(cfg.Clusters, c.Name)
+		if err != nil {
+			return in.result, err
+		}
+		in.clients[c.Name] = cl
+	}
+	steps := []struct {
+		name string
+		run  func(context.Context) error
+	}{
+		{"chart installed", in.each(in.installChart)},
+		{"pods created", in.each(in.createPods)},
+		{"appliance ready", in.each(in.waitAppliance)},
+		{"peerings connected", in.connectPeerings},
+		{"converged", in.waitConverged},
+	}
+	for _, s := range steps {
+		start := time.Now()
+		if err := s.run(ctx); err != nil {
+			return in.result, fmt.Errorf("until %q: %w", s.name, err)
+		}
+		p := Phase{Name: s.name, Took: time.Since(start)}
+		in.result.Phases = append(in.result.Phases, p)
+		if cfg.Progress != nil {
+			cfg.Progress(p)
+		}
+	}
+	return in.result, nil
+}
+
+// NewClient returns a client for a cluster of the lab that knows the
+// appliance's kinds.
+func NewClient(clusters Clusters, name string) (client.Client, error) {
+	cfg, err := clusters.RESTConfig(name)
+	if err != nil {
+		return nil, fmt.Errorf("cluster %s: %w", name, err)
+	}
+	cfg.QPS = -1 // the API server's own fairness is enough
+	cl, err := client.New(cfg, client.Options{Scheme: Scheme()})
+	if err != nil {
+		return nil, fmt.Errorf("cluster %s: %w", name, err)
+	}
+	return cl, nil
+}
+
+// Scheme returns the kinds of Kubernetes and of the appliance.
+func Scheme() *runtime.Scheme {
+	s := runtime.NewScheme()
+	utilruntime.Must(clientgoscheme.AddToScheme(s))
+	utilruntime.Must(networkingv1beta1.AddToScheme(s))
+	utilruntime.Must(ipamv1alpha1.AddToScheme(s))
+	utilruntime.Must(corev1beta1.AddToScheme(s))
+	return s
+}
+
+// each makes a step of one that runs in all clusters at once.
+func (in *installer) each(run func(context.Context, topology.Cluster, client.Client) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		g, ctx := errgroup.WithContext(ctx)
+		for _, c := range in.cfg.Topology.Clusters {
+			g.Go(func() error {
+				if err := run(ctx, c, in.clients[c.Name]); err != nil {
+					return fmt.Errorf("cluster %s: %w", c.Name, err)
+				}
+				return nil
+			})
+		}
+		return g.Wait()
+	}
+}
+
+func (in *installer) installChart(ctx context.Context, c topology.Cluster, cl client.Client) error {
+	m, err := Render(in.cfg.ChartDir, Release, Namespace, in.values(c))
+	if err != nil {
+		return err
+	}
+	ns := newUnstructured("v1", "Namespace")
+	ns.SetName(Namespace)
+	// What the daemons need (host network, NET_ADMIN) is beyond the
+	// baseline of Pod Security; `helm install --create-namespace` leaves
+	// this label to the operator.
+	ns.SetLabels(map[string]string{"pod-security.kubernetes.io/enforce": "privileged"})
+	if err := applyOne(ctx, cl, ns); err != nil {
+		return err
+	}
+	if err := apply(ctx, cl, m.CRDs); err != nil {
+		return err
+	}
+	if err := waitEstablished(ctx, cl, m.CRDs); err != nil {
+		return err
+	}
+	for _, o := range m.Objects {
+		namespaced, err := cl.IsObjectNamespaced(o)
+		if err == nil && namespaced && o.GetNamespace() == "" {
+			o.SetNamespace(Namespace)
+		}
+	}
+	return apply(ctx, cl, m.Objects)
+}
+
+// values are what an operator would pass to helm install.
+func (in *installer) values(c topology.Cluster) map[string]any {
+	implementation := topology.ImplementationAuto
+	for _, p := range in.cfg.Topology.Peerings {
+		if (p.Server == c.Name || p.Client == c.Name) && p.Implementation != "" {
+			implementation = p.Implementation
+		}
+	}
+	return map[string]any{
+		"discovery": map[string]any{"config": map[string]any{"clusterID": c.Name}},
+		"image":     map[string]any{"name": "isthmus", "version": "dev"},
+		"ipam": map[string]any{
+			"podCIDRs":     []any{c.PodCIDR.String()},
+			"serviceCIDR":  c.ServiceCIDR.String(),
+			"externalCIDR": c.ExternalCIDR.String(),
+			"internalCIDR": c.InternalCIDR.String(),
+		},
+		"networking": map[string]any{
+			"gatewayTemplates": map[string]any{
+				"wireguard": map[string]any{"implementation": implementation},
+			},
+		},
+	}
+}
+
+// waitAppliance waits until the controller runs and every node's daemon is
+// ready.
+func (in *installer) waitAppliance(ctx context.Context, c topology.Cluster, cl client.Client) error {
+	return poll(ctx, 90*time.Second, func(ctx context.Context) (string, error) {
+		return podsReady(ctx, cl, client.InNamespace(Namespace), c.Nodes+1)
+	})
+}
+
+// podsReady returns why not all of at least n pods are ready.
+func podsReady(ctx context.Context, cl client.Client, where client.ListOption, n int) (string, error) {
+	var pods corev1.PodList
+	if err := cl.List(ctx, &pods, where); err != nil {
+		return err.Error(), nil
+	}
+	for _, p := range pods.Items {
+		if !podReady(&p) {
+			return fmt.Sprintf("pod %s/%s is not ready: %s", p.Namespace, p.Name, whyNotReady(&p)), nil
+		}
+	}
+	if len(pods.Items) < n {
+		return fmt.Sprintf("%d of %d pods exist", len(pods.Items), n), nil
+	}
+	return "", nil
+}

@@ -1,0 +1,108 @@
+package deploy
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+)
+
+// NodeName returns the name of the nth node (from 1) of a cluster.
+func NodeName(n int) string { return fmt.Sprintf("node-%d", n) }
+
+// createPods creates the topology's pods of one cluster. They are not waited
+// for here: they start while the appliance does.
+func (in *installer) createPods(ctx context.Context, c topology.Cluster, cl client.Client) error {
+	var objects []*unstructured.Unstructured
+	for _, p := range in.cfg.Topology.Pods {
+		if p.Cluster == c.Name {
+			objects = append(objects, probePod(p))
+		}
+	}
+	return apply(ctx, cl, objects)
+}
+
+// probePod is a pod that answers on TCP and UDP port 8080 and from which
+// probes are sent. NET_RAW is for ICMP.
+func probePod(p topology.Pod) *unstructured.Unstructured {
+	o := newUnstructured("v1", "Pod")
+	o.SetName(p.Name)
+	o.SetNamespace(PodNamespace)
+	o.SetLabels(map[string]string{"app": p.Name, "isthmus-lab/probe": "true"})
+	o.Object["spec"] = map[string]any{
+		// The place is part of the topology; the scheduler is not asked,
+		// but the taints of a node that is not ready still are.
+		"nodeSelector":                  map[string]any{"kubernetes.io/hostname": NodeName(p.Node)},
+		"hostNetwork":                   p.HostNetwork,
+		"automountServiceAccountToken":  false,
+		"terminationGracePeriodSeconds": int64(1),
+		"containers": []any{map[string]any{
+			"name":            "probe",
+			"image":           ProbeImage,
+			"imagePullPolicy": "Never",
+			"args":            []any{"serve"},
+			"ports":           []any{map[string]any{"containerPort": int64(8080)}},
+			"readinessProbe":  map[string]any{"tcpSocket": map[string]any{"port": int64(8080)}, "periodSeconds": int64(1)},
+			"securityContext": map[string]any{
+				"allowPrivilegeEscalation": false,
+				"capabilities":             map[string]any{"drop": []any{"ALL"}, "add": []any{"NET_RAW"}},
+			},
+		}},
+	}
+	return o
+}
+
+func podReady(p *corev1.Pod) bool {
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// whyNotReady says it in the words of the pod's status.
+func whyNotReady(p *corev1.Pod) string {
+	why := []string{string(p.Status.Phase)}
+	if p.Spec.NodeName == "" {
+		why = append(why, "not scheduled")
+	}
+	for _, s := range p.Status.ContainerStatuses {
+		switch {
+		case s.State.Waiting != nil:
+			why = append(why, s.Name+": "+s.State.Waiting.Reason+" "+s.State.Waiting.Message)
+		case s.State.Terminated != nil:
+			why = append(why, fmt.Sprintf("%s: exit code %d %s", s.Name, s.State.Terminated.ExitCode, s.State.Terminated.Message))
+		case !s.Ready:
+			why = append(why, s.Name+": running, its readiness probe fails")
+		}
+		if s.RestartCount > 0 {
+			why = append(why, fmt.Sprintf("%d restarts", s.RestartCount))
+		}
+	}
+	for _, c := range p.Status.Conditions {
+		if c.Status != corev1.ConditionTrue && c.Message != "" {
+			why = append(why, c.Message)
+		}
+	}
+	return strings.Join(why, ", ")
+}
+
+// waitPods waits for the topology's pods of one cluster.
+func waitPods(ctx context.Context, t *topology.Topology, cluster string, cl client.Client) (string, error) {
+	n := 0
+	for _, p := range t.Pods {
+		if p.Cluster == cluster {
+			n++
+		}
+	}
+	if n == 0 {
+		return "", nil
+	}
+	return podsReady(ctx, cl, client.MatchingLabels{"isthmus-lab/probe": "true"}, n)
+}
