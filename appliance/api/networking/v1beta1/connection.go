@@ -1,0 +1,85 @@
+package v1beta1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// ConnectionType is the role of the local end of a connection.
+// +kubebuilder:validation:Enum=Server;Client
+type ConnectionType string
+
+// Values of ConnectionType.
+const (
+	ConnectionTypeServer ConnectionType = "Server"
+	ConnectionTypeClient ConnectionType = "Client"
+)
+
+// ConnectionStatusValue is the state of a connection.
+type ConnectionStatusValue string
+
+// Values of ConnectionStatusValue.
+const (
+	Connected       ConnectionStatusValue = "Connected"
+	Connecting      ConnectionStatusValue = "Connecting"
+	ConnectionError ConnectionStatusValue = "Error"
+)
+
+// ConnectionSpec says which connection it is.
+type ConnectionSpec struct {
+	// Type is the role of the local gateway.
+	Type ConnectionType `json:"type"`
+	// GatewayRef is the WgGatewayServer or WgGatewayClient behind it.
+	GatewayRef corev1.ObjectReference `json:"gatewayRef"`
+}
+
+// ConnectionLatency is the round-trip time through the tunnel.
+type ConnectionLatency struct {
+	// Value with its unit, for example 12ms; N/A when it is not known.
+	// +optional
+	Value string `json:"value,omitempty"`
+	// Timestamp of the measurement.
+	// +optional
+	Timestamp metav1.Time `json:"timestamp,omitempty"`
+}
+
+// ConnectionStatus is what the gateway sees of its peer.
+type ConnectionStatus struct {
+	// Value is Connected, Connecting or Error.
+	// +optional
+	Value ConnectionStatusValue `json:"value,omitempty"`
+	// Latency of the tunnel.
+	// +optional
+	Latency ConnectionLatency `json:"latency,omitempty"`
+	// Conditions of the connection.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// Connection is the state of the tunnel between two gateways.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:categories=liqo,shortName=conn
+// +kubebuilder:printcolumn:name="Type",type=string,JSONPath=`.spec.type`
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.value`
+// +kubebuilder:printcolumn:name="Latency",type=string,priority=1,JSONPath=`.status.latency.value`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type Connection struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   ConnectionSpec   `json:"spec,omitempty"`
+	Status ConnectionStatus `json:"status,omitempty"`
+}
+
+// ConnectionList is a list of Connections.
+//
+// +kubebuilder:object:root=true
+type ConnectionList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []Connection `json:"items"`
+}

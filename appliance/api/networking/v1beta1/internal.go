@@ -1,0 +1,183 @@
+package v1beta1
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// InternalFabricNodeInterface is the nodes' end of the links to a gateway.
+type InternalFabricNodeInterface struct {
+	// Name of the link on every node.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=15
+	Name string `json:"name"`
+}
+
+// InternalFabricGatewayInterface is the gateway's end of its links to nodes.
+type InternalFabricGatewayInterface struct {
+	// IP of the gateway, of the internal CIDR.
+	IP IP `json:"ip"`
+}
+
+// InternalFabricSpecInterface has both ends of the links.
+type InternalFabricSpecInterface struct {
+	// Node is the nodes' end.
+	Node InternalFabricNodeInterface `json:"node"`
+	// Gateway is the gateway's end.
+	Gateway InternalFabricGatewayInterface `json:"gateway"`
+}
+
+// InternalFabricSpec is what nodes need to know about one gateway.
+type InternalFabricSpec struct {
+	// MTU of the links; 0: derived from the network underneath.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
+	MTU int `json:"mtu,omitempty"`
+	// RemoteCIDRs are the networks that the gateway leads to, as this cluster calls them.
+	// +optional
+	RemoteCIDRs []CIDR `json:"remoteCIDRs,omitempty"`
+	// Interface describes the links between nodes and gateway.
+	Interface InternalFabricSpecInterface `json:"interface"`
+	// GatewayIP is the address of the gateway pod that carries the traffic.
+	GatewayIP IP `json:"gatewayIP"`
+}
+
+// InternalFabric joins all nodes of the cluster to one gateway.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:categories=liqo,shortName=if;ifabric
+// +kubebuilder:printcolumn:name="Gateway IP",type=string,JSONPath=`.spec.gatewayIP`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type InternalFabric struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec InternalFabricSpec `json:"spec,omitempty"`
+}
+
+// InternalFabricList is a list of InternalFabrics.
+//
+// +kubebuilder:object:root=true
+type InternalFabricList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []InternalFabric `json:"items"`
+}
+
+// InternalNodeGatewayInterface is the gateways' end of the links to a node.
+type InternalNodeGatewayInterface struct {
+	// Name of the link on every gateway.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=15
+	Name string `json:"name"`
+}
+
+// InternalNodeNodeInterface is the node's end of its links to gateways.
+type InternalNodeNodeInterface struct {
+	// IP of the node, of the internal CIDR.
+	IP IP `json:"ip"`
+}
+
+// InternalNodeSpecInterface has both ends of the links.
+type InternalNodeSpecInterface struct {
+	// Gateway is the gateways' end.
+	Gateway InternalNodeGatewayInterface `json:"gateway"`
+	// Node is the node's end.
+	Node InternalNodeNodeInterface `json:"node"`
+}
+
+// InternalNodeSpec is what gateways need to know about one node.
+type InternalNodeSpec struct {
+	// Interface describes the links between node and gateways.
+	Interface InternalNodeSpecInterface `json:"interface"`
+}
+
+// InternalNodeStatusNodeIP has the addresses by which gateways see the node.
+type InternalNodeStatusNodeIP struct {
+	// Local is the node's address towards a gateway pod on the same node.
+	// +optional
+	Local *IP `json:"local,omitempty"`
+	// Remote is the node's address towards a gateway pod on another node.
+	// +optional
+	Remote *IP `json:"remote,omitempty"`
+}
+
+// InternalNodeStatus is what the node says of itself.
+type InternalNodeStatus struct {
+	// NodeIP has the addresses by which gateways see the node.
+	// +optional
+	NodeIP InternalNodeStatusNodeIP `json:"nodeIP,omitempty"`
+	// Kernel is the release of the kernel that runs on the node.
+	// +optional
+	Kernel string `json:"kernel,omitempty"`
+	// Applied lists the objects that the node was asked to apply.
+	// +optional
+	// +listType=map
+	// +listMapKey=kind
+	// +listMapKey=namespace
+	// +listMapKey=name
+	Applied []AppliedStatus `json:"applied,omitempty"`
+	// Conditions of the node.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// InternalNode is a node as the gateways see it.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:scope=Cluster,categories=liqo,shortName=in;inode
+// +kubebuilder:printcolumn:name="Node IP Local",type=string,JSONPath=`.status.nodeIP.local`
+// +kubebuilder:printcolumn:name="Node IP Remote",type=string,JSONPath=`.status.nodeIP.remote`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type InternalNode struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   InternalNodeSpec   `json:"spec,omitempty"`
+	Status InternalNodeStatus `json:"status,omitempty"`
+}
+
+// InternalNodeList is a list of InternalNodes.
+//
+// +kubebuilder:object:root=true
+type InternalNodeList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []InternalNode `json:"items"`
+}
+
+// GeneveTunnelSpec says what a tunnel joins.
+type GeneveTunnelSpec struct {
+	// ID is the virtual network identifier, 24 bits.
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=16777215
+	ID uint32 `json:"id"`
+	// InternalNodeRef is the node's end.
+	InternalNodeRef *corev1.ObjectReference `json:"internalNodeRef"`
+	// InternalFabricRef is the gateway's end.
+	InternalFabricRef *corev1.ObjectReference `json:"internalFabricRef"`
+}
+
+// GeneveTunnel joins one node and one gateway.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:categories=liqo,shortName=gvtn
+type GeneveTunnel struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec GeneveTunnelSpec `json:"spec,omitempty"`
+}
+
+// GeneveTunnelList is a list of GeneveTunnels.
+//
+// +kubebuilder:object:root=true
+type GeneveTunnelList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []GeneveTunnel `json:"items"`
+}

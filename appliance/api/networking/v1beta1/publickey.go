@@ -1,0 +1,44 @@
+package v1beta1
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// PublicKeySpec holds a key.
+type PublicKeySpec struct {
+	// PublicKey of the remote gateway, 32 bytes.
+	// +optional
+	PublicKey []byte `json:"publicKey,omitempty"`
+}
+
+// PublicKeyStatus says whether the key is of use.
+type PublicKeyStatus struct {
+	// Conditions of the key.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// PublicKey is the public key of the gateway of a remote cluster.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=publickeies,categories=liqo,shortName=pk;pkies;pkey
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type PublicKey struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	Spec   PublicKeySpec   `json:"spec,omitempty"`
+	Status PublicKeyStatus `json:"status,omitempty"`
+}
+
+// PublicKeyList is a list of PublicKeys.
+//
+// +kubebuilder:object:root=true
+type PublicKeyList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []PublicKey `json:"items"`
+}
