@@ -143,8 +143,7 @@ func canonical(p netip.Prefix) netip.Prefix {
 // An interval is an inclusive range of addresses of one family.
 type interval struct{ from, to netip.Addr }
 
-// A Set is a set of addresses. The zero value is empty. It is a value: With
-// does not change what it is called on.
+// A Set is a set of addresses. The zero value is empty.
 type Set struct {
 	// sorted, neither overlapping nor touching; IPv4 before IPv6, as
 	// netip.Addr compares.
@@ -188,16 +187,30 @@ func joins(a, b interval) bool {
 	return !a.to.Less(b.from) || a.to.Next() == b.from
 }
 
-// With returns s and the addresses of p.
-func (s Set) With(p netip.Prefix) Set {
+// Add adds the addresses of p to s.
+func (s *Set) Add(p netip.Prefix) {
 	if !p.IsValid() {
-		return s
+		return
 	}
 	p = canonical(p)
-	i := s.search(p.Addr())
-	all := slices.Concat(s.intervals[:i], []interval{{p.Addr(), Last(p)}}, s.intervals[i:])
-	slices.SortFunc(all, func(a, b interval) int { return a.from.Compare(b.from) })
-	return Set{merge(all)}
+	iv := interval{p.Addr(), Last(p)}
+	i := s.search(iv.from)
+	if i > 0 && joins(s.intervals[i-1], iv) {
+		i--
+	}
+	j := i // intervals i to j become one with iv
+	for ; j < len(s.intervals); j++ {
+		next := s.intervals[j]
+		if next.from.Less(iv.from) {
+			iv.from = next.from
+		} else if !joins(iv, next) {
+			break
+		}
+		if iv.to.Less(next.to) {
+			iv.to = next.to
+		}
+	}
+	s.intervals = slices.Replace(s.intervals, i, j, iv)
 }
 
 // search returns the index of the first interval that ends at a or later.
