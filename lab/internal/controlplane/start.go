@@ -1,0 +1,316 @@
+package controlplane
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+)
+
+// poll is the interval between two looks at a component that starts.
+const poll = 50 * time.Millisecond
+
+func start(ctx context.Context, cfg Config) (_ *ControlPlane, err error) {
+	ctx, cancel := context.WithTimeout(ctx, cfg.Timeout)
+	defer cancel()
+	if _, err := os.Stat(cfg.Binary); err != nil {
+		return nil, fmt.Errorf("cluster %s: the Kubernetes binary is missing: %w; build it with `make kubernetes`", cfg.Name, err)
+	}
+	if err := os.MkdirAll(filepath.Join(cfg.Dir, "log"), 0o755); err != nil {
+		return nil, err
+	}
+	if err := cfg.portsFree(ctx); err != nil {
+		return nil, err
+	}
+	c := &ControlPlane{cfg: cfg, procs: map[string]*process{}}
+	if c.pki, err = newPKI(filepath.Join(cfg.Dir, "pki"), cfg.Name, c.Address(), cfg.ServiceCIDR, cfg.Nodes); err != nil {
+		return nil, fmt.Errorf("cluster %s: keys: %w", cfg.Name, err)
+	}
+	if c.client, err = kubernetes.NewForConfig(c.RESTConfig()); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, c.Close())
+		}
+	}()
+	for _, component := range Components() {
+		if err := c.StartComponent(ctx, component); err != nil {
+			return nil, err
+		}
+	}
+	cfg.Progress("cluster %s: the controller manager makes the first service account", cfg.Name)
+	return c, c.until(ctx, "service account default/default", func(ctx context.Context) error {
+		_, err := c.client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// StartComponent starts a component that is not running and waits until it is
+// healthy.
+func (c *ControlPlane) StartComponent(ctx context.Context, component string) error {
+	flags, err := c.flags(component)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	if p, ok := c.procs[component]; ok && p.running() {
+		c.mu.Unlock()
+		return nil
+	}
+	begin := time.Now()
+	c.cfg.Progress("cluster %s: starting %s", c.cfg.Name, component)
+	p, err := c.cfg.launch(component, flags)
+	if err == nil {
+		c.procs[component] = p
+	}
+	c.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if err := c.until(ctx, component, c.healthy(component)); err != nil {
+		return err
+	}
+	c.cfg.Logger.Info("started", "cluster", c.cfg.Name, "component", component, "pid", p.cmd.Process.Pid, "took", time.Since(begin).Round(time.Millisecond))
+	return nil
+}
+
+// StopComponent ends a component; its data stay. The lab uses it to show what
+// happens without an API server.
+func (c *ControlPlane) StopComponent(component string) error {
+	if !slices.Contains(Components(), component) {
+		return c.unknown(component)
+	}
+	c.mu.Lock()
+	p := c.procs[component]
+	delete(c.procs, component)
+	c.mu.Unlock()
+	if p != nil {
+		p.stop()
+		c.cfg.Logger.Info("stopped", "cluster", c.cfg.Name, "component", component)
+	}
+	return nil
+}
+
+// Close stops all components, last started first. Files stay.
+func (c *ControlPlane) Close() error {
+	var errs []error
+	for _, component := range slices.Backward(Components()) {
+		errs = append(errs, c.StopComponent(component))
+	}
+	return errors.Join(errs...)
+}
+
+// Running returns the process IDs of the components that run.
+func (c *ControlPlane) Running() map[string]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pids := map[string]int{}
+	for name, p := range c.procs {
+		if p.running() {
+			pids[name] = p.cmd.Process.Pid
+		}
+	}
+	return pids
+}
+
+func (p *process) running() bool {
+	select {
+	case <-p.done:
+		return false
+	default:
+		return true
+	}
+}
+
+func (c *ControlPlane) unknown(component string) error {
+	return fmt.Errorf("cluster %s: no component %q; there are %s", c.cfg.Name, component, strings.Join(Components(), ", "))
+}
+
+// until polls check; it fails early when a component has ended.
+func (c *ControlPlane) until(ctx context.Context, what string, check func(context.Context) error) error {
+	ticker := time.NewTicker(poll)
+	defer ticker.Stop()
+	for {
+		err := check(ctx)
+		if err == nil {
+			return nil
+		}
+		c.mu.Lock()
+		for _, p := range c.procs {
+			if !p.running() {
+				c.mu.Unlock()
+				return c.cfg.ended(p)
+			}
+		}
+		c.mu.Unlock()
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("cluster %s: %s is not ready: %w; last answer: %w; logs are in %s", c.cfg.Name, what, ctx.Err(), err, filepath.Join(c.cfg.Dir, "log"))
+		case <-ticker.C:
+		}
+	}
+}
+
+// healthy returns the check of a component.
+func (c *ControlPlane) healthy(component string) func(context.Context) error {
+	switch component {
+	case Etcd:
+		return c.connects(c.cfg.Ports.EtcdClient)
+	case APIServer:
+		return func(ctx context.Context) error {
+			b, err := c.client.Discovery().RESTClient().Get().AbsPath("/readyz").DoRaw(ctx)
+			if err != nil && len(b) > 0 && !apierrors.IsForbidden(err) {
+				return fmt.Errorf("%w: %s", err, b)
+			}
+			return err
+		}
+	case ControllerManager:
+		return c.healthz(c.cfg.Ports.ControllerManager)
+	default:
+		return c.healthz(c.cfg.Ports.Scheduler)
+	}
+}
+
+func (c *ControlPlane) connects(port uint16) func(context.Context) error {
+	return func(ctx context.Context) error {
+		conn, err := c.cfg.dial(ctx, "tcp", loopbackPort(port))
+		if err != nil {
+			return err
+		}
+		return conn.Close()
+	}
+}
+
+// healthz asks the loopback port of a component, whose certificate it made for
+// itself.
+func (c *ControlPlane) healthz(port uint16) func(context.Context) error {
+	return func(ctx context.Context) error {
+		transport := &http.Transport{DialContext: c.cfg.dial, TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+		defer transport.CloseIdleConnections()
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+loopbackPort(port)+"/healthz", nil)
+		if err != nil {
+			return err
+		}
+		resp, err := (&http.Client{Transport: transport}).Do(req)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		b, err := io.ReadAll(resp.Body)
+		if err == nil && resp.StatusCode != http.StatusOK {
+			err = fmt.Errorf("%s: %s", resp.Status, b)
+		}
+		return err
+	}
+}
+
+func loopbackPort(port uint16) string {
+	return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String()
+}
+
+func (c *ControlPlane) flags(component string) ([]string, error) {
+	cfg, pki := c.cfg, c.pki
+	port := func(p uint16) string { return strconv.Itoa(int(p)) }
+	etcd := "http://" + loopbackPort(cfg.Ports.EtcdClient)
+	switch component {
+	case Etcd:
+		flags := []string{
+			"--data-dir=" + filepath.Join(cfg.Dir, "etcd"),
+			"--listen-client-urls=" + etcd,
+			"--listen-peer-urls=http://" + loopbackPort(cfg.Ports.EtcdPeer),
+		}
+		if path, _ := cfg.binary(Etcd); path != cfg.Binary {
+			// etcd's own program wants to be told what ours assumes.
+			flags = append(flags, "--advertise-client-urls="+etcd, "--unsafe-no-fsync")
+		}
+		return flags, nil
+	case APIServer:
+		reconciler := "lease"
+		if cfg.Address.IsLoopback() {
+			// A loopback address may not stand in an EndpointSlice.
+			reconciler = "none"
+		}
+		return []string{
+			"--etcd-servers=" + etcd,
+			"--bind-address=" + cfg.Address.String(),
+			"--advertise-address=" + cfg.Address.String(),
+			"--endpoint-reconciler-type=" + reconciler,
+			"--secure-port=" + port(cfg.Ports.APIServer),
+			"--tls-cert-file=" + pki.path("apiserver.crt"),
+			"--tls-private-key-file=" + pki.path("apiserver.key"),
+			"--client-ca-file=" + pki.path("ca.crt"),
+			"--authorization-mode=Node,RBAC",
+			"--enable-admission-plugins=NodeRestriction",
+			"--allow-privileged",
+			"--service-cluster-ip-range=" + cfg.ServiceCIDR.String(),
+			"--service-account-issuer=https://kubernetes.default.svc",
+			"--service-account-key-file=" + pki.path("sa.pub"),
+			"--service-account-signing-key-file=" + pki.path("sa.key"),
+			"--kubelet-client-certificate=" + pki.path("apiserver-kubelet-client.crt"),
+			"--kubelet-client-key=" + pki.path("apiserver-kubelet-client.key"),
+			"--kubelet-certificate-authority=" + pki.path("ca.crt"),
+			"--kubelet-preferred-address-types=InternalIP",
+			"--requestheader-client-ca-file=" + pki.path("front-proxy-ca.crt"),
+			"--requestheader-allowed-names=front-proxy-client",
+			"--requestheader-username-headers=X-Remote-User",
+			"--requestheader-group-headers=X-Remote-Group",
+			"--requestheader-extra-headers-prefix=X-Remote-Extra-",
+			"--proxy-client-cert-file=" + pki.path("front-proxy-client.crt"),
+			"--proxy-client-key-file=" + pki.path("front-proxy-client.key"),
+		}, nil
+	case ControllerManager:
+		mask := "--node-cidr-mask-size=24"
+		if cfg.PodCIDR.Addr().Is6() {
+			mask = "--node-cidr-mask-size=64"
+		}
+		kubeconfig := pki.path(ControllerManager + ".kubeconfig")
+		return []string{
+			"--kubeconfig=" + kubeconfig,
+			"--authentication-kubeconfig=" + kubeconfig,
+			"--authorization-kubeconfig=" + kubeconfig,
+			"--bind-address=127.0.0.1",
+			"--secure-port=" + port(cfg.Ports.ControllerManager),
+			"--root-ca-file=" + pki.path("ca.crt"),
+			"--service-account-private-key-file=" + pki.path("sa.key"),
+			"--cluster-signing-cert-file=" + pki.path("ca.crt"),
+			"--cluster-signing-key-file=" + pki.path("ca.key"),
+			"--use-service-account-credentials",
+			"--allocate-node-cidrs",
+			"--cluster-cidr=" + cfg.PodCIDR.String(),
+			"--service-cluster-ip-range=" + cfg.ServiceCIDR.String(),
+			mask,
+			// It makes a client for each of its controllers: with the
+			// default of 20 a second the first service account takes 5 s.
+			"--kube-api-qps=500", "--kube-api-burst=500",
+			// An emulated machine may stall for longer than the usual 50 s.
+			"--node-monitor-grace-period=10m",
+			"--profiling=false",
+		}, nil
+	case Scheduler:
+		kubeconfig := pki.path(Scheduler + ".kubeconfig")
+		return []string{
+			"--kubeconfig=" + kubeconfig,
+			"--authentication-kubeconfig=" + kubeconfig,
+			"--authorization-kubeconfig=" + kubeconfig,
+			"--bind-address=127.0.0.1",
+			"--secure-port=" + port(cfg.Ports.Scheduler),
+			"--kube-api-qps=500", "--kube-api-burst=500",
+			"--profiling=false",
+		}, nil
+	}
+	return nil, c.unknown(component)
+}

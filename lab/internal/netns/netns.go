@@ -1,0 +1,84 @@
+// Package netns runs code, connections and new processes in another network
+// namespace of this machine, and makes anonymous ones.
+//
+// A namespace is an open file: it exists as long as the file, a process in it
+// or a device that refers to it. Nothing is mounted and nothing has a name.
+//
+// A thread that has entered a namespace is never used for anything else: its
+// goroutine stays locked to it and the thread ends with the goroutine. A
+// process started inside Do therefore must not use Pdeathsig, which fires when
+// that thread ends.
+package netns
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"runtime"
+
+	"golang.org/x/sys/unix"
+)
+
+// Do runs f on a thread of its own in the namespace ns and waits for it. What
+// f opens or starts, itself and not by way of other goroutines, belongs to that
+// namespace. A nil ns means the caller's own.
+func Do(ns *os.File, f func() error) error {
+	if ns == nil {
+		return f()
+	}
+	return onThread(func() error {
+		if err := unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("enter network namespace: %w", err)
+		}
+		return f()
+	})
+}
+
+// New makes an empty network namespace. It goes away when the file is closed
+// and nothing uses it any more.
+func New() (ns *os.File, err error) {
+	err = onThread(func() error {
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			return fmt.Errorf("new network namespace: %w", err)
+		}
+		ns, err = os.Open("/proc/thread-self/ns/net")
+		return err
+	})
+	return ns, err
+}
+
+// Path returns a path under which other programs of this PID namespace can
+// open ns while this process keeps it open.
+func Path(ns *os.File) string { return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), ns.Fd()) }
+
+// DialContext connects from within ns. The address must be an IP address, not
+// a name.
+func DialContext(ctx context.Context, ns *os.File, network, address string) (conn net.Conn, err error) {
+	err = Do(ns, func() error {
+		conn, err = (&net.Dialer{}).DialContext(ctx, network, address)
+		return err
+	})
+	return conn, err
+}
+
+// Listen listens within ns, on an IP address and a port.
+func Listen(ctx context.Context, ns *os.File, network, address string) (l net.Listener, err error) {
+	err = Do(ns, func() error {
+		l, err = (&net.ListenConfig{}).Listen(ctx, network, address)
+		return err
+	})
+	return l, err
+}
+
+// onThread runs f on a thread that ends afterwards.
+func onThread(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		// Not unlocked: the runtime ends the thread with the goroutine, so
+		// that no other goroutine can find itself in the wrong namespace.
+		runtime.LockOSThread()
+		done <- f()
+	}()
+	return <-done
+}

@@ -1,0 +1,52 @@
+package netns_test
+
+import (
+	"net"
+	"os"
+	"testing"
+
+	"github.com/isthmus-net/isthmus/lab/internal/netns"
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/skip"
+)
+
+func inode(t *testing.T, path string) string {
+	t.Helper()
+	s, err := os.Readlink(path)
+	assert.NilError(t, err)
+	return s
+}
+
+func TestDoRunsInTheNamespaceAndLeavesTheCallerAlone(t *testing.T) {
+	skip.If(t, os.Getuid() != 0, "making a network namespace needs root")
+	before := inode(t, "/proc/thread-self/ns/net")
+	ns, err := netns.New()
+	assert.NilError(t, err)
+	defer ns.Close()
+	for range 20 {
+		assert.NilError(t, netns.Do(ns, func() error {
+			ifs, err := net.Interfaces()
+			if err != nil {
+				return err
+			}
+			assert.Equal(t, len(ifs), 1, "a new namespace has only lo")
+			assert.Assert(t, inode(t, "/proc/thread-self/ns/net") != before)
+			return nil
+		}))
+		assert.Equal(t, inode(t, "/proc/thread-self/ns/net"), before)
+	}
+	assert.Equal(t, inode(t, netns.Path(ns)), func() string {
+		var in string
+		_ = netns.Do(ns, func() error { in = inode(t, "/proc/thread-self/ns/net"); return nil })
+		return in
+	}())
+}
+
+func TestANilNamespaceIsTheCallersOwn(t *testing.T) {
+	l, err := netns.Listen(t.Context(), nil, "tcp", "127.0.0.1:0")
+	assert.NilError(t, err)
+	defer l.Close()
+	c, err := netns.DialContext(t.Context(), nil, "tcp", l.Addr().String())
+	assert.NilError(t, err)
+	assert.NilError(t, c.Close())
+}
