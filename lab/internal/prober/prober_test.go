@@ -1,0 +1,193 @@
+package prober_test
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/poll"
+
+	"github.com/isthmus-net/isthmus/lab/internal/prober"
+)
+
+// serve starts a server on a free port of an address.
+func serve(t *testing.T, host string) netip.AddrPort {
+	t.Helper()
+	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
+	if err != nil {
+		t.Skipf("no %s here: %v", host, err)
+	}
+	address := netip.MustParseAddrPort(l.Addr().String())
+	assert.NilError(t, l.Close())
+	done := make(chan error, 1)
+	go func() { done <- prober.Serve(t.Context(), address.String(), slog.New(slog.DiscardHandler)) }()
+	t.Cleanup(func() { assert.NilError(t, <-done) })
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		c, err := net.Dial("tcp", address.String())
+		if err != nil {
+			return poll.Continue("%v", err)
+		}
+		c.Close()
+		return poll.Success()
+	})
+	return address
+}
+
+func TestDial(t *testing.T) {
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		to := serve(t, host)
+		for _, proto := range []string{"tcp", "udp", "icmp"} {
+			t.Run(proto+" "+host, func(t *testing.T) {
+				got, err := prober.Dial(t.Context(), prober.Probe{Proto: proto, To: to, Token: "0123456789abcdef"})
+				if proto == "icmp" && os.Geteuid() != 0 && err != nil {
+					t.Skip("no NET_RAW and no ping group: ", err)
+				}
+				assert.NilError(t, err)
+				assert.Assert(t, got.OK, "%+v", got)
+				if proto != "icmp" {
+					assert.Equal(t, got.SeenAs.Addr().String(), host)
+					assert.Equal(t, got.SeenAs, got.Local)
+				}
+			})
+		}
+	}
+}
+
+func TestDialFailures(t *testing.T) {
+	closed := netip.MustParseAddrPort("127.0.0.1:1")
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	assert.NilError(t, err)
+	defer silent.Close()
+	for _, tc := range []struct {
+		proto string
+		to    netip.AddrPort
+		want  string
+	}{
+		{"tcp", closed, prober.ErrorRefused},
+		{"udp", closed, prober.ErrorICMPPort},
+		{"udp", netip.MustParseAddrPort(silent.LocalAddr().String()), prober.ErrorTimeout},
+	} {
+		got, err := prober.Dial(t.Context(), prober.Probe{Proto: tc.proto, To: tc.to, Token: "t", Timeout: 200 * time.Millisecond})
+		assert.NilError(t, err)
+		assert.Assert(t, !got.OK)
+		assert.Equal(t, got.Error, tc.want, got.Message)
+	}
+}
+
+func TestServePortInUse(t *testing.T) {
+	to := serve(t, "127.0.0.1")
+	err := prober.Serve(t.Context(), to.String(), slog.New(slog.DiscardHandler))
+	assert.ErrorContains(t, err, "is in use; stop what listens there")
+}
+
+// TestFlow breaks a stream in the middle and looks for the gap.
+func TestFlow(t *testing.T) {
+	to := serve(t, "127.0.0.1")
+	relay := newRelay(t, to)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r, w := io.Pipe()
+	go func() {
+		f := prober.Flow{Proto: "udp", To: relay.address(), Token: "tok", Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond}
+		w.CloseWithError(f.Run(ctx, w))
+	}()
+	reports := json.NewDecoder(r)
+	var gap time.Duration
+	for n := 0; ; n++ {
+		var got prober.FlowReport
+		assert.NilError(t, reports.Decode(&got))
+		assert.Assert(t, got.Alive)
+		gap = max(gap, got.Gap)
+		switch {
+		case got.Received > 5 && got.Lost == 0 && n < 40:
+			relay.block(150 * time.Millisecond)
+		case got.Lost > 10:
+			assert.Assert(t, gap >= 150*time.Millisecond && gap < 2*time.Second, "gap %v", gap)
+			return
+		}
+		assert.Assert(t, n < 500, "no loss reported: %+v", got)
+	}
+}
+
+func TestFlowReset(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	assert.NilError(t, err)
+	defer l.Close()
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		c.Read(make([]byte, 100))
+		c.(*net.TCPConn).SetLinger(0)
+		c.Close()
+	}()
+	var out bytes.Buffer
+	f := prober.Flow{Proto: "tcp", To: netip.MustParseAddrPort(l.Addr().String()), Token: "tok", Interval: time.Millisecond}
+	assert.NilError(t, f.Run(t.Context(), &out))
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	var got prober.FlowReport
+	assert.NilError(t, json.Unmarshal([]byte(lines[len(lines)-1]), &got))
+	assert.Assert(t, !got.Alive)
+	assert.Equal(t, got.Error, prober.ErrorReset, fmt.Sprintf("%+v", got))
+}
+
+// A relay passes datagrams on, except while blocked.
+type relay struct {
+	conn    *net.UDPConn
+	blocked chan time.Duration
+}
+
+func newRelay(t *testing.T, to netip.AddrPort) *relay {
+	t.Helper()
+	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	assert.NilError(t, err)
+	t.Cleanup(func() { conn.Close() })
+	r := &relay{conn: conn, blocked: make(chan time.Duration, 1)}
+	go func() {
+		var client netip.AddrPort
+		var until time.Time
+		buf := make([]byte, 2048)
+		for {
+			n, from, err := conn.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			select {
+			case d := <-r.blocked:
+				until = time.Now().Add(d)
+			default:
+			}
+			if time.Now().Before(until) {
+				continue
+			}
+			next := client
+			if from != to {
+				client, next = from, to
+			}
+			conn.WriteToUDPAddrPort(buf[:n], next)
+		}
+	}()
+	return r
+}
+
+func (r *relay) address() netip.AddrPort {
+	return netip.MustParseAddrPort(r.conn.LocalAddr().String())
+}
+
+func (r *relay) block(d time.Duration) {
+	select {
+	case r.blocked <- d:
+	default:
+	}
+}
