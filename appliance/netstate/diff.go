@@ -1,23 +1,30 @@
 package netstate
 
-// Changes turns one State into another. Each list is in the order in which
-// it is carried out; what is added or changed comes before what is removed.
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+)
+
+// Changes turns one State into another. The kernel carries out what adds or
+// changes first, in the order of the fields, then what deletes, in reverse.
 type Changes struct {
 	AddLinks []Link
 	// ChangeLinks are changed in place, RecreateLinks deleted and made anew
 	// because the kernel can't change what differs; what hung on them is
 	// among the things to add.
-	ChangeLinks   []Link
-	RecreateLinks []Link
-	DeleteLinks   []Link
+	ChangeLinks, RecreateLinks []Link
+	SetWireGuard               []WireGuard
+	AddAddresses               []Address
+	AddRoutes, ReplaceRoutes   []Route
+	AddRules                   []Rule
+	SetTables                  []Table
 
-	SetWireGuard []WireGuard
-
-	AddAddresses, DeleteAddresses          []Address
-	AddRoutes, ReplaceRoutes, DeleteRoutes []Route
-	AddRules, DeleteRules                  []Rule
-	SetTables                              []Table
-	DeleteTables                           []TableID
+	DeleteTables    []TableID
+	DeleteRules     []Rule
+	DeleteRoutes    []Route
+	DeleteAddresses []Address
+	DeleteLinks     []Link
 }
 
 // A TableID identifies an nftables table.
@@ -26,19 +33,210 @@ type TableID struct {
 	Name   string
 }
 
+// ID returns what identifies the table.
+func (t Table) ID() TableID { return TableID{t.Family, t.Name} }
+
 // Empty reports whether there is nothing to do.
 func (c Changes) Empty() bool { return c.Len() == 0 }
 
 // Len returns the number of single changes.
 func (c Changes) Len() int {
-	return len(c.AddLinks) + len(c.ChangeLinks) + len(c.RecreateLinks) + len(c.DeleteLinks) +
-		len(c.SetWireGuard) +
-		len(c.AddAddresses) + len(c.DeleteAddresses) +
-		len(c.AddRoutes) + len(c.ReplaceRoutes) + len(c.DeleteRoutes) +
-		len(c.AddRules) + len(c.DeleteRules) +
-		len(c.SetTables) + len(c.DeleteTables)
+	return len(c.AddLinks) + len(c.ChangeLinks) + len(c.RecreateLinks) + len(c.SetWireGuard) +
+		len(c.AddAddresses) + len(c.AddRoutes) + len(c.ReplaceRoutes) + len(c.AddRules) + len(c.SetTables) +
+		len(c.DeleteTables) + len(c.DeleteRules) + len(c.DeleteRoutes) + len(c.DeleteAddresses) + len(c.DeleteLinks)
 }
 
 // Diff returns the changes that lead from observed to desired, in a fixed
-// order.
-func Diff(observed, desired State) Changes { return Changes{} }
+// order. Neither has to be normalised or sorted.
+func Diff(observed, desired State) Changes {
+	var c Changes
+	fresh := diffLinks(&c, observed.Links, desired.Links)
+	// What hung on a link that is deleted or made anew goes with it.
+	onFresh := func(dev string) bool { return fresh[dev] }
+
+	diffWireGuard(&c, observed.WireGuard, desired.WireGuard, fresh)
+	c.AddAddresses, c.DeleteAddresses = diffSets(
+		without(observed.Addresses, func(a Address) bool { return onFresh(a.Dev) }),
+		desired.Addresses, Address.normal, compareAddresses)
+	diffRoutes(&c, without(observed.Routes, func(r Route) bool { return r.Dev != "" && onFresh(r.Dev) }), desired.Routes)
+	c.AddRules, c.DeleteRules = diffSets(observed.Rules, desired.Rules, Rule.normal, compareRules)
+	diffTables(&c, observed.Tables, desired.Tables)
+	return c
+}
+
+// diffLinks returns the names of the observed links that will not be there
+// any more as they are: deleted, or deleted and made anew.
+func diffLinks(c *Changes, observed, desired []Link) map[string]bool {
+	have := make(map[string]Link, len(observed))
+	for _, l := range observed {
+		have[l.Name] = l.normal()
+	}
+	fresh := map[string]bool{}
+	seen := map[string]bool{}
+	for _, want := range desired {
+		want = want.normal()
+		if seen[want.Name] {
+			continue
+		}
+		seen[want.Name] = true
+		got, ok := have[want.Name]
+		delete(have, want.Name)
+		if want.MTU == 0 {
+			got.MTU = 0
+		}
+		switch {
+		case !ok:
+			c.AddLinks = append(c.AddLinks, want)
+		case got.Kind != want.Kind || !got.Geneve.changesTo(want.Geneve):
+			c.RecreateLinks = append(c.RecreateLinks, want)
+			fresh[want.Name] = true
+		case got != want:
+			c.ChangeLinks = append(c.ChangeLinks, want)
+		}
+	}
+	for _, l := range have {
+		c.DeleteLinks = append(c.DeleteLinks, l)
+		fresh[l.Name] = true
+	}
+	for _, ls := range [][]Link{c.AddLinks, c.ChangeLinks, c.RecreateLinks, c.DeleteLinks} {
+		slices.SortFunc(ls, compareLinks)
+	}
+	return fresh
+}
+
+// changesTo reports whether a Geneve link with the settings g can be given
+// the settings w without being made anew: only the remote address can change,
+// and only within its family.
+func (g Geneve) changesTo(w Geneve) bool {
+	return g.VNI == w.VNI && g.Port == w.Port && g.Remote.Is4() == w.Remote.Is4()
+}
+
+func diffWireGuard(c *Changes, observed, desired []WireGuard, fresh map[string]bool) {
+	have := make(map[string]WireGuard, len(observed))
+	for _, w := range observed {
+		if !fresh[w.Dev] {
+			have[w.Dev] = w.normal()
+		}
+	}
+	for _, want := range desired {
+		want = want.normal()
+		if got, ok := have[want.Dev]; !ok || !got.equal(want) {
+			c.SetWireGuard = append(c.SetWireGuard, want)
+		}
+	}
+	slices.SortFunc(c.SetWireGuard, func(a, b WireGuard) int { return cmp.Compare(a.Dev, b.Dev) })
+}
+
+// equal reports whether w, as observed, is what want asks for.
+func (w WireGuard) equal(want WireGuard) bool {
+	return w.PublicKey == want.PublicKey &&
+		(want.ListenPort == 0 || w.ListenPort == want.ListenPort) &&
+		slices.EqualFunc(w.Peers, want.Peers, func(a, b WireGuardPeer) bool {
+			return a.PublicKey == b.PublicKey && a.Endpoint == b.Endpoint && a.Keepalive == b.Keepalive &&
+				slices.Equal(a.AllowedIPs, b.AllowedIPs)
+		})
+}
+
+// A routeKey is what the kernel allows only once.
+type routeKey struct {
+	table  uint32
+	dst    netip.Prefix
+	metric uint32
+}
+
+func (r Route) key() routeKey { return routeKey{r.Table, r.Dst, r.Metric} }
+
+func diffRoutes(c *Changes, observed, desired []Route) {
+	have := make(map[routeKey]Route, len(observed))
+	for _, r := range observed {
+		r = r.normal()
+		have[r.key()] = r
+	}
+	seen := make(map[routeKey]bool, len(desired))
+	for _, want := range desired {
+		want = want.normal()
+		if seen[want.key()] {
+			continue
+		}
+		seen[want.key()] = true
+		got, ok := have[want.key()]
+		delete(have, want.key())
+		switch {
+		case !ok:
+			c.AddRoutes = append(c.AddRoutes, want)
+		case got != want:
+			c.ReplaceRoutes = append(c.ReplaceRoutes, want)
+		}
+	}
+	for _, r := range have {
+		c.DeleteRoutes = append(c.DeleteRoutes, r)
+	}
+	for _, rs := range [][]Route{c.AddRoutes, c.ReplaceRoutes, c.DeleteRoutes} {
+		slices.SortFunc(rs, compareRoutes)
+	}
+	// A gateway is valid only when there is a route to it already: routes
+	// without one go first. Compared last, so that the order stays fixed.
+	for _, rs := range [][]Route{c.AddRoutes, c.ReplaceRoutes} {
+		slices.SortStableFunc(rs, func(a, b Route) int { return cmp.Compare(indirect(a), indirect(b)) })
+	}
+}
+
+func indirect(r Route) int {
+	if r.Via.IsValid() {
+		return 1
+	}
+	return 0
+}
+
+func diffTables(c *Changes, observed, desired []Table) {
+	have := make(map[TableID]Table, len(observed))
+	for _, t := range observed {
+		have[t.ID()] = t
+	}
+	for _, want := range desired {
+		got, ok := have[want.ID()]
+		delete(have, want.ID())
+		if !ok || !got.holds(want) {
+			c.SetTables = append(c.SetTables, want)
+		}
+	}
+	for id := range have {
+		c.DeleteTables = append(c.DeleteTables, id)
+	}
+	slices.SortFunc(c.SetTables, func(a, b Table) int { return compareTableIDs(a.ID(), b.ID()) })
+	slices.SortFunc(c.DeleteTables, compareTableIDs)
+}
+
+// diffSets compares two sets of comparable values.
+func diffSets[T comparable](observed, desired []T, normal func(T) T, compare func(a, b T) int) (add, del []T) {
+	have := make(map[T]bool, len(observed))
+	for _, v := range observed {
+		have[normal(v)] = true
+	}
+	seen := make(map[T]bool, len(desired))
+	for _, v := range desired {
+		v = normal(v)
+		if !have[v] && !seen[v] {
+			add = append(add, v)
+		}
+		seen[v] = true
+	}
+	for v := range have {
+		if !seen[v] {
+			del = append(del, v)
+		}
+	}
+	slices.SortFunc(add, compare)
+	slices.SortFunc(del, compare)
+	return add, del
+}
+
+func without[T any](s []T, drop func(T) bool) []T {
+	out := make([]T, 0, len(s))
+	for _, v := range s {
+		if !drop(v) {
+			out = append(out, v)
+		}
+	}
+	return out
+}

@@ -22,6 +22,9 @@ type Table struct {
 	Family Family
 	Name   string
 	Chains []Chain
+	// Seen is set only in observed tables: the digest that the table was
+	// written with. The rules of such a table have names only.
+	Seen string
 }
 
 // A Chain is a base chain: Type (filter, nat, route), Hook, Priority and

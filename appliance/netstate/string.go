@@ -1,0 +1,210 @@
+package netstate
+
+import (
+	"encoding/base64"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// String returns the link in the notation of ip-link(8).
+func (l Link) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "dev %s", l.Name)
+	if l.MTU != 0 {
+		fmt.Fprintf(&b, " mtu %d", l.MTU)
+	}
+	if l.Description != "" {
+		fmt.Fprintf(&b, " alias %q", l.Description)
+	}
+	fmt.Fprintf(&b, " type %s", l.Kind)
+	if l.Kind == KindGeneve {
+		fmt.Fprintf(&b, " id %d remote %s dstport %d", l.Geneve.VNI, l.Geneve.Remote, l.Geneve.Port)
+	}
+	if l.Forwarding {
+		b.WriteString(" forwarding")
+	}
+	if l.RPFilter != 0 {
+		fmt.Fprintf(&b, " rp_filter %d", l.RPFilter)
+	}
+	if l.Down {
+		b.WriteString(" down")
+	}
+	return b.String()
+}
+
+// String returns the address in the notation of ip-address(8).
+func (a Address) String() string { return a.Prefix.String() + " dev " + a.Dev }
+
+// String returns the route in the notation of ip-route(8).
+func (r Route) String() string {
+	var b strings.Builder
+	if r.Type != Unicast {
+		b.WriteString(string(r.Type) + " ")
+	}
+	switch {
+	case r.Dst.IsValid() && r.Dst.Bits() == 0:
+		b.WriteString("default")
+	case r.Dst.IsSingleIP():
+		b.WriteString(r.Dst.Addr().String())
+	default:
+		b.WriteString(r.Dst.String())
+	}
+	if r.Via.IsValid() {
+		fmt.Fprintf(&b, " via %s", r.Via)
+	}
+	if r.Dev != "" {
+		fmt.Fprintf(&b, " dev %s", r.Dev)
+	}
+	fmt.Fprintf(&b, " table %d", r.Table)
+	if r.Src.IsValid() {
+		fmt.Fprintf(&b, " src %s", r.Src)
+	}
+	if r.Scope != ScopeGlobal {
+		fmt.Fprintf(&b, " scope %s", r.Scope)
+	}
+	if r.Metric != 0 {
+		fmt.Fprintf(&b, " metric %d", r.Metric)
+	}
+	if r.MTU != 0 {
+		fmt.Fprintf(&b, " mtu lock %d", r.MTU)
+	}
+	if r.OnLink {
+		b.WriteString(" onlink")
+	}
+	if r.Other != "" {
+		b.WriteString(" " + r.Other)
+	}
+	return b.String()
+}
+
+// String returns the rule in the notation of ip-rule(8).
+func (r Rule) String() string {
+	var b strings.Builder
+	if r.Is6() {
+		b.WriteString("-6 ")
+	}
+	fmt.Fprintf(&b, "%d: from %s", r.Priority, prefixOr(r.Src, "all"))
+	if r.Dst.IsValid() {
+		fmt.Fprintf(&b, " to %s", prefixOr(r.Dst, ""))
+	}
+	if r.Mark != 0 || r.Mask != 0 {
+		fmt.Fprintf(&b, " fwmark 0x%x", r.Mark)
+		if r.Mask != 0 {
+			fmt.Fprintf(&b, "/0x%x", r.Mask)
+		}
+	}
+	if r.IIF != "" {
+		fmt.Fprintf(&b, " iif %s", r.IIF)
+	}
+	if r.OIF != "" {
+		fmt.Fprintf(&b, " oif %s", r.OIF)
+	}
+	if r.Other != "" {
+		b.WriteString(" " + r.Other)
+	}
+	switch {
+	case r.Unreachable:
+		b.WriteString(" unreachable")
+	case r.Table == 254:
+		b.WriteString(" lookup main")
+	default:
+		fmt.Fprintf(&b, " lookup %d", r.Table)
+	}
+	return b.String()
+}
+
+func prefixOr(p netip.Prefix, none string) string {
+	switch {
+	case !p.IsValid():
+		return none
+	case p.IsSingleIP():
+		return p.Addr().String()
+	default:
+		return p.String()
+	}
+}
+
+// String returns the key in base64, as wg(8) does.
+func (k Key) String() string { return base64.StdEncoding.EncodeToString(k[:]) }
+
+// String returns the configuration in the notation of wg(8) "showconf",
+// with the public key where that has the private one.
+func (w WireGuard) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "[Interface] # %s\n", w.Dev)
+	if w.ListenPort != 0 {
+		fmt.Fprintf(&b, "ListenPort = %d\n", w.ListenPort)
+	}
+	fmt.Fprintf(&b, "# PublicKey = %s\n", w.PublicKey)
+	for _, p := range w.Peers {
+		b.WriteString(p.String())
+	}
+	return b.String()
+}
+
+// String returns the peer in the notation of wg(8) "showconf".
+func (p WireGuardPeer) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "[Peer]\nPublicKey = %s\n", p.PublicKey)
+	if len(p.AllowedIPs) > 0 {
+		ips := make([]string, len(p.AllowedIPs))
+		for i, a := range p.AllowedIPs {
+			ips[i] = a.String()
+		}
+		fmt.Fprintf(&b, "AllowedIPs = %s\n", strings.Join(ips, ", "))
+	}
+	if p.Endpoint.IsValid() {
+		fmt.Fprintf(&b, "Endpoint = %s\n", p.Endpoint)
+	}
+	if p.Keepalive != 0 {
+		fmt.Fprintf(&b, "PersistentKeepalive = %d\n", p.Keepalive)
+	}
+	return b.String()
+}
+
+// String returns the identity of a table as nft(8) wants it.
+func (id TableID) String() string { return string(id.Family) + " " + id.Name }
+
+// String returns the whole state, one thing a line, sorted.
+func (s State) String() string {
+	s = s.Normalized()
+	var b strings.Builder
+	lines(&b, "link ", s.Links)
+	lines(&b, "addr ", s.Addresses)
+	lines(&b, "route ", s.Routes)
+	lines(&b, "rule ", s.Rules)
+	lines(&b, "", s.WireGuard)
+	lines(&b, "", s.Tables)
+	return b.String()
+}
+
+// String returns the changes, one a line, in the order in which they are
+// carried out; "+" adds, "~" changes, "-" removes.
+func (c Changes) String() string {
+	var b strings.Builder
+	lines(&b, "+ link ", c.AddLinks)
+	lines(&b, "~ link ", c.ChangeLinks)
+	lines(&b, "± link ", c.RecreateLinks)
+	lines(&b, "~ wg ", c.SetWireGuard)
+	lines(&b, "+ addr ", c.AddAddresses)
+	lines(&b, "+ route ", c.AddRoutes)
+	lines(&b, "~ route ", c.ReplaceRoutes)
+	lines(&b, "+ rule ", c.AddRules)
+	lines(&b, "~ ", c.SetTables)
+	lines(&b, "- table ", c.DeleteTables)
+	for _, r := range slices.Backward(c.DeleteRules) {
+		fmt.Fprintf(&b, "- rule %s\n", r)
+	}
+	lines(&b, "- route ", c.DeleteRoutes)
+	lines(&b, "- addr ", c.DeleteAddresses)
+	lines(&b, "- link ", c.DeleteLinks)
+	return b.String()
+}
+
+func lines[T fmt.Stringer](b *strings.Builder, prefix string, s []T) {
+	for _, v := range s {
+		b.WriteString(prefix + strings.TrimSuffix(v.String(), "\n") + "\n")
+	}
+}

@@ -1,0 +1,292 @@
+package netstate
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// DigestChain is the name of a chain that no table may have: what writes
+// tables keeps their digest in a chain of this name.
+const DigestChain = "digest"
+
+const (
+	maxName        = 15  // IFNAMSIZ-1
+	maxDescription = 100 // of an alias of 255 bytes that also holds endpoints
+	maxComment     = 127 // NFTNL_UDATA_COMMENT_MAXLEN of nft(8), with its final zero
+	minMTU         = 68  // of IPv4, RFC 791
+)
+
+// Validate says what in the state no kernel could apply; each error names
+// the thing it is about. Applying a state that is not valid does no harm:
+// the invalid things fail, one by one.
+func (s State) Validate() error {
+	var errs []error
+	kinds := map[string]LinkKind{}
+	for _, l := range s.Links {
+		if _, ok := kinds[l.Name]; ok {
+			errs = append(errs, fmt.Errorf("link %s: is there twice; links need different names", l.Name))
+		}
+		kinds[l.Name] = l.Kind
+		errs = wrap(errs, "link "+l.Name, l.validate())
+	}
+	for _, a := range s.Addresses {
+		if _, ok := kinds[a.Dev]; !ok {
+			errs = append(errs, fmt.Errorf("address %s: dev is not a link of this state", a))
+		}
+		if !a.Prefix.IsValid() {
+			errs = append(errs, fmt.Errorf("address %s: not an address with a prefix length", a))
+		}
+	}
+	routes := make(map[routeKey]Route, len(s.Routes))
+	for _, r := range s.Routes {
+		r = r.normal()
+		if other, ok := routes[r.key()]; ok && other != r {
+			errs = append(errs, fmt.Errorf("route %s: contradicts %s", r, other))
+		}
+		routes[r.key()] = r
+		errs = wrap(errs, "route "+r.String(), r.validate())
+	}
+	for _, r := range s.Rules {
+		errs = wrap(errs, "rule "+r.String(), r.validate())
+	}
+	devs := map[string]bool{}
+	for _, w := range s.WireGuard {
+		if kinds[w.Dev] != KindWireGuard {
+			errs = append(errs, fmt.Errorf("wireguard %s: dev is not a wireguard link of this state", w.Dev))
+		}
+		if devs[w.Dev] {
+			errs = append(errs, fmt.Errorf("wireguard %s: is there twice", w.Dev))
+		}
+		devs[w.Dev] = true
+		errs = wrap(errs, "wireguard "+w.Dev, w.validate())
+	}
+	tables := map[TableID]bool{}
+	for _, t := range s.Tables {
+		if tables[t.ID()] {
+			errs = append(errs, fmt.Errorf("table %s: is there twice; tables of a family need different names", t.ID()))
+		}
+		tables[t.ID()] = true
+		errs = wrap(errs, "table "+t.ID().String(), t.Validate())
+	}
+	return errors.Join(errs...)
+}
+
+func wrap(errs []error, what string, err error) []error {
+	if err == nil {
+		return errs
+	}
+	return append(errs, fmt.Errorf("%s: %w", what, err))
+}
+
+func (l Link) validate() error {
+	switch {
+	case l.Name == "" || len(l.Name) > maxName || l.Name == "." || l.Name == ".." || strings.ContainsAny(l.Name, "/: \t\n"):
+		return fmt.Errorf("a link's name has 1 to %d bytes without slash, colon and space", maxName)
+	case l.Kind != KindGeneve && l.Kind != KindWireGuard:
+		return fmt.Errorf("kind %q: only %s and %s are made", l.Kind, KindGeneve, KindWireGuard)
+	case l.MTU != 0 && (l.MTU < minMTU || l.MTU > 65535):
+		return fmt.Errorf("mtu %d: must be %d to 65535, or 0 for the kernel's choice", l.MTU, minMTU)
+	case len(l.Description) > maxDescription || strings.ContainsAny(l.Description, "\n\x00"):
+		return fmt.Errorf("description %q: must be one line of at most %d bytes", l.Description, maxDescription)
+	case l.RPFilter < 0 || l.RPFilter > 2:
+		return fmt.Errorf("rp_filter %d: must be 0, 1 or 2", l.RPFilter)
+	case l.Kind != KindGeneve:
+		return nil
+	case l.Geneve.VNI >= 1<<24:
+		return fmt.Errorf("geneve id %d: must be less than %d", l.Geneve.VNI, 1<<24)
+	case !l.Geneve.Remote.IsValid() || l.Geneve.Remote.IsUnspecified() || l.Geneve.Remote.IsMulticast():
+		return fmt.Errorf("geneve remote %s: must be the unicast address of the other end", l.Geneve.Remote)
+	case l.Geneve.Port == 0:
+		return errors.New("geneve dstport: must not be 0")
+	}
+	return nil
+}
+
+func (r Route) validate() error {
+	switch {
+	case !r.Dst.IsValid():
+		return errors.New("no destination")
+	case r.Table == 0:
+		return errors.New("table 0: must be 1 or more")
+	case r.Type != Unicast && r.Type != Unreachable:
+		return fmt.Errorf("type %q: only unicast and unreachable are made", r.Type)
+	case r.Type == Unicast && r.Dev == "":
+		return errors.New("no dev")
+	case r.Via.IsValid() && r.Via.Is4() != r.Dst.Addr().Is4():
+		return fmt.Errorf("via %s: not of the destination's family", r.Via)
+	case r.Src.IsValid() && r.Src.Is4() != r.Dst.Addr().Is4():
+		return fmt.Errorf("src %s: not of the destination's family", r.Src)
+	case !slices.Contains([]Scope{ScopeGlobal, ScopeSite, ScopeLink, ScopeHost, ScopeNowhere}, r.Scope):
+		return fmt.Errorf("scope %q: must be global, site, link, host or nowhere", r.Scope)
+	}
+	return nil
+}
+
+func (r Rule) validate() error {
+	switch {
+	case r.Src.IsValid() && r.Dst.IsValid() && unmap(r.Src).Addr().Is4() != unmap(r.Dst).Addr().Is4():
+		return errors.New("from and to are of different families")
+	case !r.Unreachable && r.Table == 0:
+		return errors.New("table 0: must be 1 or more")
+	case r.Priority == 0:
+		return errors.New("priority 0: belongs to the local table")
+	case len(r.IIF) > maxName || len(r.OIF) > maxName:
+		return fmt.Errorf("iif, oif: a link's name has at most %d bytes", maxName)
+	}
+	return nil
+}
+
+func (w WireGuard) validate() error {
+	var errs []error
+	if w.PublicKey == (Key{}) {
+		errs = append(errs, errors.New("no public key"))
+	}
+	keys := map[Key]bool{w.PublicKey: true}
+	for _, p := range w.Peers {
+		switch {
+		case keys[p.PublicKey]:
+			errs = append(errs, fmt.Errorf("peer %s: is there twice, or is the device itself", p.PublicKey))
+		case p.PublicKey == Key{}:
+			errs = append(errs, errors.New("a peer without public key"))
+		case p.Keepalive < 0 || p.Keepalive > 65535:
+			errs = append(errs, fmt.Errorf("peer %s: keepalive %d: must be 0 to 65535 seconds", p.PublicKey, p.Keepalive))
+		case p.Endpoint.IsValid() && p.Endpoint.Port() == 0:
+			errs = append(errs, fmt.Errorf("peer %s: endpoint %s: no port", p.PublicKey, p.Endpoint))
+		}
+		keys[p.PublicKey] = true
+	}
+	return errors.Join(errs...)
+}
+
+// Validate says what in the table no kernel could apply.
+func (t Table) Validate() error {
+	if t.Family != FamilyINET && t.Family != FamilyIPv4 && t.Family != FamilyIPv6 {
+		return fmt.Errorf("family %q: only ip, ip6 and inet are supported", t.Family)
+	}
+	if t.Name == "" || len(t.Name) > 200 || strings.ContainsAny(t.Name, " \t\n\"{};") {
+		return errors.New("name: must have 1 to 200 bytes without space, quote, brace and semicolon")
+	}
+	var errs []error
+	names := map[string]bool{DigestChain: true}
+	for _, c := range t.Chains {
+		if names[c.Name] {
+			errs = append(errs, fmt.Errorf("chain %s: the name is taken (%q is reserved)", c.Name, DigestChain))
+		}
+		names[c.Name] = true
+		errs = wrap(errs, "chain "+c.Name, c.validate(t.Family))
+	}
+	return errors.Join(errs...)
+}
+
+// hooks are where a chain of a type may be (nft(8), "CHAINS").
+var hooks = map[string][]string{
+	"filter": {"prerouting", "input", "forward", "output", "postrouting"},
+	"nat":    {"prerouting", "input", "output", "postrouting"},
+	"route":  {"output"},
+}
+
+func (c Chain) validate(f Family) error {
+	var errs []error
+	if c.Name == "" || len(c.Name) > 200 || strings.ContainsAny(c.Name, " \t\n\"{};") {
+		errs = append(errs, errors.New("name: must have 1 to 200 bytes without space, quote, brace and semicolon"))
+	}
+	switch allowed, ok := hooks[c.Type]; {
+	case !ok:
+		errs = append(errs, fmt.Errorf("type %q: must be filter, nat or route", c.Type))
+	case !slices.Contains(allowed, c.Hook):
+		errs = append(errs, fmt.Errorf("hook %q: a %s chain may be at %s", c.Hook, c.Type, strings.Join(allowed, ", ")))
+	}
+	if c.Type == "nat" && c.Priority <= -200 {
+		errs = append(errs, fmt.Errorf("priority %d: a nat chain must come after connection tracking (-200)", c.Priority))
+	}
+	if p := c.policy(); p != "accept" && p != "drop" {
+		errs = append(errs, fmt.Errorf("policy %q: must be accept or drop", p))
+	}
+	for i, r := range c.Rules {
+		name := r.Name
+		if name == "" {
+			name = fmt.Sprintf("#%d", i)
+		}
+		errs = wrap(errs, "rule "+name, r.validate(c, f))
+	}
+	return errors.Join(errs...)
+}
+
+func (r FirewallRule) validate(c Chain, f Family) error {
+	if len(r.Name) > maxComment || strings.ContainsAny(r.Name, "\"\n\x00") {
+		return fmt.Errorf("name: must have at most %d bytes, without quote and line break", maxComment)
+	}
+	is6, known := r.Is6(f)
+	for i, m := range r.Matches {
+		if err := m.validate(c, is6, known); err != nil {
+			return fmt.Errorf("match %d: %w", i, err)
+		}
+	}
+	return r.Action.validate(r, c, is6, known)
+}
+
+func (m Match) validate(c Chain, is6, known bool) error {
+	what := 0
+	for _, set := range []bool{m.Addr != (AddrRange{}), m.Ports != (PortRange{}), m.L4Proto != "", m.Dev != "", m.ICMPError} {
+		if set {
+			what++
+		}
+	}
+	switch {
+	case what != 1:
+		return errors.New("must look at exactly one of address, ports, protocol, device, ICMP errors")
+	case (m.Addr != AddrRange{} || m.Ports != PortRange{}) && m.Dir != "src" && m.Dir != "dst":
+		return fmt.Errorf("position %q: must be src or dst", m.Dir)
+	case m.Dev != "" && m.Dir != "in" && m.Dir != "out":
+		return fmt.Errorf("position %q: must be in or out", m.Dir)
+	case m.Dev != "" && len(m.Dev) > maxName:
+		return fmt.Errorf("device %q: has more than %d bytes", m.Dev, maxName)
+	case m.Dev != "" && m.Dir == "in" && c.Hook == "output", m.Dev != "" && m.Dir == "out" && (c.Hook == "prerouting" || c.Hook == "input"):
+		return fmt.Errorf("device %q: at hook %s no packet has an %s device", m.Dev, c.Hook, m.Dir)
+	case m.Addr != AddrRange{} && (m.Addr.From.BitLen() != m.Addr.To.BitLen() || m.Addr.To.Less(m.Addr.From)):
+		return fmt.Errorf("addresses %s to %s: not a range", m.Addr.From, m.Addr.To)
+	case m.Addr != AddrRange{} && m.Addr.From.Is6() != is6:
+		return fmt.Errorf("address %s: the rule is about the other IP family", m.Addr)
+	case m.Ports.To < m.Ports.From:
+		return fmt.Errorf("ports %s: not a range", m.Ports)
+	case m.L4Proto != "" && !slices.Contains([]string{"tcp", "udp", "sctp", "icmp", "icmpv6"}, m.L4Proto):
+		return fmt.Errorf("protocol %q: must be tcp, udp, sctp, icmp or icmpv6", m.L4Proto)
+	case m.ICMPError && !known:
+		return errors.New("ICMP errors: in an inet table the rule needs an address that tells IPv4 from IPv6")
+	}
+	return nil
+}
+
+func (a Action) validate(r FirewallRule, c Chain, is6, known bool) error {
+	nat := a.Kind == SNAT || a.Kind == DNAT || a.Kind == Masquerade
+	switch a.Kind {
+	case Accept, Drop, Reject, NoTrack, SetCTMark, RestoreCT, ClampMSS, SNAT, DNAT, Masquerade, SetSource:
+	default:
+		return fmt.Errorf("action %q: unknown", a.Kind)
+	}
+	switch {
+	case nat && c.Type != "nat":
+		return fmt.Errorf("%s: only in chains of type nat, not %s", a.Kind, c.Type)
+	case (a.Kind == SNAT) && c.Hook != "postrouting" && c.Hook != "input":
+		return fmt.Errorf("snat: only at postrouting and input, not %s", c.Hook)
+	case (a.Kind == DNAT) && c.Hook != "prerouting" && c.Hook != "output":
+		return fmt.Errorf("dnat: only at prerouting and output, not %s", c.Hook)
+	case a.Kind == Masquerade && c.Hook != "postrouting":
+		return fmt.Errorf("masquerade: only at postrouting, not %s", c.Hook)
+	case a.Kind == NoTrack && (c.Type != "filter" || c.Hook != "prerouting" && c.Hook != "output" || c.Priority >= -200):
+		return errors.New("notrack: only in filter chains at prerouting and output before connection tracking (priority below -200)")
+	case a.Kind == Reject && c.Hook != "input" && c.Hook != "forward" && c.Hook != "output":
+		return fmt.Errorf("reject: only at input, forward and output, not %s", c.Hook)
+	case a.Kind == ClampMSS && r.L4Proto() != "" && r.L4Proto() != "tcp":
+		return fmt.Errorf("tcp maxseg: the rule is about %s", r.L4Proto())
+	case a.Kind == ClampMSS && a.MSS == 0 && c.Hook != "forward" && c.Hook != "output" && c.Hook != "postrouting":
+		return fmt.Errorf("tcp maxseg set rt mtu: only at forward, output and postrouting, not %s", c.Hook)
+	case (a.Kind == SNAT || a.Kind == DNAT || a.Kind == SetSource) && !a.To.IsValid():
+		return fmt.Errorf("%s: no address", a.Kind)
+	case a.To.IsValid() && known && a.To.Addr().Is6() != is6:
+		return fmt.Errorf("%s to %s: the rule is about the other IP family", a.Kind, a.To)
+	}
+	return nil
+}
