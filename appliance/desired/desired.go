@@ -29,15 +29,10 @@ const (
 	TableMain = 254
 )
 
-// A Result is what became of one object that is addressed to this host.
-type Result struct {
-	Ref                cluster.Ref
-	ObservedGeneration int64
-	// OK is false when the object was left out. A Message with OK is a
-	// warning: the object is in force, but not quite as it is written.
-	OK      bool
-	Message string
-}
+// A Result is what became of one object that is addressed to this host. OK is
+// false when the object was left out. A Message with OK is a warning: the
+// object is in force, but not quite as it is written. Since is left zero.
+type Result = cluster.Applied
 
 // Underlay is what the host knows of the network that carries its tunnels.
 type Underlay struct {
@@ -109,20 +104,6 @@ type GatewayInput struct {
 	Routes         []cluster.RouteConfiguration
 	Firewalls      []cluster.FirewallConfiguration
 	Problems       []cluster.InvalidError
-}
-
-// Node returns the state of a node: a Geneve link to every gateway, and the
-// routes, rules and tables of the configurations addressed to nodes. Results
-// are sorted by kind, namespace and name, one for every object concerned.
-func Node(in NodeInput) (netstate.State, []Result) {
-	return compileNode(in)
-}
-
-// Gateway returns the state of a gateway: a Geneve link to every node, the
-// WireGuard link to the peer, and the routes, rules and tables of the
-// configurations addressed to it.
-func Gateway(in GatewayInput) (netstate.State, []Result) {
-	return compileGateway(in)
 }
 
 // Remotes returns the underlay addresses that the MTU of a link depends on:

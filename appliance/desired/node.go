@@ -1,19 +1,107 @@
 package desired
 
 import (
+	"cmp"
+	"fmt"
 	"net/netip"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
-func compileNode(in NodeInput) (netstate.State, []Result) { return netstate.State{}, nil }
+// Node returns the state of a node: a Geneve link to every gateway, and the
+// routes, rules and tables of the configurations addressed to nodes. Results
+// are sorted by kind, namespace and name, one for every object concerned.
+func Node(in NodeInput) (netstate.State, []Result) {
+	h := newHost(in.RulePriority, in.Problems)
+	label := cmp.Or(in.Label, in.Name)
 
-func compileGateway(in GatewayInput) (netstate.State, []Result) { return netstate.State{}, nil }
+	h.nodeLinks(in)
+	h.gatewaysToMain(in.Fabrics)
+	h.routes(in.Routes, nodeSelectsRoute)
+	h.tables(in.Firewalls, func(labels map[string]string) bool { return nodeSelectsFirewall(labels, label) }, nil)
+	return h.finish()
+}
 
-func underlayOf(n cluster.InternalNode, node string) netip.Addr {
-	if n.Name == node {
-		return n.Local
+// nodeLinks adds the Geneve links to the gateways.
+//
+//	ip link add liqo.milan type geneve id 7 remote 10.127.65.9 dstport 6091
+//	ip address add 10.80.0.4/32 dev liqo.milan
+func (h *host) nodeLinks(in NodeInput) {
+	var own cluster.InternalNode
+	for _, n := range in.Nodes {
+		if n.Name == in.Name && !n.Deleting {
+			own = n
+			h.accept(n.Meta)
+		}
 	}
-	return n.Remote
+	fabrics := map[[2]string]cluster.InternalFabric{}
+	for _, f := range living(in.Fabrics, func(f cluster.InternalFabric) cluster.Meta { return f.Meta }) {
+		h.accept(f.Meta)
+		fabrics[[2]string{f.Namespace, f.Name}] = f
+		if f.NodeInterface != "" {
+			h.missing[f.NodeInterface] = fmt.Sprintf("no GeneveTunnel joins this node and %s yet", f.Ref)
+		}
+	}
+	for _, t := range living(in.Tunnels, func(t cluster.GeneveTunnel) cluster.Meta { return t.Meta }) {
+		if t.Node != in.Name {
+			continue
+		}
+		ok := h.accept(t.Meta)
+		f, found := fabrics[[2]string{cmp.Or(t.Fabric.Namespace, t.Namespace), t.Fabric.Name}]
+		var problem string
+		switch {
+		case !ok:
+			problem = h.results[key(t.Ref)].Message
+		case !found:
+			problem = fmt.Sprintf("spec.internalFabricRef: there is no InternalFabric %s", t.Fabric.Name)
+		case !h.results[key(f.Ref)].OK:
+			problem = fmt.Sprintf("%s: %s", f.Ref, h.results[key(f.Ref)].Message)
+		case !f.GatewayIP.IsValid():
+			problem = fmt.Sprintf("%s has no gatewayIP yet", f.Ref)
+		case own.Name == "":
+			problem = fmt.Sprintf("there is no InternalNode %s yet", in.Name)
+		case !own.InternalIP.IsValid():
+			problem = fmt.Sprintf("%s has no address in the internal CIDR (spec.interface.node.ip)", own.Ref)
+		}
+		if problem != "" {
+			if ok {
+				h.refuse(t.Meta, "%s", problem)
+			}
+			if f.NodeInterface != "" && !h.hasLink(f.NodeInterface) {
+				h.missing[f.NodeInterface] = problem
+			}
+			continue
+		}
+		h.addLink(link{
+			tunnel:      t,
+			name:        f.NodeInterface,
+			description: "gateway to " + cmp.Or(f.RemoteID, f.Name),
+			mtu:         f.MTU,
+			remote:      f.GatewayIP,
+			own:         own.InternalIP,
+			peer:        f.InternalIP,
+		}, cmp.Or(in.GenevePort, GenevePort), in.Underlay)
+	}
+}
+
+// gatewaysToMain keeps what a gateway's pod sends to its peer away from the
+// tunnels: where the peer's endpoint is inside a network that is routed to the
+// peer, WireGuard's own packets would be sent into themselves.
+//
+//	ip rule add from 10.127.65.9 lookup main priority 300
+func (h *host) gatewaysToMain(fabrics []cluster.InternalFabric) {
+	seen := map[netip.Addr]bool{}
+	for _, f := range fabrics {
+		if f.Deleting || !f.GatewayIP.IsValid() || seen[f.GatewayIP] {
+			continue
+		}
+		seen[f.GatewayIP] = true
+		h.state.Rules = append(h.state.Rules, netstate.Rule{
+			Priority: h.base + toMain,
+			IPv6:     f.GatewayIP.Is6(),
+			Src:      hostPrefix(f.GatewayIP),
+			Table:    TableMain,
+		})
+	}
 }

@@ -1,0 +1,339 @@
+package desired
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// Families of the API and of nft(8).
+var families = map[string]netstate.Family{
+	"INET": netstate.FamilyINET, "IPV4": netstate.FamilyIPv4, "IPV6": netstate.FamilyIPv6,
+	"ARP": netstate.FamilyARP, "BRIDGE": netstate.FamilyBridge, "NETDEV": netstate.FamilyNetdev,
+}
+
+// Hooks by chain type and family (nft(8), "CHAINS").
+var hooks = map[string]map[netstate.Family][]string{
+	"filter": {
+		netstate.FamilyINET:   {"prerouting", "input", "forward", "output", "postrouting"},
+		netstate.FamilyIPv4:   {"prerouting", "input", "forward", "output", "postrouting"},
+		netstate.FamilyIPv6:   {"prerouting", "input", "forward", "output", "postrouting"},
+		netstate.FamilyBridge: {"prerouting", "input", "forward", "output", "postrouting"},
+		netstate.FamilyARP:    {"input", "output"},
+		netstate.FamilyNetdev: {"ingress"},
+	},
+	"nat": {
+		netstate.FamilyINET: {"prerouting", "input", "output", "postrouting"},
+		netstate.FamilyIPv4: {"prerouting", "input", "output", "postrouting"},
+		netstate.FamilyIPv6: {"prerouting", "input", "output", "postrouting"},
+	},
+	"route": {
+		netstate.FamilyINET: {"output"},
+		netstate.FamilyIPv4: {"output"},
+		netstate.FamilyIPv6: {"output"},
+	},
+}
+
+const (
+	// conntrackPriority is where connections are looked up
+	// (NF_IP_PRI_CONNTRACK): NAT is possible only after, notrack only before.
+	conntrackPriority = -200
+	maxNameLength     = 200 // of tables and chains; nft(8) allows 255, prefix included
+	maxCommentLength  = 128 // NFTNL_UDATA_COMMENT_MAXLEN
+)
+
+// tables adds the tables of the FirewallConfigurations that are selected.
+// Reserved are the names of tables that we need ourselves.
+func (h *host) tables(all []cluster.FirewallConfiguration, selects func(map[string]string) bool, reserved []string) {
+	type id struct {
+		family netstate.Family
+		name   string
+	}
+	taken := map[id]cluster.Ref{}
+	for _, fc := range living(all, func(fc cluster.FirewallConfiguration) cluster.Meta { return fc.Meta }) {
+		if !selects(fc.Labels) || !h.accept(fc.Meta) {
+			continue
+		}
+		table, problems := compileTable(fc)
+		if len(problems) > 0 {
+			h.refuse(fc.Meta, "%s", strings.Join(problems, "; "))
+			continue
+		}
+		if slices.Contains(reserved, table.Name) {
+			h.refuse(fc.Meta, "spec.table.name: %q is a table of Isthmus itself; choose another name", table.Name)
+			continue
+		}
+		if other, ok := taken[id{table.Family, table.Name}]; ok {
+			h.refuse(fc.Meta, "spec.table.name: %q is the table of %s already; choose another name", table.Name, other)
+			continue
+		}
+		taken[id{table.Family, table.Name}] = fc.Ref
+		h.state.Tables = append(h.state.Tables, table)
+		for _, text := range oddities(fc) {
+			h.warn(fc.Meta, "%s", text)
+		}
+	}
+}
+
+// compileTable compiles a table. It returns all that is wrong with it.
+func compileTable(fc cluster.FirewallConfiguration) (netstate.Table, []string) {
+	var c tableCompiler
+	family, ok := families[fc.Family]
+	if !ok {
+		c.complain("spec.table.family", "%q is none; write INET, IPV4, IPV6, ARP, NETDEV or BRIDGE", fc.Family)
+		return netstate.Table{}, c.problems
+	}
+	c.family = family
+	if fc.Table == "" || len(fc.Table) > maxNameLength {
+		c.complain("spec.table.name", "has %d bytes; write 1 to %d", len(fc.Table), maxNameLength)
+	}
+	table := netstate.Table{Family: family, Name: fc.Table}
+	names := map[string]int{}
+	for i, chain := range fc.Chains {
+		field := fmt.Sprintf("spec.table.chains[%d]", i)
+		if first, twice := names[chain.Name]; twice {
+			c.complain(field+".name", "%q is the name of spec.table.chains[%d] already; choose another one", chain.Name, first)
+			continue
+		}
+		names[chain.Name] = i
+		table.Chains = append(table.Chains, c.chain(field, chain))
+	}
+	return table, c.problems
+}
+
+// A tableCompiler collects what is wrong with a table.
+type tableCompiler struct {
+	family   netstate.Family
+	problems []string
+}
+
+func (c *tableCompiler) complain(field, format string, args ...any) {
+	c.problems = append(c.problems, field+": "+fmt.Sprintf(format, args...))
+}
+
+func (c *tableCompiler) chain(field string, chain cluster.Chain) netstate.Chain {
+	out := netstate.Chain{
+		Name: chain.Name, Type: chain.Type, Hook: chain.Hook,
+		Priority: chain.Priority, Policy: cmp.Or(chain.Policy, "accept"),
+	}
+	if chain.Name == "" || len(chain.Name) > maxNameLength {
+		c.complain(field+".name", "has %d bytes; write 1 to %d", len(chain.Name), maxNameLength)
+	}
+	if out.Policy != "accept" && out.Policy != "drop" {
+		c.complain(field+".policy", "%q is none; write accept or drop", chain.Policy)
+	}
+	byFamily, ok := hooks[chain.Type]
+	switch {
+	case !ok:
+		c.complain(field+".type", "%q is none; write filter, nat or route", chain.Type)
+		return out
+	case byFamily[c.family] == nil:
+		c.complain(field+".type", "a table of family %s has no chains of type %s", c.family, chain.Type)
+	case !slices.Contains(byFamily[c.family], chain.Hook):
+		c.complain(field+".hook", "%q is none of a %s chain of family %s; write %s",
+			chain.Hook, chain.Type, c.family, strings.Join(byFamily[c.family], ", "))
+	}
+	if chain.Type == "nat" && chain.Priority <= conntrackPriority {
+		c.complain(field+".priority", "%d is too early for nat, which needs connection tracking; write %d or more",
+			chain.Priority, conntrackPriority+1)
+	}
+	if len(chain.NAT) > 0 && chain.Type != "nat" {
+		c.complain(field+".rules.natRules", "are for chains of type nat, not %s", chain.Type)
+	}
+	if len(chain.Filter) > 0 && chain.Type != "filter" {
+		c.complain(field+".rules.filterRules", "are for chains of type filter, not %s", chain.Type)
+	}
+	for i, r := range chain.Filter {
+		out.Rules = append(out.Rules, c.filterRule(fmt.Sprintf("%s.rules.filterRules[%d]", field, i), chain, r))
+	}
+	for i, r := range chain.NAT {
+		out.Rules = append(out.Rules, c.natRule(fmt.Sprintf("%s.rules.natRules[%d]", field, i), chain, r))
+	}
+	return out
+}
+
+// filterActions are the actions of the API that need no check.
+var filterActions = map[string]netstate.ActionKind{
+	"accept": netstate.Accept, "drop": netstate.Drop, "reject": netstate.Reject, "notrack": netstate.NoTrack,
+	"ctmark": netstate.SetCTMark, "metamarkfromctmark": netstate.RestoreCT, "tcpmssclamp": netstate.ClampMSS,
+}
+
+func (c *tableCompiler) filterRule(field string, chain cluster.Chain, r cluster.FilterRule) netstate.FirewallRule {
+	out := netstate.FirewallRule{Name: r.Name, Counter: r.Counter, Matches: c.matches(field, r.Name, r.Match)}
+	kind, ok := filterActions[r.Action]
+	if !ok {
+		c.complain(field+".action", "%q is none; write accept, drop, reject, notrack, ctmark, metamarkfromctmark or tcpmssclamp", r.Action)
+		return out
+	}
+	out.Action.Kind = kind
+	ip := c.family == netstate.FamilyINET || c.family == netstate.FamilyIPv4 || c.family == netstate.FamilyIPv6
+	switch kind {
+	case netstate.SetCTMark:
+		mark, err := strconv.ParseUint(r.Value, 0, 32)
+		if err != nil {
+			c.complain(field+".value", "%q is not a mark; write a number from 0 to 4294967295", r.Value)
+		}
+		out.Action.Mark = uint32(mark)
+	case netstate.ClampMSS:
+		mss, err := strconv.ParseUint(cmp.Or(r.Value, "0"), 10, 16)
+		if err != nil {
+			c.complain(field+".value", "%q is not a segment size; write a number of bytes, or 0 for what the route's MTU allows", r.Value)
+		}
+		out.Action.MSS = uint16(mss)
+		if !slices.ContainsFunc(r.Match, func(m cluster.Match) bool { return m.Proto == "tcp" && !m.Negate }) {
+			c.complain(field+".match", "tcpmssclamp is for TCP; add a match with proto tcp")
+		}
+	case netstate.Reject:
+		if chain.Hook == "postrouting" {
+			c.complain(field+".action", "reject does not work in postrouting; write drop, or choose the hook forward or output")
+		}
+	}
+	switch kind {
+	case netstate.SetCTMark, netstate.ClampMSS:
+	default:
+		if r.Value != "" {
+			c.complain(field+".value", "%s takes no value; leave it out", r.Action)
+		}
+	}
+	if !ip && kind != netstate.Accept && kind != netstate.Drop {
+		c.complain(field+".action", "%s needs IP; it does not work in a table of family %s", r.Action, c.family)
+	}
+	return out
+}
+
+func (c *tableCompiler) natRule(field string, chain cluster.Chain, r cluster.NATRule) netstate.FirewallRule {
+	out := netstate.FirewallRule{Name: r.Name, Matches: c.matches(field, r.Name, r.Match)}
+	allowed := []string{"prerouting", "output"}
+	switch r.Type {
+	case "dnat":
+		out.Action.Kind = netstate.DNAT
+	case "snat":
+		out.Action.Kind, allowed = netstate.SNAT, []string{"postrouting", "input"}
+	case "masquerade":
+		out.Action.Kind, allowed = netstate.Masquerade, []string{"postrouting"}
+	default:
+		c.complain(field+".natType", "%q is none; write dnat, snat or masquerade", r.Type)
+		return out
+	}
+	if !slices.Contains(allowed, chain.Hook) {
+		c.complain(field+".natType", "%s is for the hook %s, not %s", r.Type, strings.Join(allowed, " or "), chain.Hook)
+	}
+	switch {
+	case r.Type == "masquerade" && r.To.IsValid():
+		c.complain(field+".to", "%s: masquerade takes the address of the outgoing link; leave it out, or write snat", r.To)
+	case r.Type == "masquerade":
+	case !r.To.IsValid():
+		c.complain(field+".to", "is empty; write the new address, or a CIDR to keep the host part")
+	case !c.carries(r.To.Addr()):
+		c.complain(field+".to", "%s is not of the family of the table, %s", r.To, c.family)
+	default:
+		out.Action.To, out.Action.Prefix = r.To, r.ToIsPrefix
+		if r.ToIsPrefix {
+			out.Action.To = r.To.Masked()
+		}
+	}
+	return out
+}
+
+// matches compiles the matches of a rule.
+func (c *tableCompiler) matches(field, name string, matches []cluster.Match) []netstate.Match {
+	if len(name) > maxCommentLength {
+		c.complain(field+".name", "has %d bytes; write at most %d", len(name), maxCommentLength)
+	}
+	var out []netstate.Match
+	for i, m := range matches {
+		field := fmt.Sprintf("%s.match[%d]", field, i)
+		n := netstate.Match{Negate: m.Negate}
+		set := 0
+		if m.IP != (cluster.AddrRange{}) {
+			set++
+			n.Dir, n.Addr = m.Position, netstate.AddrRange(m.IP)
+			c.position(field+".ip.position", m.Position, "src", "dst")
+			switch {
+			case !m.IP.From.IsValid() || !m.IP.To.IsValid() || m.IP.From.BitLen() != m.IP.To.BitLen() || m.IP.To.Less(m.IP.From):
+				c.complain(field+".ip.value", "%s-%s is not a range; write the lower address first", m.IP.From, m.IP.To)
+			case !c.carries(m.IP.From):
+				c.complain(field+".ip.value", "%s is not of the family of the table, %s", m.IP.From, c.family)
+			}
+		}
+		if m.Ports != (cluster.PortRange{}) {
+			set++
+			n.Dir, n.Ports = m.Position, netstate.PortRange(m.Ports)
+			c.position(field+".port.position", m.Position, "src", "dst")
+			if m.Ports.To < m.Ports.From {
+				c.complain(field+".port.value", "%d-%d is not a range; write the lower port first", m.Ports.From, m.Ports.To)
+			}
+			if !c.ip() {
+				c.complain(field+".port", "a table of family %s knows no ports", c.family)
+			}
+		}
+		if m.Proto != "" {
+			set++
+			n.L4Proto = m.Proto
+			if m.Proto != "tcp" && m.Proto != "udp" {
+				c.complain(field+".proto.value", "%q is none; write tcp or udp", m.Proto)
+			}
+			if !c.ip() {
+				c.complain(field+".proto", "a table of family %s knows no protocols above IP", c.family)
+			}
+		}
+		if m.Dev != "" {
+			set++
+			n.Dir, n.Dev = m.Position, m.Dev
+			c.position(field+".dev.position", m.Position, "in", "out")
+			if p := linkNameProblem(m.Dev); p != "" {
+				c.complain(field+".dev.value", "%q %s", m.Dev, p)
+			}
+		}
+		if set != 1 {
+			c.complain(field, "says %d things; write exactly one of ip, port, proto and dev, and a match for each further one", set)
+			continue
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+func (c *tableCompiler) position(field, position, a, b string) {
+	if position != a && position != b {
+		c.complain(field, "%q is none; write %s or %s", position, a, b)
+	}
+}
+
+// ip reports whether packets of the table's family are known to be IP.
+func (c *tableCompiler) ip() bool {
+	return c.family == netstate.FamilyINET || c.family == netstate.FamilyIPv4 || c.family == netstate.FamilyIPv6
+}
+
+// carries reports whether a packet of the table's family may have the address.
+func (c *tableCompiler) carries(a netip.Addr) bool {
+	switch c.family {
+	case netstate.FamilyINET:
+		return true
+	case netstate.FamilyIPv4:
+		return a.Is4()
+	case netstate.FamilyIPv6:
+		return a.Is6()
+	}
+	return false
+}
+
+// oddities returns what is allowed but hardly meant.
+func oddities(fc cluster.FirewallConfiguration) []string {
+	var out []string
+	for i, chain := range fc.Chains {
+		for j, r := range chain.Filter {
+			if r.Action == "notrack" && (chain.Priority >= conntrackPriority || chain.Hook != "prerouting" && chain.Hook != "output") {
+				out = append(out, fmt.Sprintf("spec.table.chains[%d].rules.filterRules[%d].action: notrack has no effect here; it works in prerouting and output, with a priority below %d",
+					i, j, conntrackPriority))
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,317 @@
+package desired
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// TunnelInterface is the WireGuard link of a gateway.
+const TunnelInterface = "liqo-tunnel"
+
+// ICMPErrorTable is the nftables table that every gateway has of itself.
+const ICMPErrorTable = "icmp-errors"
+
+// afterSourceNAT is the priority of a chain in postrouting that sees packets
+// as they go out: one after NF_IP_PRI_NAT_SRC.
+const afterSourceNAT = 101
+
+// keepalive is how often, in seconds, a client that is silent says something,
+// so that a NAT on the way does not forget it. 25 is what wg(8) advises.
+const keepalive = 25
+
+// TunnelAddresses returns the addresses of both ends of the tunnel between a
+// server and a client.
+func TunnelAddresses(mode string) (own netip.Prefix, peer netip.Addr) {
+	server, client := netip.AddrFrom4([4]byte{169, 254, 18, 1}), netip.AddrFrom4([4]byte{169, 254, 18, 2})
+	if mode == cluster.Client {
+		return netip.PrefixFrom(client, 30), server
+	}
+	return netip.PrefixFrom(server, 30), client
+}
+
+// Gateway returns the state of a gateway: a Geneve link to every node, the
+// WireGuard link to the peer, and the routes, rules and tables of the
+// configurations addressed to it.
+func Gateway(in GatewayInput) (netstate.State, []Result) {
+	h := newHost(in.RulePriority, in.Problems)
+	label := cmp.Or(in.NodeLabel, in.NodeName)
+
+	configuration := h.configuration(in)
+	h.tunnel(in, configuration)
+	h.gatewayLinks(in)
+	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
+	h.close(configuration)
+	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
+		[]string{ICMPErrorTable})
+	h.icmpErrors(in, configuration)
+	return h.finish()
+}
+
+// configuration returns the Configuration of the peer. If there are several,
+// it is the oldest one.
+func (h *host) configuration(in GatewayInput) *cluster.Configuration {
+	var chosen *cluster.Configuration
+	for _, c := range living(in.Configurations, func(c cluster.Configuration) cluster.Meta { return c.Meta }) {
+		switch {
+		case c.RemoteID != in.RemoteID || !h.accept(c.Meta):
+		case chosen != nil:
+			h.refuse(c.Meta, "%s is for the same remote cluster and older; delete one of the two", chosen.Ref)
+		default:
+			chosen = &c
+		}
+	}
+	return chosen
+}
+
+// tunnel adds the WireGuard link.
+//
+//	ip link add liqo-tunnel type wireguard
+//	ip address add 169.254.18.1/30 dev liqo-tunnel
+//	wg set liqo-tunnel listen-port 51840 peer … allowed-ips …
+func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
+	own, peer := TunnelAddresses(in.Mode)
+	outer := in.PeerEndpoint.Addr()
+	if !outer.IsValid() {
+		outer = in.PodIP
+	}
+	mtu, problem := ChooseMTU(in.MTU, WireGuardMTU(in.Underlay.To(in.PeerEndpoint.Addr()), outer))
+	if problem != "" && c != nil {
+		h.warn(c.Meta, "%s: %s", TunnelInterface, problem)
+	}
+	h.state.Links = append(h.state.Links, netstate.Link{
+		Name:        TunnelInterface,
+		Kind:        netstate.KindWireGuard,
+		MTU:         mtu,
+		Description: "peer " + in.RemoteID,
+		Forwarding:  true,
+		RPFilter:    rpFilterLoose,
+	})
+	h.state.Addresses = append(h.state.Addresses, netstate.Address{Dev: TunnelInterface, Prefix: own})
+	h.devs[peer] = TunnelInterface
+
+	wg := netstate.WireGuard{Dev: TunnelInterface, PublicKey: in.PublicKey}
+	if in.Mode != cluster.Client {
+		wg.ListenPort = cmp.Or(in.ListenPort, WireGuardPort)
+	}
+	if key, ok := h.peerKey(in); ok {
+		p := netstate.WireGuardPeer{PublicKey: key, AllowedIPs: []netip.Prefix{hostPrefix(peer)}}
+		if in.PeerEndpoint.IsValid() {
+			p.Endpoint = netip.AddrPortFrom(in.PeerEndpoint.Addr().Unmap(), in.PeerEndpoint.Port())
+		}
+		if in.Mode == cluster.Client {
+			p.Keepalive = keepalive
+		}
+		// What the peer may send: nothing but what is its own.
+		if c != nil {
+			p.AllowedIPs = append(p.AllowedIPs, c.Remote.All()...)
+		}
+		slices.SortFunc(p.AllowedIPs, comparePrefix)
+		p.AllowedIPs = slices.Compact(p.AllowedIPs)
+		wg.Peers = []netstate.WireGuardPeer{p}
+	}
+	h.state.WireGuard = append(h.state.WireGuard, wg)
+}
+
+// peerKey returns the public key of the peer. If several PublicKeys disagree,
+// it is that of the oldest one.
+func (h *host) peerKey(in GatewayInput) (netstate.Key, bool) {
+	var chosen *cluster.PublicKey
+	for _, k := range living(in.PublicKeys, func(k cluster.PublicKey) cluster.Meta { return k.Meta }) {
+		if k.RemoteID != in.RemoteID || !h.accept(k.Meta) {
+			continue
+		}
+		switch {
+		case len(k.Key) != len(netstate.Key{}):
+			h.refuse(k.Meta, "spec.publicKey: has %d bytes; a WireGuard key has %d", len(k.Key), len(netstate.Key{}))
+		case chosen == nil:
+			chosen = &k
+		case !bytes.Equal(k.Key, chosen.Key):
+			h.refuse(k.Meta, "%s is another key of the same remote cluster and older; delete one of the two", chosen.Ref)
+		}
+	}
+	if chosen == nil {
+		return netstate.Key{}, false
+	}
+	return netstate.Key(chosen.Key), true
+}
+
+// gatewayLinks adds the Geneve links to the nodes.
+func (h *host) gatewayLinks(in GatewayInput) {
+	nodes := map[string]cluster.InternalNode{}
+	for _, n := range in.Nodes {
+		if n.Deleting {
+			continue
+		}
+		nodes[n.Name] = n
+		if n.GatewayInterface != "" {
+			h.missing[n.GatewayInterface] = fmt.Sprintf("no GeneveTunnel joins this gateway and %s yet", n.Ref)
+		}
+	}
+	fabrics := map[[2]string]cluster.InternalFabric{}
+	for _, f := range in.Fabrics {
+		if !f.Deleting && f.RemoteID == in.RemoteID && f.Namespace == in.Namespace {
+			h.accept(f.Meta)
+			fabrics[[2]string{f.Namespace, f.Name}] = f
+		}
+	}
+	for _, t := range living(in.Tunnels, func(t cluster.GeneveTunnel) cluster.Meta { return t.Meta }) {
+		f, ours := fabrics[[2]string{cmp.Or(t.Fabric.Namespace, t.Namespace), t.Fabric.Name}]
+		if !ours {
+			continue // of another gateway
+		}
+		ok := h.accept(t.Meta)
+		n, found := nodes[t.Node]
+		side, remote := "remote", underlayOf(n, in.NodeName)
+		if t.Node == in.NodeName {
+			side = "local"
+		}
+		nodeProblem := ""
+		if found && len(h.problems[key(n.Ref)]) > 0 {
+			nodeProblem = h.problems[key(n.Ref)][0]
+		}
+		var problem string
+		switch {
+		case !ok:
+			problem = h.results[key(t.Ref)].Message
+		case !found:
+			problem = fmt.Sprintf("spec.internalNodeRef: there is no InternalNode %q", t.Node)
+		case nodeProblem != "":
+			problem = fmt.Sprintf("%s: %s", n.Ref, nodeProblem)
+		case !h.results[key(f.Ref)].OK:
+			problem = fmt.Sprintf("%s: %s", f.Ref, h.results[key(f.Ref)].Message)
+		case !f.InternalIP.IsValid():
+			problem = fmt.Sprintf("%s has no address in the internal CIDR (spec.interface.gateway.ip)", f.Ref)
+		case !remote.IsValid():
+			problem = fmt.Sprintf("the address of node %s is not known yet: its daemon writes it to status.nodeIP.%s of its InternalNode", t.Node, side)
+		}
+		if problem != "" {
+			if ok {
+				h.refuse(t.Meta, "%s", problem)
+			}
+			if n.GatewayInterface != "" && !h.hasLink(n.GatewayInterface) {
+				h.missing[n.GatewayInterface] = problem
+			}
+			continue
+		}
+		h.addLink(link{
+			tunnel:      t,
+			name:        n.GatewayInterface,
+			description: "node " + n.Name,
+			mtu:         cmp.Or(in.MTU, f.MTU),
+			remote:      remote,
+			own:         f.InternalIP,
+			peer:        n.InternalIP,
+		}, cmp.Or(in.GenevePort, GenevePort), in.Underlay)
+	}
+}
+
+// underlayOf returns the address of a node below the tunnels, as a gateway on
+// the other node sees it.
+func underlayOf(n cluster.InternalNode, gatewayNode string) netip.Addr {
+	if n.Name == gatewayNode {
+		return n.Local
+	}
+	return n.Remote
+}
+
+// close ends the lookup for whatever came by a tunnel and was meant for nobody
+// that the routes know. It would go on to the main table otherwise: to the
+// cluster's Services, API server and nodes, with the address of a pod.
+//
+//	ip rule add iif liqo-tunnel priority 390 unreachable
+func (h *host) close(c *cluster.Configuration) {
+	ipv6 := false
+	for _, r := range h.state.Routes {
+		ipv6 = ipv6 || r.Dst.Addr().Is6()
+	}
+	for _, a := range h.state.Addresses {
+		ipv6 = ipv6 || a.Prefix.Addr().Is6()
+	}
+	if c != nil {
+		for _, p := range append(c.Remote.All(), c.Local.All()...) {
+			ipv6 = ipv6 || p.Addr().Is6()
+		}
+	}
+	for _, l := range h.state.Links {
+		for _, v6 := range []bool{false, true} {
+			if v6 && !ipv6 {
+				continue
+			}
+			h.state.Rules = append(h.state.Rules, netstate.Rule{
+				Priority: h.base + closing, IPv6: v6, IIF: l.Name, Unreachable: true,
+			})
+		}
+	}
+}
+
+// icmpErrors gives ICMP errors that routers on our side send to the peer a
+// source that the peer lets in: the first address of the external CIDR. A node
+// that can't forward a large packet, for one, answers from an address that
+// the peer's WireGuard does not expect, and the sender would never learn the
+// path's MTU. NAT does not see these packets, for they belong to a connection
+// that it knows.
+//
+//	nft add rule … oifname liqo-tunnel ip saddr != { ours } icmp type { errors } ip saddr set 10.70.0.0
+func (h *host) icmpErrors(in GatewayInput, c *cluster.Configuration) {
+	if c == nil {
+		return
+	}
+	own, _ := TunnelAddresses(in.Mode)
+	var rules []netstate.FirewallRule
+	for _, v6 := range []bool{false, true} {
+		is := func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }
+		i := slices.IndexFunc(c.Local.External, is)
+		if i < 0 {
+			if slices.ContainsFunc(c.Remote.All(), is) {
+				h.warn(c.Meta, "spec.local.cidr.external: is empty, so path MTU discovery towards the remote cluster does not work; write the external CIDR of this cluster")
+			}
+			continue
+		}
+		ours := append(c.Local.All(), hostPrefix(own.Addr()))
+		ours = slices.DeleteFunc(ours, func(p netip.Prefix) bool { return !is(p) })
+		slices.SortFunc(ours, comparePrefix)
+		rule := netstate.FirewallRule{
+			Name: "icmp-errors",
+			Matches: []netstate.Match{
+				{Dir: "out", Dev: TunnelInterface},
+				{ICMPError: true},
+			},
+			Counter: true,
+			Action:  netstate.Action{Kind: netstate.SetSource, To: hostPrefix(c.Local.External[i].Masked().Addr())},
+		}
+		if v6 {
+			rule.Name = "icmpv6-errors"
+		}
+		for _, p := range slices.Compact(ours) {
+			rule.Matches = append(rule.Matches, netstate.Match{Negate: true, Dir: "src", Addr: rangeOf(p)})
+		}
+		rules = append(rules, rule)
+	}
+	if len(rules) == 0 {
+		return
+	}
+	h.state.Tables = append(h.state.Tables, netstate.Table{
+		Family: netstate.FamilyINET,
+		Name:   ICMPErrorTable,
+		Chains: []netstate.Chain{{
+			Name: "postrouting", Type: "filter", Hook: "postrouting",
+			Priority: afterSourceNAT, Policy: "accept", Rules: rules,
+		}},
+	})
+}
+
+// rangeOf returns the first and the last address of a prefix.
+func rangeOf(p netip.Prefix) netstate.AddrRange {
+	last := p.Masked().Addr().AsSlice()
+	for i := p.Bits(); i < len(last)*8; i++ {
+		last[i/8] |= 0x80 >> (i % 8)
+	}
+	to, _ := netip.AddrFromSlice(last)
+	return netstate.AddrRange{From: p.Masked().Addr(), To: to}
+}

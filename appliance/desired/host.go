@@ -1,0 +1,256 @@
+package desired
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// Priorities of our rules, counted from the first of the band.
+const (
+	firstPriority = 300
+	toMain        = 0  // from a gateway's pod: the main table
+	firstRoutes   = 10 // rules of RouteConfigurations …
+	lastRoutes    = 89 // … up to here
+	closing       = 90 // what must not go on to the main table
+)
+
+// RPFilterLoose is the value of rp_filter that accepts a packet if there is
+// any route back to its source (RFC 3704 §2.4).
+const rpFilterLoose = 2
+
+// A host collects the state of one host and what became of each object.
+type host struct {
+	state    netstate.State
+	base     uint32 // first rule priority
+	results  map[objectKey]*Result
+	problems map[objectKey][]string // fields that did not parse
+	notes    map[objectKey][]string
+	// devs leads from the address of the other end of a link to the link.
+	devs map[netip.Addr]string
+	// missing says of links that should be there why they are not.
+	missing map[string]string
+}
+
+type objectKey struct{ kind, namespace, name string }
+
+func key(r cluster.Ref) objectKey { return objectKey{r.Kind, r.Namespace, r.Name} }
+
+func newHost(base uint32, invalid []cluster.InvalidError) *host {
+	h := &host{
+		base:     cmp.Or(base, firstPriority),
+		results:  map[objectKey]*Result{},
+		problems: map[objectKey][]string{},
+		notes:    map[objectKey][]string{},
+		devs:     map[netip.Addr]string{},
+		missing:  map[string]string{},
+	}
+	for _, e := range invalid {
+		texts := h.problems
+		if e.Note {
+			texts = h.notes
+		}
+		texts[key(e.Object)] = append(texts[key(e.Object)], e.Message())
+	}
+	return h
+}
+
+// accept opens the result of an object. It returns false, with the result
+// saying so, when a field of the object did not parse.
+func (h *host) accept(m cluster.Meta) bool {
+	k := key(m.Ref)
+	if h.results[k] != nil {
+		return h.results[k].OK
+	}
+	h.results[k] = &Result{Object: m.Ref, ObservedGeneration: m.Generation, OK: true}
+	for _, text := range sorted(h.notes[k]) {
+		h.warn(m, "%s", text)
+	}
+	for _, text := range sorted(h.problems[k]) {
+		h.refuse(m, "%s", text)
+	}
+	return h.results[k].OK
+}
+
+// refuse says why an object is left out. What a warning said does not matter
+// any more.
+func (h *host) refuse(m cluster.Meta, format string, args ...any) {
+	r := h.results[key(m.Ref)]
+	if r.OK {
+		r.OK, r.Message = false, ""
+	}
+	r.Message = join(r.Message, fmt.Sprintf(format, args...))
+}
+
+// warn says what is odd about an object that is in force.
+func (h *host) warn(m cluster.Meta, format string, args ...any) {
+	if r := h.results[key(m.Ref)]; r.OK {
+		r.Message = join(r.Message, fmt.Sprintf(format, args...))
+	}
+}
+
+func join(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a + "; " + b
+}
+
+// finish returns the state and the results, in their order.
+func (h *host) finish() (netstate.State, []Result) {
+	s := &h.state
+	slices.SortFunc(s.Links, func(a, b netstate.Link) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Addresses, func(a, b netstate.Address) int {
+		return cmp.Or(strings.Compare(a.Dev, b.Dev), comparePrefix(a.Prefix, b.Prefix))
+	})
+	slices.SortFunc(s.Routes, compareRoute)
+	s.Routes = slices.Compact(s.Routes)
+	slices.SortFunc(s.Rules, compareRule)
+	s.Rules = slices.Compact(s.Rules)
+	slices.SortFunc(s.Tables, func(a, b netstate.Table) int {
+		return cmp.Or(strings.Compare(string(a.Family), string(b.Family)), strings.Compare(a.Name, b.Name))
+	})
+	results := make([]Result, 0, len(h.results))
+	for _, r := range h.results {
+		results = append(results, *r)
+	}
+	slices.SortFunc(results, func(a, b Result) int { return compareRef(a.Object, b.Object) })
+	return h.state, results
+}
+
+// A link is a Geneve link that a GeneveTunnel asks for.
+type link struct {
+	tunnel      cluster.GeneveTunnel
+	name        string
+	description string
+	mtu         int // as written; 0: derive
+	remote      netip.Addr
+	own, peer   netip.Addr // addresses of the internal CIDR
+}
+
+// addLink adds a Geneve link and the address of its near end. The result is
+// that of the tunnel.
+func (h *host) addLink(l link, port uint16, underlay Underlay) {
+	fail := func(format string, args ...any) {
+		h.refuse(l.tunnel.Meta, format, args...)
+		if l.name != "" && !h.hasLink(l.name) {
+			h.missing[l.name] = fmt.Sprintf(format, args...)
+		}
+	}
+	switch {
+	case linkNameProblem(l.name) != "":
+		fail("the name of the link, %q, %s", l.name, linkNameProblem(l.name))
+		return
+	case l.tunnel.VNI >= 1<<24:
+		fail("spec.id: %d is not a VNI; write a number below 16777216", l.tunnel.VNI)
+		return
+	case !l.remote.IsValid() || !l.own.IsValid():
+		fail("an address of the link %s is not known", l.name) // callers say it better
+		return
+	case h.hasLink(l.name):
+		fail("the link %s exists already for another GeneveTunnel; delete one of the two", l.name)
+		return
+	}
+	for _, other := range h.state.Links {
+		if other.Kind == netstate.KindGeneve && other.Geneve.VNI == l.tunnel.VNI && other.Geneve.Remote == l.remote {
+			fail("spec.id: %d is taken by the link %s to the same address, %s; give one of the two another id",
+				l.tunnel.VNI, other.Name, l.remote)
+			return
+		}
+	}
+	mtu, problem := ChooseMTU(l.mtu, GeneveMTU(underlay.To(l.remote), l.remote))
+	if problem != "" {
+		h.warn(l.tunnel.Meta, "%s", problem)
+	}
+	h.state.Links = append(h.state.Links, netstate.Link{
+		Name:        l.name,
+		Kind:        netstate.KindGeneve,
+		MTU:         mtu,
+		Geneve:      netstate.Geneve{VNI: l.tunnel.VNI, Remote: l.remote, Port: port},
+		Description: l.description,
+		Forwarding:  true,
+		RPFilter:    rpFilterLoose,
+	})
+	h.state.Addresses = append(h.state.Addresses, netstate.Address{Dev: l.name, Prefix: hostPrefix(l.own)})
+	if l.peer.IsValid() {
+		h.devs[l.peer] = l.name
+	}
+}
+
+func (h *host) hasLink(name string) bool {
+	return slices.ContainsFunc(h.state.Links, func(l netstate.Link) bool { return l.Name == name })
+}
+
+// linkNameProblem says what the kernel has against a link's name
+// (dev_valid_name in net/core/dev.c).
+func linkNameProblem(name string) string {
+	switch {
+	case name == "":
+		return "is empty; write 1 to 15 letters, digits, dots or hyphens"
+	case len(name) > 15:
+		return fmt.Sprintf("has %d bytes; a link's name has 15 at most", len(name))
+	case name == "." || name == ".." || strings.ContainsAny(name, "/: \t\n\v\f\r"):
+		return "is not a link's name; write letters, digits, dots and hyphens"
+	}
+	return ""
+}
+
+// living returns the objects that are not being deleted, the oldest first.
+func living[T any](objects []T, meta func(T) cluster.Meta) []T {
+	out := make([]T, 0, len(objects))
+	for _, o := range objects {
+		if !meta(o).Deleting {
+			out = append(out, o)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b T) int { return compareAge(meta(a), meta(b)) })
+	return out
+}
+
+// hostPrefix returns the prefix that holds one address only.
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+func comparePrefix(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+func compareRoute(a, b netstate.Route) int {
+	return cmp.Or(
+		cmp.Compare(a.Table, b.Table),
+		comparePrefix(a.Dst, b.Dst),
+		a.Via.Compare(b.Via),
+		strings.Compare(a.Dev, b.Dev))
+}
+
+func compareRule(a, b netstate.Rule) int {
+	return cmp.Or(
+		cmp.Compare(a.Priority, b.Priority),
+		compareBool(a.IPv6, b.IPv6),
+		comparePrefix(a.Src, b.Src),
+		comparePrefix(a.Dst, b.Dst),
+		strings.Compare(a.IIF, b.IIF),
+		strings.Compare(a.OIF, b.OIF),
+		cmp.Compare(a.Mark, b.Mark),
+		cmp.Compare(a.Table, b.Table))
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
+
+func sorted(texts []string) []string {
+	texts = slices.Clone(texts)
+	slices.Sort(texts)
+	return slices.Compact(texts)
+}

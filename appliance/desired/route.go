@@ -1,0 +1,346 @@
+package desired
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// TableNumbers gives every name of a routing table a number. The number is a
+// function of the name alone, except for names that collide: of those, the
+// first in the alphabet has it. The numbers of the kernel's own tables (0, 253
+// to 255) and all that fit into one byte are not given.
+func TableNumbers(names []string) map[string]uint32 {
+	names = slices.Clone(names)
+	slices.Sort(names)
+	numbers := make(map[string]uint32, len(names))
+	taken := make(map[uint32]bool, len(names))
+	for _, name := range slices.Compact(names) {
+		n := TableNumber(name)
+		for i := 1; taken[n]; i++ {
+			n = TableNumber(name + "#" + strconv.Itoa(i))
+		}
+		taken[n] = true
+		numbers[name] = n
+	}
+	return numbers
+}
+
+// TableNumber returns the number of a routing table whose name collides with
+// no other.
+func TableNumber(name string) uint32 {
+	sum := sha256.Sum256([]byte(name))
+	return binary.BigEndian.Uint32(sum[:])&0x7fffffff | 0x100 // 31 bits, and above 255
+}
+
+// A routeObject is a RouteConfiguration that has been compiled.
+type routeObject struct {
+	cluster.RouteConfiguration
+	rules []routeRule
+}
+
+// A routeRule is a rule, its routes, and the families that it stands for.
+type routeRule struct {
+	netstate.Rule // without family, priority and table
+	explicit      uint32
+	routes        []netstate.Route // without table
+	ipv4, ipv6    bool
+}
+
+// routes adds the rules and routes of the RouteConfigurations that are
+// selected.
+//
+// Every RouteConfiguration has a table of its own and one priority for all of
+// its rules, so their order among each other does not matter. Where rules of
+// several objects select the same packets (all that comes out of the tunnel,
+// say), these rules become one and their routes share a table: then the
+// longest prefix wins, and a pod with an address out of another node's range
+// is found, whatever the objects are called.
+func (h *host) routes(all []cluster.RouteConfiguration, selects func(map[string]string) bool) {
+	var objects []routeObject
+	tables := map[string]cluster.Ref{}
+	for _, rc := range living(all, func(rc cluster.RouteConfiguration) cluster.Meta { return rc.Meta }) {
+		if !selects(rc.Labels) || !h.accept(rc.Meta) {
+			continue
+		}
+		if other, taken := tables[rc.Table]; taken {
+			h.refuse(rc.Meta, "spec.table.name: %q is the table of %s already; choose another name", rc.Table, other)
+			continue
+		}
+		o, problems := h.compileRoutes(rc)
+		if len(problems) > 0 {
+			h.refuse(rc.Meta, "%s", strings.Join(problems, "; "))
+			continue
+		}
+		tables[rc.Table] = rc.Ref
+		objects = append(objects, o)
+	}
+	objects = h.withoutConflicts(objects)
+	slices.SortFunc(objects, func(a, b routeObject) int {
+		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Namespace, b.Namespace))
+	})
+
+	shared := sharedSelectors(objects)
+	var names []string
+	for _, o := range objects {
+		names = append(names, o.Table)
+	}
+	for s := range shared {
+		names = append(names, s.tableName())
+	}
+	numbers := TableNumbers(names)
+
+	for i, o := range objects {
+		priority := h.base + firstRoutes + uint32(i)
+		if n := lastRoutes - firstRoutes + 1; len(objects) > n {
+			priority = h.base + firstRoutes + uint32(i*n/len(objects))
+		}
+		for _, r := range o.rules {
+			table := numbers[o.Table]
+			prio := cmp.Or(r.explicit, priority)
+			if first, ok := shared[selectorOf(r)]; ok {
+				table = numbers[selectorOf(r).tableName()]
+				prio = h.base + firstRoutes
+				if n := lastRoutes - firstRoutes + 1; len(objects) > n {
+					prio += uint32(first * n / len(objects))
+				} else {
+					prio += uint32(first)
+				}
+			}
+			for _, route := range r.routes {
+				route.Table = table
+				h.state.Routes = append(h.state.Routes, route)
+			}
+			for _, v6 := range []bool{false, true} {
+				if v6 && !r.ipv6 || !v6 && !r.ipv4 {
+					continue
+				}
+				rule := r.Rule
+				rule.IPv6, rule.Priority, rule.Table = v6, prio, table
+				h.state.Rules = append(h.state.Rules, rule)
+			}
+		}
+	}
+}
+
+// A selector is what a rule looks at.
+type selector struct {
+	src, dst netip.Prefix
+	iif, oif string
+	mark     uint32
+}
+
+func selectorOf(r routeRule) selector {
+	return selector{r.Src, r.Dst, r.IIF, r.OIF, r.Mark}
+}
+
+// tableName is the name that the number of a shared table is derived from. No
+// table of the API can be called so.
+func (s selector) tableName() string {
+	return fmt.Sprintf("\x00from %v to %v iif %q oif %q fwmark %d", s.src, s.dst, s.iif, s.oif, s.mark)
+}
+
+// sharedSelectors returns the selectors that rules of several objects have,
+// with the position of the first of these objects. A rule with a priority of
+// its own stands where its author put it, and shares nothing.
+func sharedSelectors(objects []routeObject) map[selector]int {
+	first := map[selector]int{}
+	shared := map[selector]int{}
+	for i, o := range objects {
+		for _, r := range o.rules {
+			if r.explicit != 0 {
+				continue
+			}
+			s := selectorOf(r)
+			if j, ok := first[s]; !ok {
+				first[s] = i
+			} else if j != i {
+				shared[s] = j
+			}
+		}
+	}
+	return shared
+}
+
+// withoutConflicts leaves out objects that want to send the same packets
+// elsewhere than an older one does. The objects are in the order of their age.
+func (h *host) withoutConflicts(objects []routeObject) []routeObject {
+	type target struct {
+		s   selector
+		dst netip.Prefix
+	}
+	type owner struct {
+		route netstate.Route
+		ref   cluster.Ref
+	}
+	owners := map[target]owner{}
+	return slices.DeleteFunc(objects, func(o routeObject) bool {
+		var problems []string
+		for _, r := range o.rules {
+			for _, route := range r.routes {
+				other, taken := owners[target{selectorOf(r), route.Dst}]
+				if r.explicit == 0 && taken && other.route != route {
+					problems = append(problems, fmt.Sprintf("spec.table.rules: %s sends the same packets to %s another way; change or delete one of the two",
+						other.ref, route.Dst))
+				}
+			}
+		}
+		if len(problems) > 0 {
+			h.refuse(o.Meta, "%s", strings.Join(slices.Compact(problems), "; "))
+			return true
+		}
+		for _, r := range o.rules {
+			for _, route := range r.routes {
+				t := target{selectorOf(r), route.Dst}
+				if _, taken := owners[t]; r.explicit == 0 && !taken {
+					owners[t] = owner{route, o.Ref}
+				}
+			}
+		}
+		return false
+	})
+}
+
+// compileRoutes compiles the rules of one object, as far as that needs no
+// other object.
+func (h *host) compileRoutes(rc cluster.RouteConfiguration) (routeObject, []string) {
+	o := routeObject{RouteConfiguration: rc}
+	var problems []string
+	complain := func(field, format string, args ...any) {
+		problems = append(problems, field+": "+fmt.Sprintf(format, args...))
+	}
+	if rc.Table == "" {
+		complain("spec.table.name", "is empty; write a name, that of the object for instance")
+	}
+	type place struct {
+		field string
+		route netstate.Route
+	}
+	places := map[netip.Prefix]place{} // the table holds one route to each
+	var anyIPv4, anyIPv6 bool
+	for i, rule := range rc.Rules {
+		field := fmt.Sprintf("spec.table.rules[%d]", i)
+		r := routeRule{
+			Rule: netstate.Rule{
+				Src: selecting(rule.Src), Dst: selecting(rule.Dst),
+				IIF: rule.IIF, OIF: rule.OIF, Mark: rule.Mark,
+			},
+			explicit: rule.Priority,
+		}
+		for _, d := range []struct{ name, dev string }{{"iif", rule.IIF}, {"oif", rule.OIF}} {
+			if p := linkNameProblem(d.dev); d.dev != "" && p != "" {
+				complain(field+"."+d.name, "%q %s", d.dev, p)
+			}
+		}
+		family := 0 // bits of an address; 0: both
+		switch {
+		case rule.Src.IsValid() && rule.Dst.IsValid() && rule.Src.Addr().BitLen() != rule.Dst.Addr().BitLen():
+			complain(field, "src %s and dst %s are of different families; write two rules", rule.Src, rule.Dst)
+		case rule.Dst.IsValid():
+			family = rule.Dst.Addr().BitLen()
+		case rule.Src.IsValid():
+			family = rule.Src.Addr().BitLen()
+		}
+		for j, tr := range rule.Routes {
+			field := fmt.Sprintf("%s.routes[%d]", field, j)
+			route, text := h.compileRoute(tr)
+			if text != "" {
+				complain(field+text, "")
+				continue
+			}
+			if family != 0 && route.Dst.Addr().BitLen() != family {
+				complain(field+".dst", "%s is not of the family of its rule; move it to a rule of its own", route.Dst)
+				continue
+			}
+			if other, taken := places[route.Dst]; taken && other.route != route {
+				complain(field+".dst", "%s is in %s too, with another next hop; a table has one route to a destination", route.Dst, other.field)
+				continue
+			}
+			places[route.Dst] = place{field, route}
+			r.routes = append(r.routes, route)
+			r.ipv4 = r.ipv4 || route.Dst.Addr().Is4()
+			r.ipv6 = r.ipv6 || route.Dst.Addr().Is6()
+		}
+		anyIPv4, anyIPv6 = anyIPv4 || r.ipv4, anyIPv6 || r.ipv6
+		if family != 0 {
+			r.ipv4, r.ipv6 = family == 32, family == 128
+		}
+		o.rules = append(o.rules, r)
+	}
+	// A rule without routes leads to those of the others.
+	for i := range o.rules {
+		if r := &o.rules[i]; !r.ipv4 && !r.ipv6 {
+			r.ipv4, r.ipv6 = anyIPv4 || !anyIPv6, anyIPv6
+		}
+	}
+	return o, problems
+}
+
+// compileRoute compiles one route. The text is "" or what is wrong, beginning
+// with the name of the field.
+func (h *host) compileRoute(tr cluster.TableRoute) (netstate.Route, string) {
+	r := netstate.Route{Dst: tr.Dst.Masked(), Via: tr.Via, Src: tr.Src, Dev: tr.Dev}
+	if !tr.Dst.IsValid() {
+		return r, ".dst: is empty; write a CIDR, 0.0.0.0/0 for all of IPv4"
+	}
+	family := tr.Dst.Addr().BitLen()
+	switch tr.Scope {
+	case "", "global":
+	case "site", "link", "host", "nowhere":
+		r.Scope = netstate.Scope(tr.Scope)
+	default:
+		return r, fmt.Sprintf(".scope: %q is none; write global, site, link, host or nowhere", tr.Scope)
+	}
+	if tr.Via.IsValid() {
+		if tr.Via.BitLen() != family {
+			return r, fmt.Sprintf(".gw: %s is not of the family of dst %s", tr.Via, tr.Dst)
+		}
+		if r.Scope == netstate.ScopeLink || r.Scope == netstate.ScopeHost || r.Scope == netstate.ScopeNowhere {
+			return r, fmt.Sprintf(".scope: %s is for routes without gw; leave it out", tr.Scope)
+		}
+		r.OnLink = tr.OnLink
+		if r.Dev == "" {
+			// The other end of a link of ours: there is no other route to it.
+			dev, ok := h.devs[tr.Via]
+			if !ok {
+				return r, fmt.Sprintf(".gw: %s is not the other end of a link of this host; write dev, too", tr.Via)
+			}
+			r.Dev, r.OnLink = dev, true
+		}
+	} else if tr.OnLink {
+		return r, ".onlink: is for routes with gw; write gw, or leave onlink out"
+	}
+	if tr.Src.IsValid() && tr.Src.BitLen() != family {
+		return r, fmt.Sprintf(".src: %s is not of the family of dst %s", tr.Src, tr.Dst)
+	}
+	if r.Dev == "" {
+		return r, ".dev: is empty; write dev, gw or both"
+	}
+	if p := linkNameProblem(r.Dev); p != "" {
+		return r, fmt.Sprintf(".dev: %q %s", r.Dev, p)
+	}
+	if why, missing := h.missing[r.Dev]; missing && !h.hasLink(r.Dev) {
+		return r, fmt.Sprintf(".dev: the link %s is not there: %s", r.Dev, why)
+	}
+	if r.Dst.Addr().Is6() {
+		r.Scope = netstate.ScopeGlobal // the kernel has no scopes for IPv6
+	}
+	return r, ""
+}
+
+// selecting returns the prefix that a rule looks at: one of length 0 is true
+// of all packets, and the kernel does not keep it.
+func selecting(p netip.Prefix) netip.Prefix {
+	if !p.IsValid() || p.Bits() == 0 {
+		return netip.Prefix{}
+	}
+	return p.Masked()
+}
