@@ -1,0 +1,120 @@
+// Command lab builds Kubernetes clusters out of network namespaces, joins them
+// with the shipped daemons, and runs the scenarios that show what packets do.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+
+	"github.com/isthmus-net/isthmus/lab/internal/pods"
+	"github.com/isthmus-net/isthmus/lab/internal/report"
+)
+
+// version is set by the Makefile.
+var version = "unknown"
+
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == pods.InitArgument {
+		os.Exit(pods.ContainerInit(os.Args[2:]))
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
+	stop()
+	os.Exit(code)
+}
+
+// An app is what the commands share.
+type app struct {
+	stdin  io.Reader
+	stdout io.Writer
+	stderr io.Writer
+	logger *slog.Logger
+}
+
+// run is the program: it returns the exit code.
+func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
+	a := &app{stdin: stdin, stdout: stdout, stderr: stderr, logger: slog.New(slog.NewTextHandler(stderr, nil))}
+	root := newRoot(a)
+	root.SetArgs(args)
+	err := root.ExecuteContext(ctx)
+	var exit exitError
+	switch {
+	case err == nil:
+		return report.ExitPass
+	case errors.As(err, &exit):
+		if exit.message != "" {
+			fmt.Fprintln(stderr, exit.message)
+		}
+		return exit.code
+	}
+	// What is left came from cobra: an unknown command or flag.
+	fmt.Fprintf(stderr, "lab: %v\nlab --help lists the commands\n", err)
+	return report.ExitUsage
+}
+
+// An exitError ends the program with a code; the message may be empty when
+// everything has been said.
+type exitError struct {
+	code    int
+	message string
+}
+
+func (e exitError) Error() string { return e.message }
+
+func usageError(format string, args ...any) error {
+	return exitError{report.ExitUsage, "lab: " + fmt.Sprintf(format, args...)}
+}
+
+// infraError is for what is wrong with the machine or the lab itself.
+func infraError(err error) error {
+	if err == nil {
+		return nil
+	}
+	var exit exitError
+	if errors.As(err, &exit) {
+		return err
+	}
+	return exitError{report.ExitInfra, "lab: " + err.Error()}
+}
+
+func newRoot(a *app) *cobra.Command {
+	root := &cobra.Command{
+		Use:   "lab",
+		Short: "Kubernetes clusters on one machine, and what the packets between them do",
+		Long: `lab builds real Kubernetes clusters out of network namespaces, without Docker,
+joins them with the shipped daemons and runs scenarios on them.
+
+  lab doctor              what this machine can run, and how to fix what it can't
+  lab up two-clusters     build a topology and leave it up
+  lab kubectl milan -- get pods -A -o wide
+  lab exec milan/web -- ip route
+  lab run                 run every scenario and say what held
+  lab down                take it down
+
+Names: milan is a cluster, milan/node-1 a node, milan/web a pod of the topology,
+milan/gateway the gateway pod, milan/router its way out, wan what joins them.
+
+Exit codes: 0 all held · 1 an expectation did not hold · 2 usage or a mistake in
+a file · 3 the machine or the lab failed · 4 nothing ran.`,
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+	}
+	root.SetIn(a.stdin)
+	root.SetOut(a.stdout)
+	root.SetErr(a.stderr)
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.AddCommand(
+		newProbeCommand(a),
+		newSuperviseCommand(a),
+	)
+	return root
+}

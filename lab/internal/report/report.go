@@ -1,0 +1,102 @@
+// Package report says how a run went: on the terminal, as JSON, as JUnit XML,
+// and as a directory of evidence for what failed. It knows results, not how
+// they came about.
+package report
+
+import "time"
+
+// Exit codes of `lab run`.
+const (
+	ExitPass  = 0 // everything held
+	ExitFail  = 1 // an expectation did not hold
+	ExitUsage = 2 // wrong usage, or a mistake in a file
+	ExitInfra = 3 // the machine or the lab failed
+	ExitNone  = 4 // nothing ran
+)
+
+// A Verdict is how a row ended.
+type Verdict string
+
+// Verdicts.
+const (
+	Pass  Verdict = "pass"
+	Fail  Verdict = "fail"
+	XFail Verdict = "xfail" // failed as a known limitation says
+	XPass Verdict = "xpass" // passed although a known limitation says it can't: fails
+	Skip  Verdict = "skip"  // this machine lacks something
+	Infra Verdict = "infra" // the lab failed, not the product
+)
+
+// A Run is a whole run.
+type Run struct {
+	Seed      string     `json:"seed"`
+	World     string     `json:"world"`
+	Version   string     `json:"version"`
+	Started   time.Time  `json:"started"`
+	Took      Duration   `json:"took"`
+	Sabotage  bool       `json:"sabotage,omitempty"`
+	Labs      []Lab      `json:"labs"`
+	Scenarios []Scenario `json:"scenarios"`
+}
+
+// A Lab is a world that was built for the run.
+type Lab struct {
+	Topology string  `json:"topology"`
+	World    string  `json:"world"`
+	Phases   []Phase `json:"phases"`
+	Retries  int     `json:"retries,omitempty"` // times it had to be built again
+	Error    string  `json:"error,omitempty"`
+}
+
+// A Phase is a step of building a lab.
+type Phase struct {
+	Name string   `json:"name"`
+	Took Duration `json:"took"`
+}
+
+// A Scenario is a scenario's rows.
+type Scenario struct {
+	Name        string `json:"name"`
+	Description string `json:"description"`
+	File        string `json:"file"`
+	Rows        []Row  `json:"rows"`
+}
+
+// A Row is one row of a scenario's matrix, or one sabotage of it.
+type Row struct {
+	Name     string   `json:"name"` // scenario/value/value
+	Verdict  Verdict  `json:"verdict"`
+	Reason   string   `json:"reason,omitempty"` // of skip, xfail, xpass and infra
+	Took     Duration `json:"took"`
+	Sabotage string   `json:"sabotage,omitempty"` // what was done to turn it red
+	Steps    []Step   `json:"steps"`
+	Retries  int      `json:"retries,omitempty"` // after infrastructure errors
+	Bundle   string   `json:"bundle,omitempty"`  // directory with the evidence
+}
+
+// A Step is a step of a row that ran.
+type Step struct {
+	Name     string   `json:"name"`
+	Took     Duration `json:"took"`
+	Notes    []string `json:"notes,omitempty"` // what was measured
+	Failures []Fault  `json:"failures,omitempty"`
+}
+
+// A Fault is an expectation that did not hold.
+type Fault struct {
+	Expectation string   `json:"expectation"`
+	Place       string   `json:"place,omitempty"` // file:line:col
+	Want        string   `json:"want"`
+	Got         string   `json:"got"`
+	Why         string   `json:"why,omitempty"`
+	Path        []string `json:"path,omitempty"` // hosts that saw the packet
+	Reply       []string `json:"reply,omitempty"`
+}
+
+// Failed tells whether a verdict turns the run red.
+func (v Verdict) Failed(ci bool) bool {
+	return v == Fail || v == XPass || v == Skip && ci
+}
+
+// A Duration is a time in seconds with three digits, in JSON and for people.
+type Duration time.Duration
