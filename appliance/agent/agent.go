@@ -244,15 +244,15 @@ func (l *loop[In]) reconcile(ctx context.Context) (res Result[In]) {
 	return res
 }
 
-// compute calls desired and turns a panic into an error: a bug there must not
+// compute calls f and turns a panic into an error: a bug there must not
 // stop the daemon that keeps the data plane up.
-func compute[In any](desired func(In) (netstate.State, []cluster.Applied), in In) (st netstate.State, objects []cluster.Applied, err error) {
+func compute[In any](f func(In) (netstate.State, []cluster.Applied), in In) (st netstate.State, objects []cluster.Applied, err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			st, objects, err = netstate.State{}, nil, &PanicError{Value: r, Stack: debug.Stack()}
 		}
 	}()
-	st, objects = desired(in)
+	st, objects = f(in)
 	return st, objects, nil
 }
 

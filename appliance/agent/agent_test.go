@@ -22,7 +22,7 @@ import (
 // prefixes is the input of the tests: a route into table 7 for each.
 type prefixes []string
 
-func desired(in prefixes) (netstate.State, []cluster.Applied) {
+func routes(in prefixes) (netstate.State, []cluster.Applied) {
 	var st netstate.State
 	for _, p := range in {
 		st.Routes = append(st.Routes, netstate.Route{Table: 7, Dst: netip.MustParsePrefix(p), Dev: "liqo.rome"})
@@ -143,7 +143,7 @@ func start(t *testing.T, change func(*Config[prefixes])) *bench {
 		},
 	}
 	cfg := Config[prefixes]{
-		Source: b.source, Target: b.target, Desired: desired,
+		Source: b.source, Target: b.target, Desired: routes,
 		Logger: slog.New(slog.NewTextHandler(&b.log, nil)),
 		Report: func(r Result[prefixes]) {
 			b.mu.Lock()
@@ -204,7 +204,7 @@ func TestBurstIsOnePass(t *testing.T) {
 			b.source.set("10.1.0.0/16", netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 2, byte(i), 0}), 24).String())
 			<-time.After(5 * time.Millisecond)
 		}
-		rs := b.after(90 * time.Millisecond)
+		rs := b.after(40 * time.Millisecond)
 		assert.Equal(t, len(rs), 1)
 		assert.Assert(t, b.target.has("10.2.7.0/24") && !b.target.has("10.2.0.0/24"))
 	})
@@ -291,7 +291,7 @@ func TestPanicKeepsDataPlane(t *testing.T) {
 				if slices.Contains(in, "poison") {
 					panic("index out of range")
 				}
-				return desired(in)
+				return routes(in)
 			}
 		})
 		b.after(time.Second)
@@ -342,7 +342,7 @@ func TestEndKeepsDataPlane(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		err := Run(ctx, Config[prefixes]{
-			Source: blockedSource{}, Target: target, Desired: desired,
+			Source: blockedSource{}, Target: target, Desired: routes,
 			Report: func(r Result[prefixes]) { t.Errorf("reported %+v", r) },
 		})
 		assert.NilError(t, err)
