@@ -45,7 +45,7 @@ const (
 	// (NF_IP_PRI_CONNTRACK): NAT is possible only after, notrack only before.
 	conntrackPriority = -200
 	maxNameLength     = 200 // of tables and chains; nft(8) allows 255, prefix included
-	maxCommentLength  = 128 // NFTNL_UDATA_COMMENT_MAXLEN
+	maxCommentLength  = 127 // NFTNL_UDATA_COMMENT_MAXLEN, without its final zero
 )
 
 // tables adds the tables of the FirewallConfigurations that are selected.
@@ -75,9 +75,6 @@ func (h *host) tables(all []cluster.FirewallConfiguration, selects func(map[stri
 		}
 		taken[id{table.Family, table.Name}] = fc.Ref
 		h.state.Tables = append(h.state.Tables, table)
-		for _, text := range oddities(fc) {
-			h.warn(fc.Meta, "%s", text)
-		}
 	}
 }
 
@@ -103,6 +100,11 @@ func compileTable(fc cluster.FirewallConfiguration) (netstate.Table, []string) {
 		}
 		names[chain.Name] = i
 		table.Chains = append(table.Chains, c.chain(field, chain))
+	}
+	if len(c.problems) == 0 {
+		if err := table.Validate(); err != nil {
+			c.complain("spec.table", "%s", strings.ReplaceAll(err.Error(), "\n", "; "))
+		}
 	}
 	return table, c.problems
 }
@@ -165,14 +167,13 @@ var filterActions = map[string]netstate.ActionKind{
 }
 
 func (c *tableCompiler) filterRule(field string, chain cluster.Chain, r cluster.FilterRule) netstate.FirewallRule {
-	out := netstate.FirewallRule{Name: r.Name, Counter: r.Counter, Matches: c.matches(field, r.Name, r.Match)}
+	out := netstate.FirewallRule{Name: r.Name, Counter: r.Counter, Matches: c.matches(field, chain.Hook, r.Name, r.Match)}
 	kind, ok := filterActions[r.Action]
 	if !ok {
 		c.complain(field+".action", "%q is none; write accept, drop, reject, notrack, ctmark, metamarkfromctmark or tcpmssclamp", r.Action)
 		return out
 	}
 	out.Action.Kind = kind
-	ip := c.family == netstate.FamilyINET || c.family == netstate.FamilyIPv4 || c.family == netstate.FamilyIPv6
 	switch kind {
 	case netstate.SetCTMark:
 		mark, err := strconv.ParseUint(r.Value, 0, 32)
@@ -186,12 +187,19 @@ func (c *tableCompiler) filterRule(field string, chain cluster.Chain, r cluster.
 			c.complain(field+".value", "%q is not a segment size; write a number of bytes, or 0 for what the route's MTU allows", r.Value)
 		}
 		out.Action.MSS = uint16(mss)
+		if mss == 0 && (chain.Hook == "prerouting" || chain.Hook == "input") {
+			c.complain(field+".value", "the route is not known yet in %s; write a number of bytes, or choose the hook forward", chain.Hook)
+		}
 		if !slices.ContainsFunc(r.Match, func(m cluster.Match) bool { return m.Proto == "tcp" && !m.Negate }) {
 			c.complain(field+".match", "tcpmssclamp is for TCP; add a match with proto tcp")
 		}
 	case netstate.Reject:
-		if chain.Hook == "postrouting" {
-			c.complain(field+".action", "reject does not work in postrouting; write drop, or choose the hook forward or output")
+		if !slices.Contains([]string{"input", "forward", "output"}, chain.Hook) {
+			c.complain(field+".action", "reject does not work in %s; write drop, or choose the hook input, forward or output", chain.Hook)
+		}
+	case netstate.NoTrack:
+		if chain.Hook != "prerouting" && chain.Hook != "output" || chain.Priority >= conntrackPriority {
+			c.complain(field+".action", "notrack is too late here; choose the hook prerouting or output, and a priority below %d", conntrackPriority)
 		}
 	}
 	switch kind {
@@ -201,14 +209,14 @@ func (c *tableCompiler) filterRule(field string, chain cluster.Chain, r cluster.
 			c.complain(field+".value", "%s takes no value; leave it out", r.Action)
 		}
 	}
-	if !ip && kind != netstate.Accept && kind != netstate.Drop {
+	if !c.ip() && kind != netstate.Accept && kind != netstate.Drop {
 		c.complain(field+".action", "%s needs IP; it does not work in a table of family %s", r.Action, c.family)
 	}
 	return out
 }
 
 func (c *tableCompiler) natRule(field string, chain cluster.Chain, r cluster.NATRule) netstate.FirewallRule {
-	out := netstate.FirewallRule{Name: r.Name, Matches: c.matches(field, r.Name, r.Match)}
+	out := netstate.FirewallRule{Name: r.Name, Matches: c.matches(field, chain.Hook, r.Name, r.Match)}
 	allowed := []string{"prerouting", "output"}
 	switch r.Type {
 	case "dnat":
@@ -242,7 +250,7 @@ func (c *tableCompiler) natRule(field string, chain cluster.Chain, r cluster.NAT
 }
 
 // matches compiles the matches of a rule.
-func (c *tableCompiler) matches(field, name string, matches []cluster.Match) []netstate.Match {
+func (c *tableCompiler) matches(field, hook, name string, matches []cluster.Match) []netstate.Match {
 	if len(name) > maxCommentLength {
 		c.complain(field+".name", "has %d bytes; write at most %d", len(name), maxCommentLength)
 	}
@@ -287,8 +295,11 @@ func (c *tableCompiler) matches(field, name string, matches []cluster.Match) []n
 			set++
 			n.Dir, n.Dev = m.Position, m.Dev
 			c.position(field+".dev.position", m.Position, "in", "out")
-			if p := linkNameProblem(m.Dev); p != "" {
+			switch p := linkNameProblem(m.Dev); {
+			case p != "":
 				c.complain(field+".dev.value", "%q %s", m.Dev, p)
+			case m.Position == "in" && hook == "output", m.Position == "out" && (hook == "prerouting" || hook == "input"):
+				c.complain(field+".dev.position", "a packet in %s has no device %s", hook, map[string]string{"in": "that it came in by", "out": "to go out by yet"}[m.Position])
 			}
 		}
 		if set != 1 {
@@ -322,18 +333,4 @@ func (c *tableCompiler) carries(a netip.Addr) bool {
 		return a.Is6()
 	}
 	return false
-}
-
-// oddities returns what is allowed but hardly meant.
-func oddities(fc cluster.FirewallConfiguration) []string {
-	var out []string
-	for i, chain := range fc.Chains {
-		for j, r := range chain.Filter {
-			if r.Action == "notrack" && (chain.Priority >= conntrackPriority || chain.Hook != "prerouting" && chain.Hook != "output") {
-				out = append(out, fmt.Sprintf("spec.table.chains[%d].rules.filterRules[%d].action: notrack has no effect here; it works in prerouting and output, with a priority below %d",
-					i, j, conntrackPriority))
-			}
-		}
-	}
-	return out
 }

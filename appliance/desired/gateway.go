@@ -289,7 +289,7 @@ func (h *host) icmpErrors(in GatewayInput, c *cluster.Configuration) {
 			rule.Name = "icmpv6-errors"
 		}
 		for _, p := range slices.Compact(ours) {
-			rule.Matches = append(rule.Matches, netstate.Match{Negate: true, Dir: "src", Addr: rangeOf(p)})
+			rule.Matches = append(rule.Matches, netstate.Match{Negate: true, Dir: "src", Addr: netstate.RangeOf(p)})
 		}
 		rules = append(rules, rule)
 	}
@@ -304,14 +304,4 @@ func (h *host) icmpErrors(in GatewayInput, c *cluster.Configuration) {
 			Priority: afterSourceNAT, Policy: "accept", Rules: rules,
 		}},
 	})
-}
-
-// rangeOf returns the first and the last address of a prefix.
-func rangeOf(p netip.Prefix) netstate.AddrRange {
-	last := p.Masked().Addr().AsSlice()
-	for i := p.Bits(); i < len(last)*8; i++ {
-		last[i/8] |= 0x80 >> (i % 8)
-	}
-	to, _ := netip.AddrFromSlice(last)
-	return netstate.AddrRange{From: p.Masked().Addr(), To: to}
 }

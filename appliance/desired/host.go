@@ -103,24 +103,12 @@ func join(a, b string) string {
 
 // finish returns the state and the results, in their order.
 func (h *host) finish() (netstate.State, []Result) {
-	s := &h.state
-	slices.SortFunc(s.Links, func(a, b netstate.Link) int { return strings.Compare(a.Name, b.Name) })
-	slices.SortFunc(s.Addresses, func(a, b netstate.Address) int {
-		return cmp.Or(strings.Compare(a.Dev, b.Dev), comparePrefix(a.Prefix, b.Prefix))
-	})
-	slices.SortFunc(s.Routes, compareRoute)
-	s.Routes = slices.Compact(s.Routes)
-	slices.SortFunc(s.Rules, compareRule)
-	s.Rules = slices.Compact(s.Rules)
-	slices.SortFunc(s.Tables, func(a, b netstate.Table) int {
-		return cmp.Or(strings.Compare(string(a.Family), string(b.Family)), strings.Compare(a.Name, b.Name))
-	})
 	results := make([]Result, 0, len(h.results))
 	for _, r := range h.results {
 		results = append(results, *r)
 	}
 	slices.SortFunc(results, func(a, b Result) int { return compareRef(a.Object, b.Object) })
-	return h.state, results
+	return h.state.Normalized(), results
 }
 
 // A link is a Geneve link that a GeneveTunnel asks for.
@@ -217,36 +205,6 @@ func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen
 
 func comparePrefix(a, b netip.Prefix) int {
 	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
-}
-
-func compareRoute(a, b netstate.Route) int {
-	return cmp.Or(
-		cmp.Compare(a.Table, b.Table),
-		comparePrefix(a.Dst, b.Dst),
-		a.Via.Compare(b.Via),
-		strings.Compare(a.Dev, b.Dev))
-}
-
-func compareRule(a, b netstate.Rule) int {
-	return cmp.Or(
-		cmp.Compare(a.Priority, b.Priority),
-		compareBool(a.IPv6, b.IPv6),
-		comparePrefix(a.Src, b.Src),
-		comparePrefix(a.Dst, b.Dst),
-		strings.Compare(a.IIF, b.IIF),
-		strings.Compare(a.OIF, b.OIF),
-		cmp.Compare(a.Mark, b.Mark),
-		cmp.Compare(a.Table, b.Table))
-}
-
-func compareBool(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case b:
-		return -1
-	}
-	return 1
 }
 
 func sorted(texts []string) []string {
