@@ -1,0 +1,260 @@
+// Package operand reads the names by which scenarios speak of hosts, pods and
+// their addresses, and checks them against a topology. What address stands
+// behind a name is known only when the lab runs; see package expect.
+package operand
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
+)
+
+// A Kind is what an operand names.
+type Kind string
+
+// Kinds.
+const (
+	Pod          Kind = "pod"           // milan/web
+	Node         Kind = "node"          // milan/node-1
+	Gateway      Kind = "gateway"       // milan/gateway, or milan/gateway.rome of several
+	Router       Kind = "router"        // milan/router
+	ControlPlane Kind = "control-plane" // milan/control-plane
+	Daemon       Kind = "daemon"        // milan/node-1.daemon: the pod of the node daemon there
+	Controller   Kind = "controller"    // milan/controller
+	Outside      Kind = "outside"       // user
+	WAN          Kind = "wan"
+)
+
+// An Attr selects one of the addresses of an operand.
+type Attr string
+
+// Attributes.
+const (
+	IP       Attr = "ip"       // the address others reach it by; what no attribute means, too
+	Internal Attr = "internal" // nodes and gateways: the address of the internal CIDR
+)
+
+// An Operand is a parsed name.
+type Operand struct {
+	Kind    Kind
+	Cluster string
+	Name    string // of a pod or an outside host
+	Node    int    // of a node, a daemon, or of the node of a pod of the topology
+	Host    bool   // a pod in the host network: its packets are the node's
+	Peer    string // of a gateway: the cluster at the other end
+	Attr    Attr
+	// RemappedIn is set for remapped(x, cluster): the address by which that
+	// cluster knows x.
+	RemappedIn string
+
+	text string
+}
+
+// String is the operand as written.
+func (o Operand) String() string { return o.text }
+
+// An Error says what is wrong with a name.
+type Error struct {
+	Message string
+	Hint    string
+}
+
+func (e *Error) Error() string {
+	if e.Hint == "" {
+		return e.Message
+	}
+	return e.Message + " (" + e.Hint + ")"
+}
+
+func fail(hint, format string, args ...any) error {
+	return &Error{fmt.Sprintf(format, args...), hint}
+}
+
+// Parse reads a name and checks that the topology has what it names.
+func Parse(text string, t *topology.Topology) (Operand, error) {
+	o, err := parse(strings.TrimSpace(text), t)
+	o.text = text
+	return o, err
+}
+
+func parse(text string, t *topology.Topology) (Operand, error) {
+	if inner, ok := strings.CutPrefix(text, "remapped("); ok {
+		return parseRemapped(text, inner, t)
+	}
+	cluster, rest, ok := strings.Cut(text, "/")
+	if !ok {
+		return parseOutside(text, t)
+	}
+	c, ok := t.Cluster(cluster)
+	if !ok {
+		return Operand{}, fail(yamlfile.DidYouMean(cluster, clusterNames(t)), "there is no cluster %q", cluster)
+	}
+	o := Operand{Cluster: cluster}
+	name, dotted, _ := strings.Cut(rest, ".")
+	attrs := splitDots(dotted)
+	switch {
+	case name == "gateway":
+		return parseGateway(o, attrs, t)
+	case name == "router":
+		o.Kind = Router
+	case name == "control-plane":
+		o.Kind = ControlPlane
+	case name == "controller":
+		o.Kind = Controller
+	case strings.HasPrefix(name, "node-"):
+		n, err := strconv.Atoi(name[len("node-"):])
+		if err != nil || n < 1 || n > c.Nodes {
+			return Operand{}, fail("", "cluster %s has node-1 to node-%d, not %q", cluster, c.Nodes, name)
+		}
+		o.Kind, o.Node = Node, n
+		if len(attrs) > 0 && attrs[0] == "daemon" {
+			o.Kind, attrs = Daemon, attrs[1:]
+		}
+	default:
+		p, ok := t.Pod(cluster, name)
+		if !ok {
+			return Operand{}, fail(yamlfile.DidYouMean(name, inCluster(c, t)), "cluster %s has no %q", cluster, name)
+		}
+		o.Kind, o.Name, o.Node, o.Host = Pod, name, p.Node, p.HostNetwork
+		if len(attrs) > 0 && attrs[0] == "node" {
+			o, attrs = Operand{Kind: Node, Cluster: cluster, Node: p.Node}, attrs[1:]
+		}
+	}
+	return withAttr(o, attrs, text)
+}
+
+func parseOutside(text string, t *topology.Topology) (Operand, error) {
+	name, dotted, _ := strings.Cut(text, ".")
+	if name == "wan" {
+		return withAttr(Operand{Kind: WAN}, splitDots(dotted), text)
+	}
+	names := []string{"wan"}
+	for _, h := range t.Outside {
+		names = append(names, h.Name)
+		if h.Name == name {
+			return withAttr(Operand{Kind: Outside, Name: name}, splitDots(dotted), text)
+		}
+	}
+	if _, ok := t.Cluster(name); ok {
+		return Operand{}, fail("write "+name+"/web or "+name+"/node-1", "%q is a whole cluster", name)
+	}
+	return Operand{}, fail(yamlfile.DidYouMean(name, names), "there is no host %q outside the clusters", name)
+}
+
+func parseGateway(o Operand, attrs []string, t *topology.Topology) (Operand, error) {
+	o.Kind = Gateway
+	peers := t.Peers(o.Cluster)
+	if len(attrs) > 0 && !isAttr(attrs[0]) {
+		for _, p := range peers {
+			if p == attrs[0] {
+				o.Peer = p
+			}
+		}
+		if o.Peer == "" {
+			return Operand{}, fail(yamlfile.DidYouMean(attrs[0], append(peers, string(IP), string(Internal))), "%s does not peer with %q", o.Cluster, attrs[0])
+		}
+		attrs = attrs[1:]
+	}
+	switch {
+	case o.Peer != "":
+	case len(peers) == 0:
+		return Operand{}, fail("", "%s has no gateway: it peers with nobody", o.Cluster)
+	case len(peers) > 1:
+		return Operand{}, fail(fmt.Sprintf("write %s/gateway.%s", o.Cluster, peers[0]), "%s has %d gateways", o.Cluster, len(peers))
+	default:
+		o.Peer = peers[0]
+	}
+	return withAttr(o, attrs, o.Cluster+"/gateway")
+}
+
+func parseRemapped(text, inner string, t *topology.Topology) (Operand, error) {
+	args, ok := strings.CutSuffix(inner, ")")
+	x, in, two := strings.Cut(args, ",")
+	if !ok || !two {
+		return Operand{}, fail("write remapped(milan/web, rome)", "%q: remapped takes a name and a cluster", text)
+	}
+	o, err := parse(strings.TrimSpace(x), t)
+	if err != nil {
+		return o, err
+	}
+	in = strings.TrimSpace(in)
+	if _, ok := t.Cluster(in); !ok {
+		return o, fail(yamlfile.DidYouMean(in, clusterNames(t)), "there is no cluster %q", in)
+	}
+	o.RemappedIn = in
+	return o, nil
+}
+
+func withAttr(o Operand, attrs []string, text string) (Operand, error) {
+	switch {
+	case len(attrs) == 0:
+		return o, nil
+	case len(attrs) > 1 || !isAttr(attrs[0]):
+		return o, fail(yamlfile.DidYouMean(attrs[0], []string{"ip", "internal", "node", "daemon"}), "%q: no such part of a %s", text, o.Kind)
+	}
+	o.Attr = Attr(attrs[0])
+	if o.Attr == Internal && o.Kind != Node && o.Kind != Gateway {
+		return o, fail("only nodes and gateways have one", "%q: a %s has no address of the internal CIDR", text, o.Kind)
+	}
+	return o, nil
+}
+
+// HostName is the name under which captures know the host whose interfaces
+// an operand's packets pass.
+func (o Operand) HostName(t *topology.Topology) string {
+	switch o.Kind {
+	case Pod:
+		if o.Host {
+			return o.Cluster + "/" + NodeName(o.Node)
+		}
+		return o.Cluster + "/" + o.Name
+	case Node, Daemon:
+		return o.Cluster + "/" + NodeName(o.Node)
+	case Gateway:
+		if len(t.Peers(o.Cluster)) > 1 {
+			return o.Cluster + "/gateway." + o.Peer
+		}
+		return o.Cluster + "/gateway"
+	case Router, ControlPlane, Controller:
+		return o.Cluster + "/" + string(o.Kind)
+	case WAN:
+		return "wan"
+	}
+	return o.Name
+}
+
+// NodeName is the name of a cluster's n-th node, from 1.
+func NodeName(n int) string { return fmt.Sprintf("node-%d", n) }
+
+func isAttr(s string) bool { return s == string(IP) || s == string(Internal) }
+
+func splitDots(s string) []string {
+	if s == "" {
+		return nil
+	}
+	return strings.Split(s, ".")
+}
+
+func clusterNames(t *topology.Topology) []string {
+	var names []string
+	for _, c := range t.Clusters {
+		names = append(names, c.Name)
+	}
+	return names
+}
+
+func inCluster(c topology.Cluster, t *topology.Topology) []string {
+	names := []string{"gateway", "router", "control-plane", "controller"}
+	for n := range c.Nodes {
+		names = append(names, NodeName(n+1))
+	}
+	for _, p := range t.Pods {
+		if p.Cluster == c.Name {
+			names = append(names, p.Name)
+		}
+	}
+	return names
+}
