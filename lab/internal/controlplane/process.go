@@ -17,8 +17,9 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 )
 
-// stopGrace is how long a component may take to end after SIGTERM.
-const stopGrace = 10 * time.Second
+// stopGrace is how long a component may take to end after SIGTERM. The API
+// server would wait for its watchers, which never leave by themselves.
+const stopGrace = 2 * time.Second
 
 // process is one running component.
 type process struct {

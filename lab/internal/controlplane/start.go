@@ -222,6 +222,11 @@ func loopbackPort(port uint16) string {
 	return netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port).String()
 }
 
+// noElection: a component that cannot renew its lease ends itself, so the
+// lab's outages of the API server would take the others down. There is only
+// one of each.
+const noElection = "--leader-elect=false"
+
 func (c *ControlPlane) flags(component string) ([]string, error) {
 	cfg, pki := c.cfg, c.pki
 	port := func(p uint16) string { return strconv.Itoa(int(p)) }
@@ -298,6 +303,7 @@ func (c *ControlPlane) flags(component string) ([]string, error) {
 			"--kube-api-qps=500", "--kube-api-burst=500",
 			// An emulated machine may stall for longer than the usual 50 s.
 			"--node-monitor-grace-period=10m",
+			noElection,
 			"--profiling=false",
 		}, nil
 	case Scheduler:
@@ -309,6 +315,7 @@ func (c *ControlPlane) flags(component string) ([]string, error) {
 			"--bind-address=127.0.0.1",
 			"--secure-port=" + port(cfg.Ports.Scheduler),
 			"--kube-api-qps=500", "--kube-api-burst=500",
+			noElection,
 			"--profiling=false",
 		}, nil
 	}
