@@ -258,19 +258,19 @@ type RulesSet struct {
 	// +optional
 	// +listType=map
 	// +listMapKey=name
-	// +kubebuilder:validation:MaxItems=8192
+	// +kubebuilder:validation:MaxItems=5000
 	NatRules []NatRule `json:"natRules,omitempty"`
 	// FilterRules of a filter chain.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
-	// +kubebuilder:validation:MaxItems=8192
+	// +kubebuilder:validation:MaxItems=5000
 	FilterRules []FilterRule `json:"filterRules,omitempty"`
 	// RouteRules of a route chain.
 	// +optional
 	// +listType=map
 	// +listMapKey=name
-	// +kubebuilder:validation:MaxItems=8192
+	// +kubebuilder:validation:MaxItems=5000
 	RouteRules []RouteRule `json:"routeRules,omitempty"`
 }
 
