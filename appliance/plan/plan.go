@@ -1,8 +1,174 @@
 package plan
 
-import "github.com/isthmus-net/isthmus/appliance/cluster"
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+)
 
 // Cluster returns what must be so in the cluster of s.
 func Cluster(s cluster.Snapshot) Result {
-	return Result{}
+	p := &planner{
+		s:        normalized(s),
+		verdicts: map[objectKey]*verdict{},
+		invalid:  map[objectKey][]cluster.InvalidError{},
+		notes:    map[objectKey][]cluster.InvalidError{},
+	}
+	p.readProblems()
+	p.configurations() // which are sound
+	p.networks()       // all CIDRs
+	p.gateways()       // which are sound, and their workloads
+	p.internalCIDR()   // addresses, interface names and VNIs
+	p.nodes()
+	p.fabrics()
+	p.namespaces()
+	p.publicKeys()
+	p.hostReports()
+	p.foreignClusters()
+	p.writeStatuses()
+	p.writeEvents()
+	return p.sorted()
+}
+
+// A planner computes one Result.
+type planner struct {
+	s   cluster.Snapshot
+	out Result
+
+	verdicts map[objectKey]*verdict
+	invalid  map[objectKey][]cluster.InvalidError
+	notes    map[objectKey][]cluster.InvalidError
+
+	peerings    []*peering         // by remote ID
+	allGateways []*cluster.Gateway // oldest first
+	local       localNetworks
+	// node and fabric hold what was given from the internal CIDR.
+	node, fabric map[string]netip.Addr // by InternalNode's name, and by peering
+	nodeIface    map[string]string     // names on gateways, by InternalNode's name
+	fabricIface  map[string]string     // names on nodes, by remote ID
+	vni          map[tunnelKey]uint32
+}
+
+// A peering is what is known about one remote cluster.
+type peering struct {
+	id      string
+	config  *cluster.Configuration // nil: none is sound
+	remap   cluster.CIDRs          // as we call the networks of config
+	ready   bool                   // remap is complete
+	gateway *cluster.Gateway       // nil: none is sound
+	pod     *cluster.Pod           // that carries the traffic; nil: none
+}
+
+// remapped returns the networks by which this cluster reaches the peer's.
+func (p *peering) remapped() []netip.Prefix { return p.remap.All() }
+
+type objectKey struct{ kind, namespace, name string }
+
+type tunnelKey struct{ namespace, fabric, node string }
+
+func keyOf(r cluster.Ref) objectKey { return objectKey{r.Kind, r.Namespace, r.Name} }
+
+// normalized returns s with all its slices sorted and without what is being
+// deleted: objects in namespaces that are being deleted, too.
+func normalized(s cluster.Snapshot) cluster.Snapshot {
+	gone := map[string]bool{}
+	for _, ns := range s.Namespaces {
+		if ns.Deleting {
+			gone[ns.Name] = true
+		}
+	}
+	keep := func(m cluster.Meta) bool { return !m.Deleting && !gone[m.Namespace] }
+
+	s.Nodes = living(s.Nodes, keep, func(x cluster.Node) cluster.Meta { return x.Meta })
+	s.Pods = living(s.Pods, keep, func(x cluster.Pod) cluster.Meta { return x.Meta })
+	s.Services = living(s.Services, keep, func(x cluster.Service) cluster.Meta { return x.Meta })
+	s.Deployments = living(s.Deployments, keep, func(x cluster.Deployment) cluster.Meta { return x.Meta })
+	s.Secrets = living(s.Secrets, keep, func(x cluster.KeySecret) cluster.Meta { return x.Meta })
+	s.Namespaces = living(s.Namespaces, keep, func(x cluster.Namespace) cluster.Meta { return x.Meta })
+	s.Configurations = living(s.Configurations, keep, func(x cluster.Configuration) cluster.Meta { return x.Meta })
+	s.Connections = living(s.Connections, keep, func(x cluster.Connection) cluster.Meta { return x.Meta })
+	s.GatewayServers = living(s.GatewayServers, keep, func(x cluster.Gateway) cluster.Meta { return x.Meta })
+	s.GatewayClients = living(s.GatewayClients, keep, func(x cluster.Gateway) cluster.Meta { return x.Meta })
+	s.ServerTemplates = living(s.ServerTemplates, keep, func(x cluster.Template) cluster.Meta { return x.Meta })
+	s.ClientTemplates = living(s.ClientTemplates, keep, func(x cluster.Template) cluster.Meta { return x.Meta })
+	s.PublicKeys = living(s.PublicKeys, keep, func(x cluster.PublicKey) cluster.Meta { return x.Meta })
+	s.Routes = living(s.Routes, keep, func(x cluster.RouteConfiguration) cluster.Meta { return x.Meta })
+	s.Firewalls = living(s.Firewalls, keep, func(x cluster.FirewallConfiguration) cluster.Meta { return x.Meta })
+	s.Reports = living(s.Reports, keep, func(x cluster.GatewayReport) cluster.Meta { return x.Meta })
+	s.Networks = living(s.Networks, keep, func(x cluster.Network) cluster.Meta { return x.Meta })
+	s.IPs = living(s.IPs, keep, func(x cluster.IP) cluster.Meta { return x.Meta })
+	s.ForeignClusters = living(s.ForeignClusters, keep, func(x cluster.ForeignCluster) cluster.Meta { return x.Meta })
+
+	// Of these, what is going away still holds its numbers.
+	all := func(cluster.Meta) bool { return true }
+	s.Fabrics = living(s.Fabrics, all, func(x cluster.InternalFabric) cluster.Meta { return x.Meta })
+	s.InternalNodes = living(s.InternalNodes, all, func(x cluster.InternalNode) cluster.Meta { return x.Meta })
+	s.Tunnels = living(s.Tunnels, all, func(x cluster.GeneveTunnel) cluster.Meta { return x.Meta })
+
+	s.Invalid = slices.Clone(s.Invalid)
+	slices.SortStableFunc(s.Invalid, compareInvalid)
+	s.Notes = slices.Clone(s.Notes)
+	slices.SortStableFunc(s.Notes, compareInvalid)
+	return s
+}
+
+// living returns those of list that are to be kept, sorted by namespace and
+// name.
+func living[T any](list []T, keep func(cluster.Meta) bool, meta func(T) cluster.Meta) []T {
+	out := make([]T, 0, len(list))
+	for _, x := range list {
+		if keep(meta(x)) {
+			out = append(out, x)
+		}
+	}
+	slices.SortFunc(out, func(a, b T) int { return compareRef(meta(a).Ref, meta(b).Ref) })
+	return out
+}
+
+func compareRef(a, b cluster.Ref) int {
+	return cmp.Or(strings.Compare(a.Kind, b.Kind), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+}
+
+func compareInvalid(a, b cluster.InvalidError) int {
+	return cmp.Or(compareRef(a.Object, b.Object), strings.Compare(a.Field, b.Field),
+		strings.Compare(a.Value, b.Value), strings.Compare(a.Reason, b.Reason))
+}
+
+// compareAge orders objects by age: who was first has the better right.
+func compareAge(a, b cluster.Meta) int {
+	return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Namespace, b.Namespace),
+		strings.Compare(a.Name, b.Name), strings.Compare(a.Kind, b.Kind))
+}
+
+// add plans an object.
+func (p *planner) add(o Object) {
+	labels := o.GetLabels()
+	if labels == nil {
+		labels = map[string]string{}
+	}
+	labels[v1beta1.LabelManagedBy] = v1beta1.ManagedBy
+	o.SetLabels(labels)
+	p.out.Objects = append(p.out.Objects, o)
+}
+
+// sorted returns what was computed, in order.
+func (p *planner) sorted() Result {
+	object := func(a, b Object) int {
+		return cmp.Or(strings.Compare(a.GetObjectKind().GroupVersionKind().Kind, b.GetObjectKind().GroupVersionKind().Kind),
+			strings.Compare(a.GetNamespace(), b.GetNamespace()), strings.Compare(a.GetName(), b.GetName()))
+	}
+	slices.SortFunc(p.out.Objects, object)
+	slices.SortFunc(p.out.Statuses, object)
+	slices.SortFunc(p.out.Applies, object)
+	slices.SortFunc(p.out.Keys, func(a, b KeySecret) int {
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	slices.SortFunc(p.out.Events, func(a, b Event) int {
+		return cmp.Or(compareRef(a.Object, b.Object), strings.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
+	})
+	return p.out
 }

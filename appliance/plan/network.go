@@ -1,0 +1,376 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/ipam"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// unusable are ranges that are never handed out and that no remote network
+// can keep: this host, loopback, link-local (the tunnels' own addresses are
+// 169.254.18.0/24), multicast and reserved ones (RFC 6890, RFC 4291).
+func unusable() []netip.Prefix {
+	return []netip.Prefix{
+		netip.MustParsePrefix("0.0.0.0/8"), netip.MustParsePrefix("127.0.0.0/8"),
+		netip.MustParsePrefix("169.254.0.0/16"), netip.MustParsePrefix("224.0.0.0/3"),
+		netip.MustParsePrefix("::/127"), netip.MustParsePrefix("fe80::/10"), netip.MustParsePrefix("ff00::/8"),
+	}
+}
+
+// localNetworks are the networks of this cluster, as they were given.
+type localNetworks struct {
+	given map[objectKey]netip.Prefix // by Network
+	list  []*cluster.Network         // in the order in which they count: oldest first
+}
+
+// ofType returns the networks with this value of the label network-type.
+func (l localNetworks) ofType(kind string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, n := range l.list {
+		if cidr, ok := l.given[keyOf(n.Ref)]; ok && n.Labels[v1beta1.LabelNetworkType] == kind {
+			out = append(out, cidr)
+		}
+	}
+	return out
+}
+
+func (l localNetworks) cidrs() cluster.CIDRs {
+	return cluster.CIDRs{Pod: l.ofType(v1beta1.NetworkTypePod), External: l.ofType(v1beta1.NetworkTypeExternal)}
+}
+
+// A peerNetwork is a Network that the plan makes for a Configuration.
+type peerNetwork struct {
+	labelledCIDR
+	peer  *peering
+	name  string
+	has   *cluster.Network // as it exists; nil: not yet
+	given netip.Prefix
+}
+
+// networks gives every Network its CIDR. Who has one keeps it as long as it
+// is free of everything that counts more; the others get theirs in the order:
+// networks that can't be remapped, other local ones, those of peers.
+func (p *planner) networks() {
+	peers := p.peerNetworks()
+	var exact, movable []*cluster.Network
+	for i := range p.s.Networks {
+		n := &p.s.Networks[i]
+		switch {
+		case slices.ContainsFunc(peers, func(x *peerNetwork) bool { return x.has == n }):
+		case n.Labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy: // of a peering that is no more
+		case n.Labels[v1beta1.LabelNotRemapped] == "true":
+			exact = append(exact, n)
+		default:
+			movable = append(movable, n)
+		}
+	}
+	for _, list := range [][]*cluster.Network{exact, movable} {
+		slices.SortStableFunc(list, func(a, b *cluster.Network) int {
+			if a.Status.IsValid() != b.Status.IsValid() {
+				if a.Status.IsValid() {
+					return -1
+				}
+				return 1
+			}
+			return compareAge(a.Meta, b.Meta)
+		})
+	}
+	p.local = localNetworks{given: map[objectKey]netip.Prefix{}, list: slices.Concat(exact, movable)}
+	for _, n := range p.local.list {
+		p.checkFields(n.Meta)
+	}
+
+	var taken ipam.Set
+	for _, cidr := range unusable() {
+		taken.Add(cidr)
+	}
+	for _, n := range p.s.Nodes {
+		for _, a := range n.Addresses {
+			taken.Add(host(a))
+		}
+		for _, cidr := range n.PodCIDRs {
+			taken.Add(cidr)
+		}
+	}
+	p.exactNetworks(exact, &taken)
+	pools := p.pools()
+
+	keep := func(n *cluster.Network, wanted netip.Prefix) bool {
+		if n == nil || !n.Status.IsValid() || n.Status.Bits() != wanted.Bits() || taken.Overlaps(n.Status) {
+			return false
+		}
+		taken.Add(n.Status)
+		return true
+	}
+	for _, n := range movable {
+		if p.sound(n.Meta) && keep(n, n.CIDR) {
+			p.local.given[keyOf(n.Ref)] = n.Status
+		}
+	}
+	for _, x := range peers {
+		if keep(x.has, x.cidr) {
+			x.given = x.has.Status
+		}
+	}
+	for _, n := range movable {
+		if _, has := p.local.given[keyOf(n.Ref)]; has || !p.sound(n.Meta) {
+			continue
+		}
+		cidr, ok := ipam.Remap(n.CIDR, taken, pools)
+		if !ok {
+			p.refuse(n.Meta, ReasonPoolsExhausted, "spec.cidr %v is taken, and the pools %v have no free network of this size: add a pool or choose another CIDR", n.CIDR, pools)
+			continue
+		}
+		taken.Add(cidr)
+		p.local.given[keyOf(n.Ref)] = cidr
+	}
+	waiting := p.missingNetworks()
+	for _, x := range peers {
+		if waiting != "" {
+			break
+		}
+		if x.given.IsValid() {
+			continue
+		}
+		cidr, ok := ipam.Remap(x.cidr, taken, pools)
+		if !ok {
+			p.refuse(x.peer.config.Meta, ReasonPoolsExhausted, "%s %v is taken, and the pools %v have no free network of this size: add a pool", x.field, x.cidr, pools)
+			continue
+		}
+		if x.has != nil && x.has.Status.IsValid() {
+			p.remark(x.peer.config.Meta, Normal, ReasonMoved, "%s %v was known as %v, which is now in use by this cluster; it is %v from now on", x.field, x.cidr, x.has.Status, cidr)
+		}
+		taken.Add(cidr)
+		x.given = cidr
+	}
+	p.writeNetworks(peers, waiting)
+	p.addresses()
+}
+
+// exactNetworks gives those that can't be remapped the CIDR that they ask for.
+// Pod, service and reserved networks may overlap each other: they only say
+// what is in use.
+func (p *planner) exactNetworks(list []*cluster.Network, taken *ipam.Set) {
+	var before []*cluster.Network
+	for _, n := range list {
+		if !p.sound(n.Meta) {
+			continue
+		}
+		kept := n.Status == n.CIDR
+		for _, other := range before {
+			if other.CIDR.Overlaps(n.CIDR) && !(shared(n) && shared(other)) {
+				p.refuse(n.Meta, ReasonOverlaps, "spec.cidr %v overlaps Network %s/%s (%v): choose another CIDR for one of the two", n.CIDR, other.Namespace, other.Name, other.CIDR)
+			}
+		}
+		for _, node := range p.s.Nodes {
+			for _, a := range node.Addresses {
+				if !shared(n) && n.CIDR.Contains(a) {
+					p.refuse(n.Meta, ReasonOverlaps, "spec.cidr %v contains %v, an address of Node %s: choose another CIDR", n.CIDR, a, node.Name)
+				}
+			}
+		}
+		if !p.sound(n.Meta) && !kept {
+			continue
+		}
+		before = append(before, n)
+		taken.Add(n.CIDR)
+		p.local.given[keyOf(n.Ref)] = n.CIDR
+	}
+}
+
+// shared reports whether a network says what is in use rather than asking for
+// its use.
+func shared(n *cluster.Network) bool {
+	switch n.Labels[v1beta1.LabelNetworkType] {
+	case v1beta1.NetworkTypePod, v1beta1.NetworkTypeService, v1beta1.NetworkTypeReserved:
+		return true
+	}
+	return n.Labels[v1beta1.LabelShared] == "true"
+}
+
+// pools returns where remapped networks are taken from.
+func (p *planner) pools() []netip.Prefix {
+	pools := p.s.Options.Pools
+	if len(pools) == 0 {
+		pools = ipam.DefaultPools()
+	}
+	if p.s.ID != "" && !slices.ContainsFunc(pools, func(x netip.Prefix) bool { return x.Addr().Is6() }) {
+		pools = slices.Concat(pools, []netip.Prefix{ipam.ULA(p.s.ID)})
+	}
+	return pools
+}
+
+// missingNetworks says which networks of this cluster must be known before
+// those of peers can be told from them.
+func (p *planner) missingNetworks() string {
+	var missing []string
+	for _, kind := range []string{v1beta1.NetworkTypePod, v1beta1.NetworkTypeExternal, v1beta1.NetworkTypeInternal} {
+		if len(p.local.ofType(kind)) == 0 {
+			missing = append(missing, kind)
+		}
+	}
+	if len(missing) == 0 {
+		return ""
+	}
+	return "no usable Network with label " + v1beta1.LabelNetworkType + "=" + strings.Join(missing, "|") + ": create it, or see the condition of the one that is there"
+}
+
+// peerNetworks returns what the Configurations ask for, those of the oldest
+// first.
+func (p *planner) peerNetworks() []*peerNetwork {
+	exists := map[objectKey]*cluster.Network{}
+	for i := range p.s.Networks {
+		exists[objectKey{"", p.s.Networks[i].Namespace, p.s.Networks[i].Name}] = &p.s.Networks[i]
+	}
+	var sound []*peering
+	for _, peer := range p.peerings {
+		if peer.config != nil {
+			sound = append(sound, peer)
+		}
+	}
+	slices.SortStableFunc(sound, func(a, b *peering) int { return compareAge(a.config.Meta, b.config.Meta) })
+	var out []*peerNetwork
+	for _, peer := range sound {
+		for _, c := range labelled(peer.config.Remote) {
+			name := Name(peer.config.Name, c.kind, strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(c.cidr.String()))
+			out = append(out, &peerNetwork{labelledCIDR: c, peer: peer, name: name, has: exists[objectKey{"", peer.config.Namespace, name}]})
+		}
+	}
+	return out
+}
+
+// writeNetworks plans the Networks of peers and gives all their status.
+func (p *planner) writeNetworks(peers []*peerNetwork, waiting string) {
+	for _, x := range peers {
+		o := &ipamv1alpha1.Network{TypeMeta: metav1.TypeMeta{APIVersion: ipamVersion, Kind: "Network"}}
+		o.ObjectMeta = owned(x.name, x.peer.id, x.peer.config.Meta)
+		o.Labels[v1beta1.LabelCIDRType] = x.kind
+		o.Spec.CIDR = apiCIDR(x.cidr)
+		p.add(o)
+		if x.given.IsValid() {
+			m := cluster.Meta{Ref: cluster.Ref{Kind: "Network", Namespace: o.Namespace, Name: o.Name}}
+			if x.has != nil {
+				m = x.has.Meta
+			}
+			p.networkStatus(m, x.given)
+		}
+		if x.kind == v1beta1.CIDRTypePod {
+			x.peer.remap.Pod = append(x.peer.remap.Pod, x.given)
+		} else {
+			x.peer.remap.External = append(x.peer.remap.External, x.given)
+		}
+	}
+	for _, n := range p.local.list {
+		p.networkStatus(n.Meta, p.local.given[keyOf(n.Ref)])
+	}
+	internal := p.local.ofType(v1beta1.NetworkTypeInternal)
+	for _, peer := range p.peerings {
+		switch {
+		case peer.config == nil:
+		case waiting != "":
+			p.wait(peer.config.Meta, ReasonWaiting, "%s", waiting)
+		case !p.sound(peer.config.Meta):
+		case len(internal) > 0 && internal[0].Addr().Is4() != peer.config.Remote.All()[0].Addr().Is4():
+			p.refuse(peer.config.Meta, ReasonFamily, "spec.remote.cidr is of another address family than the internal CIDR %v of this cluster, by which nodes and gateways reach each other", internal[0])
+		default:
+			peer.ready = true
+		}
+	}
+}
+
+func (p *planner) networkStatus(m cluster.Meta, given netip.Prefix) {
+	o := &ipamv1alpha1.Network{TypeMeta: metav1.TypeMeta{APIVersion: ipamVersion, Kind: "Network"}, ObjectMeta: existing(m)}
+	if given.IsValid() {
+		o.Status.CIDR = apiCIDR(given)
+	}
+	o.Status.Conditions = p.accepted(m)
+	p.out.Statuses = append(p.out.Statuses, o)
+}
+
+// addresses gives IPs their address. Once given it can't be changed.
+func (p *planner) addresses() {
+	list := make([]*cluster.IP, 0, len(p.s.IPs))
+	for i := range p.s.IPs {
+		list = append(list, &p.s.IPs[i])
+	}
+	slices.SortStableFunc(list, func(a, b *cluster.IP) int { return compareAge(a.Meta, b.Meta) })
+
+	taken, holder := map[netip.Addr]bool{}, map[netip.Addr]*cluster.IP{}
+	wanting := map[objectKey][]*cluster.IP{} // by Network
+	var order []*cluster.Network
+	for _, ip := range list {
+		p.checkFields(ip.Meta)
+		network := p.networkOf(ip)
+		if ip.Status.IsValid() {
+			if first := holder[ip.Status]; first != nil {
+				p.refuse(ip.Meta, ReasonDuplicate, "status.ip %v belongs to IP %s/%s: delete this object and create it anew", ip.Status, first.Namespace, first.Name)
+			} else if cidr := p.local.given[keyOf(network.Ref)]; network.Name != "" && !cidr.Contains(ip.Status) {
+				p.refuse(ip.Meta, ReasonNetworkChanged, "status.ip %v is not in Network %s/%s, which is %v: delete this object and create it anew", ip.Status, network.Namespace, network.Name, cidr)
+			}
+			taken[ip.Status], holder[ip.Status] = true, ip
+			continue
+		}
+		if !p.sound(ip.Meta) {
+			continue
+		}
+		if wanting[keyOf(network.Ref)] == nil {
+			order = append(order, network)
+		}
+		wanting[keyOf(network.Ref)] = append(wanting[keyOf(network.Ref)], ip)
+	}
+	given := map[objectKey]netip.Addr{}
+	for _, network := range order {
+		cidr := p.local.given[keyOf(network.Ref)]
+		for i, a := 0, cidr.Addr(); i < network.PreAllocated && cidr.Contains(a); i, a = i+1, a.Next() {
+			taken[a] = true
+		}
+		wants := wanting[keyOf(network.Ref)]
+		free := ipam.Addresses(len(wants), cidr, taken)
+		for i, ip := range wants {
+			if i >= len(free) {
+				p.refuse(ip.Meta, ReasonNetworkFull, "Network %s/%s (%v) has no free address: delete IPs that are not needed", network.Namespace, network.Name, cidr)
+				continue
+			}
+			given[keyOf(ip.Ref)], taken[free[i]] = free[i], true
+		}
+	}
+	for _, ip := range list {
+		o := &ipamv1alpha1.IP{TypeMeta: metav1.TypeMeta{APIVersion: ipamVersion, Kind: "IP"}, ObjectMeta: existing(ip.Meta)}
+		if a, ok := given[keyOf(ip.Ref)]; ok {
+			o.Status.IP, o.Status.CIDR = apiIP(a), apiCIDR(p.local.given[keyOf(p.networkOf(ip).Ref)])
+		} else if ip.Status.IsValid() {
+			o.Status.IP = apiIP(ip.Status)
+			if ip.CIDR.IsValid() {
+				o.Status.CIDR = apiCIDR(ip.CIDR)
+			}
+		}
+		o.Status.Conditions = p.accepted(ip.Meta)
+		p.out.Statuses = append(p.out.Statuses, o)
+	}
+}
+
+// networkOf returns the Network that an IP takes its address from: the one it
+// names, or the first external one. It refuses the IP if there is none.
+func (p *planner) networkOf(ip *cluster.IP) *cluster.Network {
+	for _, n := range p.local.list {
+		named := n.Name == ip.NetworkRef.Name && (n.Namespace == ip.NetworkRef.Namespace || ip.NetworkRef.Namespace == "" && n.Namespace == ip.Namespace)
+		first := ip.NetworkRef.Name == "" && n.Labels[v1beta1.LabelNetworkType] == v1beta1.NetworkTypeExternal
+		if _, given := p.local.given[keyOf(n.Ref)]; given && (named || first) {
+			return n
+		}
+	}
+	if p.sound(ip.Meta) && !ip.Status.IsValid() {
+		if ip.NetworkRef.Name == "" {
+			p.refuse(ip.Meta, ReasonNoNetwork, "there is no usable Network with label %s=%s: create it", v1beta1.LabelNetworkType, v1beta1.NetworkTypeExternal)
+		} else {
+			p.refuse(ip.Meta, ReasonNoNetwork, "spec.networkRef: there is no usable Network %s/%s: create it or correct the reference", ip.NetworkRef.Namespace, ip.NetworkRef.Name)
+		}
+	}
+	return &cluster.Network{}
+}

@@ -1,0 +1,176 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+)
+
+// writeStatuses adds the statuses that are known only at the end.
+func (p *planner) writeStatuses() {
+	p.writeConfigurations()
+	for _, g := range p.allGateways {
+		p.gatewayStatus(g)
+	}
+}
+
+// hostReports collects, for every RouteConfiguration and
+// FirewallConfiguration, what hosts report about its current generation.
+func (p *planner) hostReports() {
+	generation := map[objectKey]int64{}
+	for _, o := range p.s.Routes {
+		generation[objectKey{"RouteConfiguration", o.Namespace, o.Name}] = o.Generation
+	}
+	for _, o := range p.s.Firewalls {
+		generation[objectKey{"FirewallConfiguration", o.Namespace, o.Name}] = o.Generation
+	}
+	reports := make(map[objectKey][]v1beta1.HostCondition, len(generation))
+	collect := func(host string, applied []cluster.Applied) {
+		for _, a := range applied {
+			key := objectKey{a.Object.Kind, a.Object.Namespace, a.Object.Name}
+			if current, exists := generation[key]; !exists || a.ObservedGeneration != current {
+				continue
+			}
+			c := v1beta1.HostCondition{Host: host, Type: v1beta1.HostApplied, Status: metav1.ConditionTrue, LastTransitionTime: metav1.NewTime(a.Since)}
+			if !a.OK {
+				c.Type = v1beta1.HostError
+			}
+			reports[key] = append(reports[key], c)
+		}
+	}
+	for _, n := range p.s.InternalNodes {
+		if !n.Deleting {
+			collect(n.Name, n.Applied)
+		}
+	}
+	for _, r := range p.s.Reports {
+		collect(strings.TrimPrefix(r.Name, v1beta1.GatewayNamePrefix), r.Applied)
+	}
+	conditions := func(kind string, m cluster.Meta) []v1beta1.HostCondition {
+		list := reports[objectKey{kind, m.Namespace, m.Name}]
+		slices.SortStableFunc(list, func(a, b v1beta1.HostCondition) int {
+			return cmp.Or(strings.Compare(a.Host, b.Host), a.LastTransitionTime.Compare(b.LastTransitionTime.Time))
+		})
+		return list
+	}
+	for _, r := range p.s.Routes {
+		o := &v1beta1.RouteConfiguration{TypeMeta: typeMeta("RouteConfiguration"), ObjectMeta: existing(r.Meta)}
+		o.Status.Conditions = conditions("RouteConfiguration", r.Meta)
+		p.out.Statuses = append(p.out.Statuses, o)
+	}
+	for _, f := range p.s.Firewalls {
+		o := &v1beta1.FirewallConfiguration{TypeMeta: typeMeta("FirewallConfiguration"), ObjectMeta: existing(f.Meta)}
+		o.Status.Conditions = conditions("FirewallConfiguration", f.Meta)
+		p.out.Statuses = append(p.out.Statuses, o)
+	}
+}
+
+// foreignClusters plans the remote clusters, as users see them, and the state
+// of our part of them. One that somebody else made stays theirs.
+func (p *planner) foreignClusters() {
+	ids := map[string]bool{}
+	for _, c := range p.s.Configurations {
+		ids[c.RemoteID] = true
+	}
+	for _, g := range slices.Concat(p.s.GatewayServers, p.s.GatewayClients) {
+		ids[g.RemoteID] = true
+	}
+	known := map[string]bool{} // by cluster ID: made by somebody else
+	for _, fc := range p.s.ForeignClusters {
+		id := cmp.Or(fc.ClusterID, fc.Name)
+		ours := fc.Labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy
+		known[id] = known[id] || !ours
+		if !ours {
+			p.foreignCluster(existing(fc.Meta), id, ids[id])
+		}
+	}
+	for id := range ids {
+		if !clusterID.MatchString(id) || id == p.s.ID || known[id] {
+			continue
+		}
+		o := &corev1beta1.ForeignCluster{TypeMeta: metav1.TypeMeta{APIVersion: coreVersion, Kind: "ForeignCluster"}}
+		o.Name, o.Labels = id, map[string]string{v1beta1.LabelRemoteClusterID: id}
+		o.Spec.ClusterID = corev1beta1.ClusterID(id)
+		p.add(o)
+		p.foreignCluster(metav1.ObjectMeta{Name: id}, id, true)
+	}
+}
+
+// foreignCluster gives one its status.
+func (p *planner) foreignCluster(m metav1.ObjectMeta, id string, enabled bool) {
+	o := &corev1beta1.ForeignCluster{TypeMeta: metav1.TypeMeta{APIVersion: coreVersion, Kind: "ForeignCluster"}, ObjectMeta: m}
+	module := &corev1beta1.Module{Enabled: enabled}
+	if enabled {
+		module.Conditions = p.moduleConditions(id)
+	}
+	o.Status.Modules.Networking = module
+	p.out.Statuses = append(p.out.Statuses, o)
+}
+
+// moduleConditions says how far the peering with a remote cluster has come.
+func (p *planner) moduleConditions(id string) []corev1beta1.Condition {
+	condition := func(kind corev1beta1.ConditionType, status corev1beta1.ConditionStatusType, reason, format string, args ...any) corev1beta1.Condition {
+		return corev1beta1.Condition{Type: kind, Status: status, Reason: reason, Message: fmt.Sprintf(format, args...)}
+	}
+	peer := p.lookup(id)
+	if peer == nil {
+		peer = &peering{id: id}
+	}
+	var out []corev1beta1.Condition
+	switch {
+	case peer.ready:
+		out = append(out, condition(corev1beta1.NetworkConfigurationStatus, corev1beta1.ConditionStatusReady, "ConfigurationReady", "Configuration %s/%s is in use", peer.config.Namespace, peer.config.Name))
+	case peer.config != nil:
+		out = append(out, condition(corev1beta1.NetworkConfigurationStatus, corev1beta1.ConditionStatusNotReady, "ConfigurationNotReady", "see the condition of Configuration %s/%s", peer.config.Namespace, peer.config.Name))
+	default:
+		out = append(out, condition(corev1beta1.NetworkConfigurationStatus, corev1beta1.ConditionStatusNotReady, "ConfigurationMissing", "there is no usable Configuration of cluster %s", id))
+	}
+	g := peer.gateway
+	if g == nil {
+		return append(out,
+			condition(corev1beta1.NetworkGatewayPresence, corev1beta1.ConditionStatusNotReady, "GatewayMissing", "there is no usable GatewayServer or GatewayClient for cluster %s", id),
+			condition(corev1beta1.NetworkConnectionStatus, corev1beta1.ConditionStatusNotReady, "ConnectionMissing", "there is no gateway"))
+	}
+	out = append(out, condition(corev1beta1.NetworkGatewayPresence, corev1beta1.ConditionStatusReady, "GatewayPresent", "%s %s/%s", g.Kind, g.Namespace, g.Name))
+
+	kind, name := corev1beta1.NetworkGatewayServerStatus, GatewayName(g.Name)
+	if g.Role == cluster.Client {
+		kind = corev1beta1.NetworkGatewayClientStatus
+	}
+	status, ready, replicas := corev1beta1.ConditionStatusNotReady, int32(0), int32(0)
+	for _, d := range p.s.Deployments {
+		if d.Namespace == g.Namespace && d.Name == name {
+			ready, replicas = d.ReadyReplicas, d.Replicas
+		}
+	}
+	switch {
+	case ready > 0 && ready >= replicas:
+		status = corev1beta1.ConditionStatusReady
+	case ready > 0:
+		status = corev1beta1.ConditionStatusSomeNotReady
+	}
+	out = append(out, condition(kind, status, "Gateway"+string(status), "%d of %d pods of Deployment %s/%s are ready", ready, replicas, g.Namespace, name))
+
+	i := slices.IndexFunc(p.s.Connections, func(c cluster.Connection) bool { return c.Namespace == g.Namespace && c.Name == name })
+	value := ""
+	if i >= 0 {
+		value = p.s.Connections[i].Value
+	}
+	status = corev1beta1.ConditionStatusNotReady
+	switch v1beta1.ConnectionStatusValue(value) {
+	case v1beta1.Connected:
+		status = corev1beta1.ConditionStatusEstablished
+	case v1beta1.Connecting:
+		status = corev1beta1.ConditionStatusPending
+	case v1beta1.ConnectionError:
+		status = corev1beta1.ConditionStatusError
+	}
+	return append(out, condition(corev1beta1.NetworkConnectionStatus, status, "Connection"+string(status), "Connection %s/%s is %s", g.Namespace, name, cmp.Or(value, "not reported yet")))
+}
