@@ -1,0 +1,287 @@
+package kube
+
+import (
+	"cmp"
+	"fmt"
+	"math"
+	"net/netip"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
+	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	v1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+)
+
+// Snapshot parses everything that the controller knows.
+func Snapshot(o Objects) cluster.Snapshot {
+	s := cluster.Snapshot{ID: o.ClusterID, Namespace: o.Namespace, Options: o.Options}
+	var p problems
+	for _, n := range parse(&p, o.Nodes, Node, func(n cluster.Node) cluster.Meta { return n.Meta }) {
+		if n.Labels[v1beta1.LabelNodeType] != virtualNode {
+			s.Nodes = append(s.Nodes, n)
+		}
+	}
+	s.Pods = pods(&p, o.Pods, s.Nodes)
+	s.Services = parse(&p, o.Services, Service, func(v cluster.Service) cluster.Meta { return v.Meta })
+	s.Deployments = parse(&p, o.Deployments, Deployment, func(v cluster.Deployment) cluster.Meta { return v.Meta })
+	for i := range o.Secrets {
+		if k, ok := KeySecret(&o.Secrets[i]); ok {
+			s.Secrets = append(s.Secrets, k)
+		}
+	}
+	slices.SortFunc(s.Secrets, func(a, b cluster.KeySecret) int { return compareNames(a.Meta, b.Meta) })
+	for i := range o.Namespaces {
+		if ns := &o.Namespaces[i]; ns.Name == o.Namespace || ns.Labels[v1beta1.LabelTenantNamespace] == "true" ||
+			strings.HasPrefix(ns.Name, v1beta1.TenantNamespacePfx) {
+			s.Namespaces = append(s.Namespaces, cluster.Namespace{Meta: metaOf(ns, corev1.SchemeGroupVersion, "Namespace")})
+		}
+	}
+	slices.SortFunc(s.Namespaces, func(a, b cluster.Namespace) int { return compareNames(a.Meta, b.Meta) })
+
+	s.Configurations = parse(&p, o.Configurations, Configuration, func(v cluster.Configuration) cluster.Meta { return v.Meta })
+	s.Connections = parse(&p, o.Connections, Connection, func(v cluster.Connection) cluster.Meta { return v.Meta })
+	s.GatewayServers = parse(&p, o.GatewayServers, GatewayServer, func(v cluster.Gateway) cluster.Meta { return v.Meta })
+	s.GatewayClients = parse(&p, o.GatewayClients, GatewayClient, func(v cluster.Gateway) cluster.Meta { return v.Meta })
+	s.ServerTemplates = parse(&p, o.ServerTemplates, ServerTemplate, func(v cluster.Template) cluster.Meta { return v.Meta })
+	s.ClientTemplates = parse(&p, o.ClientTemplates, ClientTemplate, func(v cluster.Template) cluster.Meta { return v.Meta })
+	s.PublicKeys = parse(&p, o.PublicKeys, PublicKey, func(v cluster.PublicKey) cluster.Meta { return v.Meta })
+	s.Fabrics = parse(&p, o.Fabrics, InternalFabric, func(v cluster.InternalFabric) cluster.Meta { return v.Meta })
+	s.InternalNodes = parse(&p, o.InternalNodes, InternalNode, func(v cluster.InternalNode) cluster.Meta { return v.Meta })
+	s.Tunnels = parse(&p, o.Tunnels, GeneveTunnel, func(v cluster.GeneveTunnel) cluster.Meta { return v.Meta })
+	s.Routes = parse(&p, o.Routes, RouteConfiguration, func(v cluster.RouteConfiguration) cluster.Meta { return v.Meta })
+	s.Firewalls = parse(&p, o.Firewalls, FirewallConfiguration, func(v cluster.FirewallConfiguration) cluster.Meta { return v.Meta })
+	s.Reports = parse(&p, o.Reports, GatewayReport, func(v cluster.GatewayReport) cluster.Meta { return v.Meta })
+	s.Networks = parse(&p, o.Networks, Network, func(v cluster.Network) cluster.Meta { return v.Meta })
+	s.IPs = parse(&p, o.IPs, IP, func(v cluster.IP) cluster.Meta { return v.Meta })
+	s.ForeignClusters = parse(&p, o.ForeignClusters, ForeignCluster, func(v cluster.ForeignCluster) cluster.Meta { return v.Meta })
+
+	slices.SortStableFunc(p.invalid, func(a, b cluster.InvalidError) int {
+		return cmp.Or(
+			strings.Compare(a.Object.Kind, b.Object.Kind),
+			strings.Compare(a.Object.Namespace, b.Object.Namespace),
+			strings.Compare(a.Object.Name, b.Object.Name))
+	})
+	for _, e := range p.invalid {
+		if e.Note {
+			s.Notes = append(s.Notes, e)
+		} else {
+			s.Invalid = append(s.Invalid, e)
+		}
+	}
+	return s
+}
+
+// parse returns the values of objects, by namespace and name.
+func parse[T, V any](p *problems, objects []T, one func(*T) (V, []cluster.InvalidError), meta func(V) cluster.Meta) []V {
+	var out []V
+	for i := range objects {
+		v, invalid := one(&objects[i])
+		out = append(out, v)
+		p.invalid = append(p.invalid, invalid...)
+	}
+	slices.SortFunc(out, func(a, b V) int { return compareNames(meta(a), meta(b)) })
+	return out
+}
+
+func compareNames(a, b cluster.Meta) int {
+	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+}
+
+// virtualNode is the value of LabelNodeType on nodes that stand for a remote
+// cluster.
+const virtualNode = "virtual-node"
+
+// Node reads a Node.
+func Node(o *corev1.Node) (cluster.Node, []cluster.InvalidError) {
+	m := metaOf(o, corev1.SchemeGroupVersion, "Node")
+	r := &reader{object: m.Ref}
+	n := cluster.Node{Meta: m}
+	for i, a := range o.Status.Addresses {
+		if a.Type != corev1.NodeInternalIP {
+			continue
+		}
+		if addr := r.addr(fmt.Sprintf("status.addresses[%d].address", i), a.Address); addr.IsValid() {
+			n.Addresses = append(n.Addresses, addr)
+		}
+	}
+	cidrs := o.Spec.PodCIDRs
+	if len(cidrs) == 0 && o.Spec.PodCIDR != "" {
+		cidrs = []string{o.Spec.PodCIDR}
+	}
+	n.PodCIDRs = prefixes(r, "spec.podCIDRs", cidrs)
+	for _, c := range o.Status.Conditions {
+		n.Ready = n.Ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	}
+	return n, r.invalid
+}
+
+// Pod reads a Pod.
+func Pod(o *corev1.Pod) (cluster.Pod, []cluster.InvalidError) {
+	m := metaOf(o, corev1.SchemeGroupVersion, "Pod")
+	r := &reader{object: m.Ref}
+	p := cluster.Pod{
+		Meta:    m,
+		Node:    o.Spec.NodeName,
+		Running: o.Status.Phase == corev1.PodRunning && !m.Deleting,
+	}
+	for i, ip := range o.Status.PodIPs {
+		if a := r.addr(fmt.Sprintf("status.podIPs[%d].ip", i), ip.IP); a.IsValid() {
+			p.IPs = append(p.IPs, a)
+		}
+	}
+	if len(o.Status.PodIPs) == 0 {
+		if a := r.addr("status.podIP", o.Status.PodIP); a.IsValid() {
+			p.IPs = append(p.IPs, a)
+		}
+	}
+	for _, c := range o.Status.Conditions {
+		p.Ready = p.Ready || c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue && !m.Deleting
+	}
+	return p, r.invalid
+}
+
+// IsActiveGateway reports whether a pod is the one of a gateway that forwards.
+func IsActiveGateway(p cluster.Pod) bool {
+	return p.Labels[v1beta1.LabelComponent] == v1beta1.ComponentGateway &&
+		p.Labels[v1beta1.LabelActive] == "true" && p.Running
+}
+
+// pods returns the pods that matter to routing: gateways, and those that the
+// podCIDRs of their node do not lead to. Pods in the host's network, on nodes
+// that are not real, and those that are over are not among them.
+func pods(p *problems, all []corev1.Pod, nodes []cluster.Node) []cluster.Pod {
+	cidrs := make(map[string][]netip.Prefix, len(nodes))
+	for _, n := range nodes {
+		cidrs[n.Name] = n.PodCIDRs
+	}
+	var out []cluster.Pod
+	for i := range all {
+		o := &all[i]
+		if o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed {
+			continue
+		}
+		gateway := o.Labels[v1beta1.LabelComponent] == v1beta1.ComponentGateway
+		of, real := cidrs[o.Spec.NodeName]
+		if !gateway && (o.Spec.HostNetwork || !real || o.Status.PodIP == "") {
+			continue
+		}
+		pod, invalid := Pod(o)
+		outside := slices.ContainsFunc(pod.IPs, func(a netip.Addr) bool {
+			return !slices.ContainsFunc(of, func(p netip.Prefix) bool { return p.Contains(a) })
+		})
+		if gateway || outside {
+			out = append(out, pod)
+			p.invalid = append(p.invalid, invalid...)
+		}
+	}
+	slices.SortFunc(out, func(a, b cluster.Pod) int { return compareNames(a.Meta, b.Meta) })
+	return out
+}
+
+// Service reads a Service.
+func Service(o *corev1.Service) (cluster.Service, []cluster.InvalidError) {
+	m := metaOf(o, corev1.SchemeGroupVersion, "Service")
+	r := &reader{object: m.Ref}
+	s := cluster.Service{Meta: m, Type: string(o.Spec.Type)}
+	ips := o.Spec.ClusterIPs
+	if len(ips) == 0 && o.Spec.ClusterIP != "" {
+		ips = []string{o.Spec.ClusterIP}
+	}
+	for i, ip := range ips {
+		if ip == corev1.ClusterIPNone {
+			continue
+		}
+		if a := r.addr(fmt.Sprintf("spec.clusterIPs[%d]", i), ip); a.IsValid() {
+			s.ClusterIPs = append(s.ClusterIPs, a)
+		}
+	}
+	for i, p := range o.Spec.Ports {
+		field := fmt.Sprintf("spec.ports[%d]", i)
+		s.Ports = append(s.Ports, cluster.ServicePort{
+			Protocol: string(p.Protocol),
+			Port:     uint16(r.number(field+".port", int(p.Port), 0, math.MaxUint16)),
+			NodePort: uint16(r.number(field+".nodePort", int(p.NodePort), 0, math.MaxUint16)),
+		})
+	}
+	for _, in := range o.Status.LoadBalancer.Ingress {
+		if in.IP != "" {
+			s.Ingress = append(s.Ingress, in.IP)
+		}
+	}
+	for _, in := range o.Status.LoadBalancer.Ingress {
+		if in.IP == "" && in.Hostname != "" {
+			s.Ingress = append(s.Ingress, in.Hostname)
+		}
+	}
+	return s, r.invalid
+}
+
+// Deployment reads a Deployment.
+func Deployment(o *appsv1.Deployment) (cluster.Deployment, []cluster.InvalidError) {
+	d := cluster.Deployment{
+		Meta:          metaOf(o, appsv1.SchemeGroupVersion, "Deployment"),
+		Replicas:      1,
+		ReadyReplicas: o.Status.ReadyReplicas,
+	}
+	if o.Spec.Replicas != nil {
+		d.Replicas = *o.Spec.Replicas
+	}
+	return d, nil
+}
+
+// KeySecret reads a Secret with WireGuard keys, of which it takes the public
+// one only. It returns false for other Secrets.
+func KeySecret(o *corev1.Secret) (cluster.KeySecret, bool) {
+	if o.Labels[v1beta1.LabelGatewayResource] != "true" {
+		return cluster.KeySecret{}, false
+	}
+	return cluster.KeySecret{
+		Meta:       metaOf(o, corev1.SchemeGroupVersion, "Secret"),
+		PublicKey:  o.Data[v1beta1.PublicKeyField],
+		HasPrivate: len(o.Data[v1beta1.PrivateKeyField]) > 0,
+	}, true
+}
+
+// Network reads a Network.
+func Network(o *ipamv1alpha1.Network) (cluster.Network, []cluster.InvalidError) {
+	m := metaOf(o, ipamv1alpha1.GroupVersion, "Network")
+	r := &reader{object: m.Ref}
+	r.need("spec.cidr", string(o.Spec.CIDR), "10.0.0.0/16")
+	return cluster.Network{
+		Meta:         m,
+		CIDR:         r.prefix("spec.cidr", string(o.Spec.CIDR)),
+		Status:       r.prefix("status.cidr", string(o.Status.CIDR)),
+		PreAllocated: r.number("spec.preAllocated", int(o.Spec.PreAllocated), 0, math.MaxInt32),
+	}, r.invalid
+}
+
+// IP reads an IP.
+func IP(o *ipamv1alpha1.IP) (cluster.IP, []cluster.InvalidError) {
+	m := metaOf(o, ipamv1alpha1.GroupVersion, "IP")
+	r := &reader{object: m.Ref}
+	r.need("spec.ip", string(o.Spec.IP), "10.0.0.1")
+	ip := cluster.IP{
+		Meta:       m,
+		IP:         r.addr("spec.ip", string(o.Spec.IP)),
+		Masquerade: value(o.Spec.Masquerade),
+		Status:     r.addr("status.ip", string(o.Status.IP)),
+		CIDR:       r.prefix("status.cidr", string(o.Status.CIDR)),
+	}
+	if o.Spec.NetworkRef != nil {
+		ip.NetworkRef = refOf(*o.Spec.NetworkRef)
+	}
+	return ip, r.invalid
+}
+
+// ForeignCluster reads a ForeignCluster.
+func ForeignCluster(o *corev1beta1.ForeignCluster) (cluster.ForeignCluster, []cluster.InvalidError) {
+	return cluster.ForeignCluster{
+		Meta:      metaOf(o, corev1beta1.GroupVersion, "ForeignCluster"),
+		ClusterID: string(o.Spec.ClusterID),
+	}, nil
+}

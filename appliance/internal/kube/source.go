@@ -1,0 +1,373 @@
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/rest"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
+)
+
+// A source is a set of informers. It tells when something changed that
+// matters, and keeps what it knows while the API server is away.
+type source struct {
+	cache   cache.Cache
+	client  client.Client
+	changed chan struct{}
+	log     *slog.Logger
+}
+
+// newSource returns a source of the objects that are selected.
+func newSource(config *rest.Config, selected map[client.Object]cache.ByObject, log *slog.Logger) (*source, error) {
+	if log == nil {
+		log = slog.New(slog.DiscardHandler)
+	}
+	scheme, mapper := Scheme(), mapper()
+	opts := cache.Options{
+		Scheme:           scheme,
+		Mapper:           mapper,
+		ByObject:         selected,
+		DefaultTransform: cache.TransformStripManagedFields(),
+		// An object of a kind that nobody selected would start a watch
+		// that RBAC does not allow.
+		ReaderFailOnMissingInformer: true,
+		DefaultWatchErrorHandler: func(_ context.Context, _ *toolscache.Reflector, err error) {
+			log.Debug("watch", "err", err)
+		},
+	}
+	ca, err := cache.New(config, opts)
+	if err != nil {
+		return nil, fmt.Errorf("informers for %s: %w", config.Host, err)
+	}
+	cl, err := client.New(config, client.Options{Scheme: scheme, Mapper: mapper})
+	if err != nil {
+		return nil, fmt.Errorf("client for %s: %w", config.Host, err)
+	}
+	s := &source{cache: ca, client: cl, changed: make(chan struct{}, 1), log: log}
+	for o := range selected {
+		informer, err := ca.GetInformer(context.Background(), o, cache.BlockUntilSynced(false))
+		if err != nil {
+			return nil, fmt.Errorf("informer for %T: %w", o, err)
+		}
+		if _, err := informer.AddEventHandler(s.handler()); err != nil {
+			return nil, fmt.Errorf("informer for %T: %w", o, err)
+		}
+	}
+	return s, nil
+}
+
+// Start runs the informers until ctx is done.
+func (s *source) Start(ctx context.Context) error {
+	if err := s.cache.Start(ctx); err != nil {
+		return fmt.Errorf("informers: %w", err)
+	}
+	return nil
+}
+
+// Synced waits until everything has been read once. The error is that of ctx.
+func (s *source) Synced(ctx context.Context) error {
+	if s.cache.WaitForCacheSync(ctx) {
+		return nil
+	}
+	return cmpErr(ctx.Err(), errors.New("informers: stopped before they were in sync"))
+}
+
+func cmpErr(a, b error) error {
+	if a != nil {
+		return a
+	}
+	return b
+}
+
+// Changed yields a value after something that matters has changed.
+func (s *source) Changed() <-chan struct{} { return s.changed }
+
+// Client returns a client that reads and writes directly, without the
+// informers. It knows the kinds of the daemons only.
+func (s *source) Client() client.Client { return s.client }
+
+func (s *source) notify() {
+	select {
+	case s.changed <- struct{}{}:
+	default: // one is waiting already
+	}
+}
+
+func (s *source) handler() toolscache.ResourceEventHandler {
+	return toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { s.notify() },
+		DeleteFunc: func(any) { s.notify() },
+		UpdateFunc: func(old, updated any) {
+			if matters(old, updated) {
+				s.notify()
+			}
+		},
+	}
+}
+
+// matters reports whether an update can change what a host should have. The
+// status that hosts and the controller write all the time does not: with N
+// nodes that report to N readers it would wake everybody N² times.
+func matters(old, updated any) bool {
+	a, ok1 := old.(client.Object)
+	b, ok2 := updated.(client.Object)
+	if !ok1 || !ok2 {
+		return true
+	}
+	if a.GetUID() != b.GetUID() || a.GetGeneration() != b.GetGeneration() ||
+		(a.GetDeletionTimestamp() == nil) != (b.GetDeletionTimestamp() == nil) ||
+		!equality.Semantic.DeepEqual(a.GetLabels(), b.GetLabels()) {
+		return true
+	}
+	switch b := b.(type) {
+	case *corev1.Pod:
+		a := a.(*corev1.Pod)
+		return a.Spec.NodeName != b.Spec.NodeName || a.Status.Phase != b.Status.Phase ||
+			!equality.Semantic.DeepEqual(a.Status.PodIPs, b.Status.PodIPs) || a.Status.PodIP != b.Status.PodIP
+	case *networkingv1beta1.InternalNode:
+		a := a.(*networkingv1beta1.InternalNode)
+		return !equality.Semantic.DeepEqual(a.Status.NodeIP, b.Status.NodeIP)
+	case *networkingv1beta1.Configuration:
+		a := a.(*networkingv1beta1.Configuration)
+		return !equality.Semantic.DeepEqual(a.Status.Remote, b.Status.Remote)
+	}
+	return false
+}
+
+// A NodeSource knows what the API says about one node.
+type NodeSource struct {
+	*source
+	cfg NodeSourceConfig
+}
+
+// NodeSourceConfig says what a [NodeSource] reads.
+type NodeSourceConfig struct {
+	Config *rest.Config // required
+	Node   string       // name of the Node; required
+	// Label is the value of labels that name the node, where it differs from
+	// Node because that is longer than a label may be.
+	Label  string
+	Logger *slog.Logger // optional
+}
+
+// A NodeView is what the API says about one node.
+type NodeView struct {
+	// Input has the objects, and no host facts.
+	Input desired.NodeInput
+	// GatewayPods are the active pods of all gateways that have an address.
+	GatewayPods []cluster.Pod
+}
+
+// NewNodeSource returns a source that needs to list and watch, in all
+// namespaces: InternalNode (its own), GeneveTunnels (those labelled with the
+// node), InternalFabrics, Route- and FirewallConfigurations of the category
+// fabric, and the pods of gateways.
+func NewNodeSource(cfg NodeSourceConfig) (*NodeSource, error) {
+	if cfg.Config == nil || cfg.Node == "" {
+		return nil, errors.New("kube: Config and Node are required")
+	}
+	if cfg.Label == "" {
+		cfg.Label = cfg.Node
+	}
+	label := func(key, value string) cache.ByObject {
+		return cache.ByObject{Label: labels.SelectorFromSet(labels.Set{key: value})}
+	}
+	s, err := newSource(cfg.Config, map[client.Object]cache.ByObject{
+		&networkingv1beta1.InternalNode{}:          {Field: fields.OneTermEqualSelector("metadata.name", cfg.Node)},
+		&networkingv1beta1.GeneveTunnel{}:          label(networkingv1beta1.LabelNodeName, cfg.Label),
+		&networkingv1beta1.InternalFabric{}:        {},
+		&networkingv1beta1.RouteConfiguration{}:    label(networkingv1beta1.LabelRouteCategory, networkingv1beta1.CategoryFabric),
+		&networkingv1beta1.FirewallConfiguration{}: label(networkingv1beta1.LabelFirewallCategory, networkingv1beta1.CategoryFabric),
+		&corev1.Pod{}: label(networkingv1beta1.LabelComponent, networkingv1beta1.ComponentGateway),
+	}, cfg.Logger)
+	if err != nil {
+		return nil, err
+	}
+	return &NodeSource{s, cfg}, nil
+}
+
+// Read returns what is known. It waits until that is everything there was
+// when the daemon started; after that it does not depend on the API server.
+func (s *NodeSource) Read(ctx context.Context) (NodeView, error) {
+	if err := s.Synced(ctx); err != nil {
+		return NodeView{}, err
+	}
+	var p problems
+	v := NodeView{Input: desired.NodeInput{
+		Name:      s.cfg.Node,
+		Label:     s.cfg.Label,
+		Fabrics:   list(ctx, s.source, &p, &networkingv1beta1.InternalFabricList{}, InternalFabric),
+		Tunnels:   list(ctx, s.source, &p, &networkingv1beta1.GeneveTunnelList{}, GeneveTunnel),
+		Nodes:     list(ctx, s.source, &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
+		Routes:    list(ctx, s.source, &p, &networkingv1beta1.RouteConfigurationList{}, RouteConfiguration),
+		Firewalls: list(ctx, s.source, &p, &networkingv1beta1.FirewallConfigurationList{}, FirewallConfiguration),
+	}}
+	for _, pod := range list(ctx, s.source, &p, &corev1.PodList{}, Pod) {
+		if IsActiveGateway(pod) && len(pod.IPs) > 0 {
+			v.GatewayPods = append(v.GatewayPods, pod)
+		}
+	}
+	v.Input.Problems = p.invalid
+	return v, errors.Join(p.errs...)
+}
+
+// A GatewaySource knows what the API says about one gateway.
+type GatewaySource struct {
+	*source
+	cfg GatewaySourceConfig
+}
+
+// GatewaySourceConfig says what a [GatewaySource] reads.
+type GatewaySourceConfig struct {
+	Config    *rest.Config // required
+	Name      string       // of the GatewayServer or GatewayClient; required
+	Namespace string       // tenant namespace; required
+	System    string       // system namespace; required
+	RemoteID  string       // cluster ID of the peer; required
+	Mode      string       // cluster.Server or cluster.Client; required
+	// Connection and Report are the names of the objects in Namespace that
+	// the gateway reports in. Empty: gw-<Name>.
+	Connection, Report string
+	Logger             *slog.Logger // optional
+}
+
+// A GatewayView is what the API says about one gateway.
+type GatewayView struct {
+	// Input has the objects, and no host facts and no own key.
+	Input desired.GatewayInput
+	// Gateway is the gateway's own object; nil when it is not there (any
+	// more).
+	Gateway *cluster.Gateway
+	// Connection is the gateway's own, nil as long as the controller has
+	// not made it.
+	Connection *cluster.Connection
+}
+
+// NewGatewaySource returns a source that needs to list and watch, in the
+// tenant namespace: Configurations, PublicKeys, GeneveTunnels,
+// InternalFabrics, Route- and FirewallConfigurations, the GatewayServer or
+// GatewayClient, the Connection and the GatewayReport of its own; in the
+// system namespace: Route- and FirewallConfigurations; and InternalNodes.
+func NewGatewaySource(cfg GatewaySourceConfig) (*GatewaySource, error) {
+	if cfg.Config == nil || cfg.Name == "" || cfg.Namespace == "" || cfg.System == "" || cfg.RemoteID == "" {
+		return nil, errors.New("kube: Config, Name, Namespace, System and RemoteID are required")
+	}
+	if cfg.Mode != cluster.Server && cfg.Mode != cluster.Client {
+		return nil, fmt.Errorf("kube: mode %q: write %s or %s", cfg.Mode, cluster.Server, cluster.Client)
+	}
+	if cfg.Connection == "" {
+		cfg.Connection = networkingv1beta1.GatewayNamePrefix + cfg.Name
+	}
+	if cfg.Report == "" {
+		cfg.Report = networkingv1beta1.GatewayNamePrefix + cfg.Name
+	}
+	tenant := map[string]cache.Config{cfg.Namespace: {}}
+	named := func(name string) cache.ByObject {
+		return cache.ByObject{Namespaces: tenant, Field: fields.OneTermEqualSelector("metadata.name", name)}
+	}
+	category := func(key string) cache.ByObject {
+		c := cache.Config{LabelSelector: labels.SelectorFromSet(labels.Set{key: networkingv1beta1.CategoryGateway})}
+		return cache.ByObject{Namespaces: map[string]cache.Config{cfg.Namespace: c, cfg.System: c}}
+	}
+	selected := map[client.Object]cache.ByObject{
+		&networkingv1beta1.Configuration{}:         {Namespaces: tenant},
+		&networkingv1beta1.PublicKey{}:             {Namespaces: tenant},
+		&networkingv1beta1.GeneveTunnel{}:          {Namespaces: tenant},
+		&networkingv1beta1.InternalFabric{}:        {Namespaces: tenant},
+		&networkingv1beta1.InternalNode{}:          {},
+		&networkingv1beta1.RouteConfiguration{}:    category(networkingv1beta1.LabelRouteCategory),
+		&networkingv1beta1.FirewallConfiguration{}: category(networkingv1beta1.LabelFirewallCategory),
+		&networkingv1beta1.Connection{}:            named(cfg.Connection),
+		&networkingv1beta1.GatewayReport{}:         named(cfg.Report),
+	}
+	if cfg.Mode == cluster.Client {
+		selected[&networkingv1beta1.GatewayClient{}] = named(cfg.Name)
+	} else {
+		selected[&networkingv1beta1.GatewayServer{}] = named(cfg.Name)
+	}
+	s, err := newSource(cfg.Config, selected, cfg.Logger)
+	if err != nil {
+		return nil, err
+	}
+	return &GatewaySource{s, cfg}, nil
+}
+
+// Read returns what is known. It waits until that is everything there was
+// when the daemon started; after that it does not depend on the API server.
+func (s *GatewaySource) Read(ctx context.Context) (GatewayView, error) {
+	if err := s.Synced(ctx); err != nil {
+		return GatewayView{}, err
+	}
+	var p problems
+	v := GatewayView{Input: desired.GatewayInput{
+		Name:           s.cfg.Name,
+		Namespace:      s.cfg.Namespace,
+		RemoteID:       s.cfg.RemoteID,
+		Mode:           s.cfg.Mode,
+		Configurations: list(ctx, s.source, &p, &networkingv1beta1.ConfigurationList{}, Configuration),
+		PublicKeys:     list(ctx, s.source, &p, &networkingv1beta1.PublicKeyList{}, PublicKey),
+		Fabrics:        list(ctx, s.source, &p, &networkingv1beta1.InternalFabricList{}, InternalFabric),
+		Tunnels:        list(ctx, s.source, &p, &networkingv1beta1.GeneveTunnelList{}, GeneveTunnel),
+		Nodes:          list(ctx, s.source, &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
+		Routes:         list(ctx, s.source, &p, &networkingv1beta1.RouteConfigurationList{}, RouteConfiguration),
+		Firewalls:      list(ctx, s.source, &p, &networkingv1beta1.FirewallConfigurationList{}, FirewallConfiguration),
+	}}
+	var gateways []cluster.Gateway
+	if s.cfg.Mode == cluster.Client {
+		gateways = list(ctx, s.source, &p, &networkingv1beta1.GatewayClientList{}, GatewayClient)
+	} else {
+		gateways = list(ctx, s.source, &p, &networkingv1beta1.GatewayServerList{}, GatewayServer)
+	}
+	for _, g := range gateways {
+		v.Gateway = &g
+	}
+	for _, c := range list(ctx, s.source, &p, &networkingv1beta1.ConnectionList{}, Connection) {
+		v.Connection = &c
+	}
+	v.Input.Problems = p.invalid
+	return v, errors.Join(p.errs...)
+}
+
+// problems collects what went wrong while lists were read.
+type problems struct {
+	invalid []cluster.InvalidError
+	errs    []error
+}
+
+// list returns the values of all objects of one kind that are known.
+func list[T, V any](ctx context.Context, s *source, p *problems, l client.ObjectList, parse func(*T) (V, []cluster.InvalidError)) []V {
+	// The values share maps with the objects, which nobody changes.
+	if err := s.cache.List(ctx, l, client.UnsafeDisableDeepCopy); err != nil {
+		p.errs = append(p.errs, fmt.Errorf("list %T: %w", l, err))
+		return nil
+	}
+	var out []V
+	err := meta.EachListItem(l, func(o runtime.Object) error {
+		t, ok := any(o).(*T)
+		if !ok {
+			return fmt.Errorf("item %T", o)
+		}
+		v, invalid := parse(t)
+		out = append(out, v)
+		p.invalid = append(p.invalid, invalid...)
+		return nil
+	})
+	if err != nil {
+		p.errs = append(p.errs, fmt.Errorf("list %T: %w", l, err))
+	}
+	return out
+}

@@ -1,0 +1,234 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	v1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+)
+
+// Field managers of server-side apply. What one of them wrote and no longer
+// writes goes away; what others wrote into the same status stays.
+const (
+	NodeManager    = "isthmus-node"
+	GatewayManager = "isthmus-gateway"
+)
+
+// A NodeStatus is what a node says of itself.
+type NodeStatus struct {
+	// Local and Remote are the sources of what the node sends to gateways
+	// on itself and elsewhere; invalid: not known.
+	Local, Remote netip.Addr
+	Kernel        string
+	Applied       []cluster.Applied
+	Conditions    []metav1.Condition // only those that the node itself writes
+}
+
+// WriteStatus writes the status of the node's InternalNode, if it differs from
+// what is known to be there. Times alone are no difference.
+func (s *NodeSource) WriteStatus(ctx context.Context, want NodeStatus) error {
+	var have v1beta1.InternalNode
+	if err := s.known(ctx, client.ObjectKey{Name: s.cfg.Node}, &have); err != nil {
+		return fmt.Errorf("InternalNode %s: %w", s.cfg.Node, err)
+	}
+	status := v1beta1.InternalNodeStatus{
+		NodeIP:     v1beta1.InternalNodeStatusNodeIP{Local: ip(want.Local), Remote: ip(want.Remote)},
+		Kernel:     want.Kernel,
+		Applied:    appliedStatus(want.Applied, have.Status.Applied),
+		Conditions: conditions(want.Conditions, have.Status.Conditions, have.Generation),
+	}
+	if equality.Semantic.DeepEqual(status.NodeIP, have.Status.NodeIP) && status.Kernel == have.Status.Kernel &&
+		equality.Semantic.DeepEqual(status.Applied, sortedApplied(have.Status.Applied)) &&
+		holds(have.Status.Conditions, status.Conditions) {
+		return nil
+	}
+	return s.apply(ctx, "InternalNode", "", s.cfg.Node, NodeManager, &status)
+}
+
+// A ConnectionStatus is what a gateway says of the connection to its peer.
+type ConnectionStatus struct {
+	Value   v1beta1.ConnectionStatusValue
+	Latency string    // "N/A" where it is not known
+	At      time.Time // when the latency was measured
+}
+
+// WriteConnection writes the status of the gateway's Connection, if it differs
+// from what is known to be there. How often a new latency is worth a write is
+// the caller's decision.
+func (s *GatewaySource) WriteConnection(ctx context.Context, want ConnectionStatus) error {
+	var have v1beta1.Connection
+	if err := s.known(ctx, client.ObjectKey{Namespace: s.cfg.Namespace, Name: s.cfg.Connection}, &have); err != nil {
+		return fmt.Errorf("Connection %s/%s: %w", s.cfg.Namespace, s.cfg.Connection, err)
+	}
+	latency := v1beta1.ConnectionLatency{Value: want.Latency, Timestamp: stamp(want.At)}
+	if have.Status.Value == want.Value && have.Status.Latency.Value == latency.Value &&
+		have.Status.Latency.Timestamp.Equal(&latency.Timestamp) {
+		return nil
+	}
+	status := v1beta1.ConnectionStatus{Value: want.Value, Latency: latency}
+	return s.apply(ctx, "Connection", s.cfg.Namespace, s.cfg.Connection, GatewayManager, &status)
+}
+
+// A ReportStatus is what a gateway says of itself.
+type ReportStatus struct {
+	Implementation string // kernel or userspace
+	MTU            int
+	Endpoint       string    // of the peer, as WireGuard knows it now
+	LastHandshake  time.Time // zero: none yet
+	Applied        []cluster.Applied
+	Conditions     []metav1.Condition // only those that the gateway itself writes
+}
+
+// WriteReport writes the status of the gateway's GatewayReport, if it differs
+// from what is known to be there. The time of the last handshake alone is no
+// difference: there is one every two minutes.
+func (s *GatewaySource) WriteReport(ctx context.Context, want ReportStatus) error {
+	var have v1beta1.GatewayReport
+	if err := s.known(ctx, client.ObjectKey{Namespace: s.cfg.Namespace, Name: s.cfg.Report}, &have); err != nil {
+		return fmt.Errorf("GatewayReport %s/%s: %w", s.cfg.Namespace, s.cfg.Report, err)
+	}
+	status := v1beta1.GatewayReportStatus{
+		ObservedGeneration: have.Generation,
+		Implementation:     want.Implementation,
+		MTU:                want.MTU,
+		Endpoint:           want.Endpoint,
+		Applied:            appliedStatus(want.Applied, have.Status.Applied),
+		Conditions:         conditions(want.Conditions, have.Status.Conditions, have.Generation),
+	}
+	if !want.LastHandshake.IsZero() {
+		t := stamp(want.LastHandshake)
+		status.LastHandshake = &t
+	}
+	h := have.Status
+	if h.ObservedGeneration == status.ObservedGeneration && h.Implementation == status.Implementation &&
+		h.MTU == status.MTU && h.Endpoint == status.Endpoint &&
+		(h.LastHandshake == nil) == (status.LastHandshake == nil) &&
+		equality.Semantic.DeepEqual(status.Applied, sortedApplied(h.Applied)) &&
+		holds(h.Conditions, status.Conditions) {
+		return nil
+	}
+	return s.apply(ctx, "GatewayReport", s.cfg.Namespace, s.cfg.Report, GatewayManager, &status)
+}
+
+// known reads an object from the informers, or, where they do not have it
+// yet, from the API server.
+func (s *source) known(ctx context.Context, key client.ObjectKey, o client.Object) error {
+	err := s.cache.Get(ctx, key, o)
+	if apierrors.IsNotFound(err) {
+		err = s.client.Get(ctx, key, o)
+	}
+	return err
+}
+
+// apply writes the status of an object by server-side apply. The object is not
+// created.
+func (s *source) apply(ctx context.Context, kind, namespace, name, manager string, status any) error {
+	fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(status)
+	if err != nil {
+		return fmt.Errorf("status of %s %s: %w", kind, name, err)
+	}
+	u := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
+	u.SetGroupVersionKind(v1beta1.GroupVersion.WithKind(kind))
+	u.SetNamespace(namespace)
+	u.SetName(name)
+	err = s.client.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(manager), client.ForceOwnership)
+	if err != nil {
+		return fmt.Errorf("write the status of %s %s: %w", kind, name, err)
+	}
+	return nil
+}
+
+// stamp returns a time as the API server keeps it.
+func stamp(t time.Time) metav1.Time { return metav1.NewTime(t.Truncate(time.Second)) }
+
+func ip(a netip.Addr) *v1beta1.IP {
+	if !a.IsValid() {
+		return nil
+	}
+	text := v1beta1.IP(a.Unmap().String())
+	return &text
+}
+
+// appliedStatus returns the report on objects as the API has it. An entry
+// whose verdict has not changed keeps its time.
+func appliedStatus(want []cluster.Applied, have []v1beta1.AppliedStatus) []v1beta1.AppliedStatus {
+	type key struct{ kind, namespace, name string }
+	before := make(map[key]v1beta1.AppliedStatus, len(have))
+	for _, a := range have {
+		before[key{a.Kind, a.Namespace, a.Name}] = a
+	}
+	var out []v1beta1.AppliedStatus
+	for _, a := range want {
+		since := a.Since
+		if since.IsZero() {
+			since = time.Now()
+		}
+		s := v1beta1.AppliedStatus{
+			Kind: a.Object.Kind, Namespace: a.Object.Namespace, Name: a.Object.Name,
+			ObservedGeneration: a.ObservedGeneration, OK: a.OK, Message: a.Message,
+			LastTransitionTime: stamp(since),
+		}
+		if old, ok := before[key{s.Kind, s.Namespace, s.Name}]; ok && old.OK == s.OK && !old.LastTransitionTime.IsZero() {
+			s.LastTransitionTime = old.LastTransitionTime
+		}
+		out = append(out, s)
+	}
+	return sortedApplied(out)
+}
+
+func sortedApplied(list []v1beta1.AppliedStatus) []v1beta1.AppliedStatus {
+	list = slices.Clone(list)
+	slices.SortFunc(list, func(a, b v1beta1.AppliedStatus) int {
+		return compareNames(
+			cluster.Meta{Ref: cluster.Ref{Namespace: a.Kind + "/" + a.Namespace, Name: a.Name}},
+			cluster.Meta{Ref: cluster.Ref{Namespace: b.Kind + "/" + b.Namespace, Name: b.Name}})
+	})
+	return list
+}
+
+// conditions returns conditions with their times: one whose status has not
+// changed keeps it.
+func conditions(want, have []metav1.Condition, generation int64) []metav1.Condition {
+	var out []metav1.Condition
+	for _, c := range want {
+		if c.ObservedGeneration == 0 {
+			c.ObservedGeneration = generation
+		}
+		if c.Reason == "" {
+			c.Reason = c.Type // the API requires one
+		}
+		if old := apimeta.FindStatusCondition(have, c.Type); old != nil && old.Status == c.Status {
+			c.LastTransitionTime = old.LastTransitionTime
+		}
+		if c.LastTransitionTime.IsZero() {
+			c.LastTransitionTime = stamp(time.Now())
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// holds reports whether all wanted conditions are there. That one of ours is
+// there and no longer wanted shows in nothing, so the callers always write the
+// same types.
+func holds(have, want []metav1.Condition) bool {
+	for _, c := range want {
+		old := apimeta.FindStatusCondition(have, c.Type)
+		if old == nil || !equality.Semantic.DeepEqual(*old, c) {
+			return false
+		}
+	}
+	return true
+}
