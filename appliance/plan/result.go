@@ -14,9 +14,16 @@
 package plan
 
 import (
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
+	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 )
 
@@ -70,4 +77,29 @@ type Event struct {
 	Object          cluster.Ref
 	Type            string // Warning or Normal
 	Reason, Message string
+}
+
+// Kinds are the kinds of Objects: what carries our label and is of one of
+// these is deleted when the plan does not have it. Secrets with keys are not
+// among them; they go with the gateway that owns them.
+func Kinds() []schema.GroupVersionKind {
+	networking := v1beta1.GroupVersion
+	return []schema.GroupVersionKind{
+		rbacv1.SchemeGroupVersion.WithKind("ClusterRoleBinding"),
+		networking.WithKind("Connection"),
+		appsv1.SchemeGroupVersion.WithKind("Deployment"),
+		corev1beta1.GroupVersion.WithKind("ForeignCluster"),
+		networking.WithKind("GatewayReport"),
+		networking.WithKind("GeneveTunnel"),
+		networking.WithKind("InternalFabric"),
+		networking.WithKind("InternalNode"),
+		ipamv1alpha1.GroupVersion.WithKind("Network"),
+		rbacv1.SchemeGroupVersion.WithKind("Role"),
+		rbacv1.SchemeGroupVersion.WithKind("RoleBinding"),
+		networking.WithKind("RouteConfiguration"),
+		corev1.SchemeGroupVersion.WithKind("Service"),
+		corev1.SchemeGroupVersion.WithKind("ServiceAccount"),
+		networking.WithKind("WgGatewayClient"),
+		networking.WithKind("WgGatewayServer"),
+	}
 }
