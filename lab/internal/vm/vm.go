@@ -1,12 +1,25 @@
 // Package vm boots a virtual machine: a Debian cloud kernel, a small initramfs
 // and a read-only disk with the lab's binaries and the tools they need. It
 // knows QEMU, and nothing of labs.
+//
+// The kernel comes from Debian's package as it is; the disk holds what of this
+// machine the guest needs, libraries included, so nothing is downloaded but
+// that package. KVM is used only after a guest has booted under it: that
+// /dev/kvm opens proves nothing.
 package vm
 
 import (
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // A Kernel is a Linux kernel on disk, ready to boot.
@@ -26,33 +39,96 @@ type Image struct {
 // ImageConfig says what goes into an image.
 type ImageConfig struct {
 	BinDir   string       // has isthmus, lab, kubernetes and cni/
-	CacheDir string       // default ~/.cache/isthmus-lab
+	CacheDir string       // default DefaultCacheDir
 	Progress func(string) // optional: hears what takes long
 }
 
-// FindKernel returns the newest kernel in the cache, or prepares the one in a
-// Debian package: deb, or the newest linux-image-*-cloud-amd64 that is found
-// in the usual places or by apt-get download.
-func FindKernel(ctx context.Context, cacheDir, deb string, progress func(string)) (Kernel, error) {
-	return Kernel{}, errors.ErrUnsupported
+// GuestBinDir is where the binaries are in the guest.
+const GuestBinDir = "/opt/lab/bin"
+
+// ErrMissing is a program that this machine lacks; the message says which
+// package has it.
+var ErrMissing = errors.New("not installed")
+
+// DefaultCacheDir is where kernels and images are kept.
+func DefaultCacheDir() (string, error) {
+	dir, err := os.UserCacheDir()
+	if err != nil {
+		return "", fmt.Errorf("cache directory: %w (set XDG_CACHE_HOME)", err)
+	}
+	return filepath.Join(dir, "isthmus-lab"), nil
 }
 
-// BuildImage returns the image of that kernel with those binaries, from the
-// cache when none of them has changed.
-func BuildImage(ctx context.Context, k Kernel, cfg ImageConfig) (Image, error) {
-	return Image{}, errors.ErrUnsupported
+// cached returns dir/name, which fill makes when it does not exist. Nobody ever
+// sees it half done: it is made beside and renamed, under a lock.
+func cached(ctx context.Context, dir, name string, fill func(tmp string) error) (string, error) {
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, ".lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	if err != nil {
+		return "", err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	if _, err := os.Stat(path); err == nil { // another one made it
+		return path, nil
+	}
+	if err := ctx.Err(); err != nil {
+		return "", err
+	}
+	tmp, err := os.MkdirTemp(dir, ".tmp-")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(tmp)
+	if err := os.Chmod(tmp, 0o755); err != nil {
+		return "", err
+	}
+	if err := fill(tmp); err != nil {
+		return "", noSpace(dir, err)
+	}
+	if err := os.Rename(tmp, path); err != nil {
+		return "", err
+	}
+	return path, nil
 }
 
-// RunConfig is what Run does in a machine.
-type RunConfig struct {
-	Argv           []string          // the first may be a path on the host: it is copied in
-	Files          map[string]string // path in the guest → path on the host
-	Env            []string
-	Stdout, Stderr io.Writer
-	Console        io.Writer // gets the console when the machine failed; optional
+// noSpace adds what to do to an error for want of disk space.
+func noSpace(dir string, err error) error {
+	if errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("%w: no space left below %s: the virtual machine's image needs 1.5 GiB; remove old ones there, or set XDG_CACHE_HOME", err, dir)
+	}
+	return err
 }
 
-// Run boots a machine, runs one command in it, and returns its exit code.
-func Run(ctx context.Context, img Image, cfg RunConfig) (int, error) {
-	return 0, errors.ErrUnsupported
+// hash names content: of files, and of texts that say how they are used.
+type hash struct {
+	h interface {
+		io.Writer
+		Sum([]byte) []byte
+	}
 }
+
+func newHash() hash { return hash{sha256.New()} }
+
+func (h hash) text(s string) { fmt.Fprintf(h.h, "%d:%s", len(s), s) }
+
+func (h hash) file(path string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	h.text(path)
+	_, err = io.Copy(h.h, f)
+	return err
+}
+
+func (h hash) String() string { return hex.EncodeToString(h.h.Sum(nil))[:24] }

@@ -1,0 +1,61 @@
+package vm
+
+// Marks on the console by which the host sees how far the guest has come.
+const (
+	markInit = "lab: initramfs"
+	markRoot = "lab: root file system"
+)
+
+// initScript is the guest's first program: it brings up the devices in this
+// order, mounts the disk and hands over to guestInit on it.
+func initScript(modules string) string {
+	return `#!/bin/busybox sh
+b=/bin/busybox
+$b mount -t proc proc /proc
+$b mount -t sysfs sys /sys
+$b mount -t devtmpfs dev /dev
+echo "` + markInit + `"
+for m in ` + modules + `; do $b insmod /m/$m || echo "lab: no module $m"; done
+n=0
+while [ ! -b /dev/vda ] && [ $n -lt 500 ]; do $b usleep 20000; n=$((n+1)); done
+$b mount -t ext4 -o ro /dev/vda /root || { echo "lab: no root file system"; $b poweroff -f; }
+for d in proc sys dev; do $b mount --move /$d /root/$d; done
+exec $b switch_root /root /opt/lab/init
+`
+}
+
+// guestInit is PID 1 on the disk. The shell collects orphans while it waits
+// for the program, and the machine ends with it. What to run stands on the
+// kernel's command line: lab.mode=run takes a tar archive from the second disk
+// and answers by three ports; otherwise lab.agent has the agent's address.
+const guestInit = `#!/bin/sh
+export PATH=` + GuestBinDir + `:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=linux
+mkdir -p /dev/pts /dev/shm
+mount -t devpts -o ptmxmode=666 devpts /dev/pts
+mount -t tmpfs -o mode=1777 shm /dev/shm
+mount -t tmpfs -o mode=755 run /run
+mount -t tmpfs -o mode=1777 tmp /tmp
+mount -t tmpfs -o mode=755 var /var
+mount -t tmpfs -o mode=700 root /root
+ln -sf /proc/self/fd /dev/fd
+mkdir -p /var/lib /var/log /var/run /run/netns /run/lock
+hostname lab
+echo "` + markRoot + `"
+mode=agent agent=
+for w in $(cat /proc/cmdline); do
+	case $w in lab.mode=*) mode=${w#*=};; lab.agent=*) agent=${w#*=};; esac
+done
+if [ $mode = run ]; then
+	mkdir -p /run/payload
+	tar xf /dev/vdb -C /run/payload
+	sh /run/payload/run.sh >/dev/vport0p1 2>/dev/vport0p2 </dev/null &
+	wait $!
+	echo $? >/dev/vport0p3
+else
+	mkdir -p /var/lab
+	lab agent --machine --listen $agent --dir /var/lab --bin-dir ` + GuestBinDir + ` &
+	wait $!
+	echo "lab: the agent ended with exit code $?"
+fi
+busybox poweroff -f
+`

@@ -1,0 +1,289 @@
+package world
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
+	"github.com/isthmus-net/isthmus/lab/internal/pods"
+)
+
+// Image names that stand for the lab's own binaries.
+const (
+	IsthmusImage = "isthmus:dev"
+	ProbeImage   = "isthmus-lab/probe:dev"
+)
+
+// AgentConfig is what the agent needs before it knows its world.
+type AgentConfig struct {
+	Listener net.Listener // of the supervisor's requests
+	BinDir   string       // has isthmus, lab, kubernetes and cni/
+	Dir      string       // for the nodes' state; empty at the start
+	Machine  bool         // a virtual machine of our own: its links and its clock are ours
+	Logger   *slog.Logger
+}
+
+// BuildRequest is what the supervisor sends once: the world to build, and the
+// keys of its nodes. It is never logged.
+type BuildRequest struct {
+	Spec  Spec                                      `json:"spec"`
+	Nodes map[string][]controlplane.NodeCredentials `json:"nodes"` // by cluster
+}
+
+// An agent is the inside of a world.
+type agent struct {
+	cfg      AgentConfig
+	registry *pods.Registry
+	end      func(error) // ends the agent
+
+	mu       sync.Mutex
+	network  *network
+	captures []*podCapture // of hosts and pods, those that are gone included
+}
+
+// A podCapture is a capture of a host, or of a pod's own namespace.
+type podCapture struct {
+	*capture
+	pod  *pods.Pod // nil for hosts
+	gone bool
+}
+
+// ServeAgent serves requests until ctx ends. Then everything that the agent
+// built ends with it: processes first, namespaces with the agent's own.
+func ServeAgent(ctx context.Context, cfg AgentConfig) error {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	a := &agent{cfg: cfg, registry: pods.NewRegistry(), end: func(err error) { end(err) }}
+	defer a.close()
+	stopWatch := a.registry.Watch(a.podEvent)
+	defer stopWatch()
+
+	var nodes sync.WaitGroup
+	defer nodes.Wait()
+	server := newServer(a.routes(ctx, &nodes), cfg.Logger)
+	go func() {
+		<-ctx.Done()
+		server.Close()
+	}()
+	err := server.Serve(cfg.Listener)
+	if ctx.Err() != nil {
+		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
+			return cause
+		}
+		return nil
+	}
+	end(nil)
+	return err
+}
+
+// build makes the world and starts its nodes. It returns when every node's
+// kubelet has been started; whether they are ready the API server knows.
+func (a *agent) build(ctx context.Context, req BuildRequest, nodes *sync.WaitGroup, progress func(Progress)) error {
+	a.mu.Lock()
+	built := a.network != nil
+	a.mu.Unlock()
+	if built {
+		return errors.New("the world has been built already")
+	}
+	start := time.Now()
+	root, err := CurrentNamespace()
+	if err != nil {
+		return err
+	}
+	if a.cfg.Machine {
+		if err := nameUplinks(root, req.Spec); err != nil {
+			return err
+		}
+	}
+	api := apiServices(req.Spec)
+	n, err := buildNetwork(ctx, req.Spec, root, func(h *host) error {
+		c, err := startCapture(h.ns.File, h.name, api)
+		if err != nil {
+			return err
+		}
+		a.addCapture(&podCapture{capture: c})
+		return nil
+	})
+	a.mu.Lock()
+	a.network = n
+	a.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	progress(Progress{Message: fmt.Sprintf("network: %d namespaces, %d bridges", len(n.hosts), 1+len(req.Spec.Clusters)), Took: time.Since(start)})
+
+	start = time.Now()
+	count := 0
+	for _, c := range req.Spec.Clusters {
+		for _, node := range c.Nodes {
+			cfg, err := a.nodeConfig(n, c, node, req.Nodes[c.Name])
+			if err != nil {
+				return err
+			}
+			count++
+			nodes.Go(func() {
+				if err := pods.RunNode(ctx, cfg); err != nil && ctx.Err() == nil {
+					a.end(fmt.Errorf("node %s/%s: %w", cfg.Cluster, cfg.Name, err))
+				}
+			})
+		}
+		h, _ := n.host(c.Name + "/" + RouterHost)
+		if creds := req.Nodes[c.Name]; len(creds) > 0 {
+			nodes.Go(func() { a.followPodCIDRs(ctx, h.ns, c, creds[0].Kubeconfig) })
+		}
+	}
+	progress(Progress{Message: fmt.Sprintf("%d kubelets started", count), Took: time.Since(start)})
+	return nil
+}
+
+func (a *agent) nodeConfig(n *network, c ClusterSpec, node NodeSpec, credentials []controlplane.NodeCredentials) (pods.NodeConfig, error) {
+	name := c.Name + "/" + node.Name
+	h, ok := n.host(name)
+	if !ok {
+		return pods.NodeConfig{}, fmt.Errorf("node %s has no namespace", name)
+	}
+	for _, cred := range credentials {
+		if cred.Node != node.Name {
+			continue
+		}
+		return pods.NodeConfig{
+			Cluster: c.Name, Name: node.Name, Addr: node.Addr, NetNS: h.ns.File,
+			Kubeconfig: cred.Kubeconfig, ServingCert: cred.ServingCert, ServingKey: cred.ServingKey, ClientCA: cred.ClientCA,
+			Images: images(a.cfg.BinDir), BinDir: a.cfg.BinDir, Dir: filepath.Join(a.cfg.Dir, c.Name, node.Name),
+			CNI: c.CNI, ServiceCIDR: c.ServiceCIDR, ClusterCIDR: c.PodCIDR,
+			KubeProxy: c.KubeProxy, KubeProxyKubeconfig: cred.KubeProxyKubeconfig,
+			Registry: a.registry, Logger: a.cfg.Logger.With("node", name),
+		}, nil
+	}
+	return pods.NodeConfig{}, fmt.Errorf("node %s has no credentials", name)
+}
+
+// images are the names under which the lab's binaries are known in pods.
+func images(binDir string) map[string]pods.Image {
+	return map[string]pods.Image{
+		IsthmusImage: {Binary: filepath.Join(binDir, "isthmus")},
+		ProbeImage:   {Binary: filepath.Join(binDir, "lab"), Entrypoint: []string{"/bin/lab", "probe"}},
+	}
+}
+
+// nameUplinks gives the virtual machine's network cards the names that
+// buildNetwork expects.
+func nameUplinks(root *Namespace, spec Spec) error {
+	for _, c := range spec.Clusters {
+		link, err := root.linkByMAC(UplinkMAC(c.Index))
+		if err != nil {
+			return fmt.Errorf("network card of cluster %s: %w", c.Name, err)
+		}
+		if err := root.rename(link, UplinkName(c.Index)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// apiServices are the service addresses of the API servers: the first of each
+// service CIDR.
+func apiServices(s Spec) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, c := range s.Clusters {
+		out = append(out, netip.AddrPortFrom(nth(c.ServiceCIDR, 1), 443))
+	}
+	return out
+}
+
+func (a *agent) addCapture(c *podCapture) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.captures = append(a.captures, c)
+}
+
+// keepGone is how many captures of pods that are gone are kept.
+const keepGone = 16
+
+// podEvent starts and ends the captures of pods. The kubelet waits for it, so
+// no packet of a pod comes before its capture.
+func (a *agent) podEvent(e pods.Event) {
+	if e.Pod.HostNetwork || e.Pod.NetNS == nil {
+		return
+	}
+	pod := e.Pod
+	if !e.Gone {
+		a.mu.Lock()
+		var api []netip.AddrPort
+		if a.network != nil {
+			api = apiServices(a.network.spec)
+		}
+		a.mu.Unlock()
+		c, err := startCapture(pod.NetNS, pod.Cluster+"/"+pod.Name, api)
+		if err != nil {
+			a.cfg.Logger.Error("no capture in pod", "pod", pod.Cluster+"/"+pod.Namespace+"/"+pod.Name, "err", err)
+			return
+		}
+		a.addCapture(&podCapture{capture: c, pod: &pod})
+		return
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	gone := 0
+	for i := len(a.captures) - 1; i >= 0; i-- {
+		c := a.captures[i]
+		if c.pod != nil && c.pod.UID == pod.UID && !c.gone {
+			c.gone = true
+			c.close()
+		}
+		if c.gone {
+			if gone++; gone > keepGone {
+				a.captures = append(a.captures[:i:i], a.captures[i+1:]...)
+			}
+		}
+	}
+}
+
+func (a *agent) close() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.captures {
+		if !c.gone {
+			c.close()
+		}
+	}
+	if a.network != nil {
+		a.network.close()
+		a.network.root.Close()
+	}
+}
+
+// namedCaptures are all captures, under the names that operands have.
+func (a *agent) namedCaptures() []namedCapture {
+	// Before our lock: the registry calls podEvent with its own held.
+	gateways := gatewaysByCluster(a.registry.Pods())
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var out []namedCapture
+	for _, c := range a.captures {
+		name := c.host
+		if c.pod != nil {
+			name = podHost(*c.pod, gateways)
+		}
+		out = append(out, namedCapture{name, c.capture})
+	}
+	return out
+}
+
+// setClock sets the machine's clock.
+func (a *agent) setClock(now time.Time) error {
+	if !a.cfg.Machine {
+		return errors.New("this clock belongs to the host")
+	}
+	return setTime(now)
+}

@@ -1,0 +1,234 @@
+package world
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// UplinkName is the name, in the agent's namespace, of the link to the k-th
+// cluster's control plane, from 1.
+func UplinkName(k int) string { return fmt.Sprintf("cp%d", k) }
+
+// UplinkMAC is the hardware address of that link in a virtual machine; 0 is
+// the one of the management network.
+func UplinkMAC(k int) net.HardwareAddr { return net.HardwareAddr{0x52, 0x54, 0x00, 0x15, 0x74, byte(k)} }
+
+// A host is a namespace with a name: a node, a router, an outside host, or the
+// one with the bridges.
+type host struct {
+	name    string // "milan/node-1"
+	cluster string // empty outside
+	ns      *Namespace
+}
+
+// network builds what a Spec says, without Kubernetes: bridges, routers, nodes
+// and outside hosts, each in an anonymous namespace.
+type network struct {
+	spec  Spec
+	root  *Namespace // has the bridges
+	hosts []*host    // root first
+	// wanPorts are the bridge ports of the WAN, which "wan" means in queries.
+	wanPorts []string
+}
+
+// Settings of every namespace that forwards. rp_filter is what systemd sets on
+// the machines that clusters run on. Bridged packets do not go through
+// iptables: where br_netfilter is loaded a machine would behave otherwise than
+// the others, for reasons that have nothing to do with the lab.
+var (
+	hostSettings = []string{
+		"net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=2",
+		"net.ipv6.conf.all.accept_dad?=0", "net.ipv6.conf.default.accept_dad?=0",
+		"net.bridge.bridge-nf-call-iptables?=0", "net.bridge.bridge-nf-call-ip6tables?=0", "net.bridge.bridge-nf-call-arptables?=0",
+	}
+	forwarding = []string{"net.ipv4.ip_forward=1", "net.ipv6.conf.all.forwarding?=1"}
+)
+
+// buildNetwork builds in the calling thread's namespace, where the uplinks to
+// the control planes must already be. It calls built for each host as soon as
+// it has its name and links, so that captures see it from the start.
+func buildNetwork(ctx context.Context, spec Spec, root *Namespace, built func(*host) error) (*network, error) {
+	n := &network{spec: spec, root: root}
+	add := func(h *host) error {
+		n.hosts = append(n.hosts, h)
+		return built(h)
+	}
+	if err := root.sysctl(hostSettings[len(hostSettings)-3:]...); err != nil {
+		return n, err
+	}
+	if err := root.addBridge(WANHost); err != nil {
+		return n, err
+	}
+	if err := add(&host{name: WANHost, ns: root}); err != nil {
+		return n, err
+	}
+	for _, c := range spec.Clusters {
+		if err := ctx.Err(); err != nil {
+			return n, err
+		}
+		if err := n.buildCluster(c, add); err != nil {
+			return n, fmt.Errorf("cluster %s: %w", c.Name, err)
+		}
+	}
+	for i, o := range spec.Outside {
+		ns, err := n.newHost(o.Name, "", fmt.Sprintf("w-out%d", i+1), WANHost, netip.PrefixFrom(o.Addr, spec.WAN.Bits()))
+		if err != nil {
+			return n, fmt.Errorf("host %s: %w", o.Name, err)
+		}
+		n.wanPorts = append(n.wanPorts, fmt.Sprintf("w-out%d", i+1))
+		for _, c := range spec.reachable("") {
+			if err := ns.ns.AddRoute(c.LAN, c.RouterWAN); err != nil {
+				return n, fmt.Errorf("host %s: %w", o.Name, err)
+			}
+		}
+		if err := add(ns); err != nil {
+			return n, err
+		}
+	}
+	return n, nil
+}
+
+func (n *network) buildCluster(c ClusterSpec, add func(*host) error) error {
+	lan := fmt.Sprintf("lan%d", c.Index)
+	if err := n.root.addBridge(lan); err != nil {
+		return err
+	}
+	if err := n.root.enslave(UplinkName(c.Index), lan); err != nil {
+		return err
+	}
+
+	router, err := n.newHost(c.Name+"/"+RouterHost, c.Name, fmt.Sprintf("l%d-router", c.Index), lan, netip.PrefixFrom(c.Router, c.LAN.Bits()), forwarding...)
+	if err != nil {
+		return err
+	}
+	wanPort := fmt.Sprintf("w-router%d", c.Index)
+	if err := Wire(n.root, wanPort, router.ns, "eth1"); err != nil {
+		return err
+	}
+	if err := n.root.enslave(wanPort, WANHost); err != nil {
+		return err
+	}
+	n.wanPorts = append(n.wanPorts, wanPort)
+	if err := router.ns.AddAddress("eth1", netip.PrefixFrom(c.RouterWAN, n.spec.WAN.Bits())); err != nil {
+		return err
+	}
+	for _, peer := range n.spec.reachable(c.Name) {
+		if err := router.ns.AddRoute(peer.LAN, peer.RouterWAN); err != nil {
+			return err
+		}
+	}
+	if err := router.ns.nft(masquerade(c)); err != nil {
+		return err
+	}
+	if err := add(router); err != nil {
+		return err
+	}
+
+	for i, node := range c.Nodes {
+		h, err := n.newHost(c.Name+"/"+node.Name, c.Name, fmt.Sprintf("l%d-node%d", c.Index, i+1), lan, netip.PrefixFrom(node.Addr, c.LAN.Bits()), forwarding...)
+		if err != nil {
+			return fmt.Errorf("%s: %w", node.Name, err)
+		}
+		if err := h.ns.AddRoute(defaultRoute(c.Router), c.Router); err != nil {
+			return fmt.Errorf("%s: %w", node.Name, err)
+		}
+		if err := add(h); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// newHost makes a namespace with eth0 on a bridge.
+func (n *network) newHost(name, cluster, port, bridge string, addr netip.Prefix, settings ...string) (*host, error) {
+	ns, err := NewNamespace()
+	if err != nil {
+		return nil, err
+	}
+	h := &host{name: name, cluster: cluster, ns: ns}
+	steps := []func() error{
+		func() error { return ns.sysctl(append(settings, hostSettings...)...) },
+		func() error { return Wire(n.root, port, ns, "eth0") },
+		func() error { return n.root.enslave(port, bridge) },
+		func() error { return ns.AddAddress("eth0", addr) },
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			ns.Close()
+			return nil, err
+		}
+	}
+	return h, nil
+}
+
+// reachable are the clusters whose LAN can be routed to from a cluster, or
+// from outside when its name is empty: LANs that overlap with its own, or with
+// one before, have no unique way.
+func (s Spec) reachable(from string) []ClusterSpec {
+	own, _ := s.Cluster(from)
+	taken := []netip.Prefix{own.LAN}
+	var out []ClusterSpec
+	for _, c := range s.Clusters {
+		overlaps := false
+		for _, p := range taken {
+			overlaps = overlaps || p.IsValid() && p.Overlaps(c.LAN)
+		}
+		if c.Name == from || overlaps {
+			continue
+		}
+		taken = append(taken, c.LAN)
+		out = append(out, c)
+	}
+	return out
+}
+
+// masquerade is the ruleset of a cluster's router: pods reach the outside by
+// the router's address; nodes are known there by their own.
+func masquerade(c ClusterSpec) string {
+	family := "ip"
+	if c.PodCIDR.Addr().Is6() {
+		family = "ip6"
+	}
+	return strings.NewReplacer("FAMILY", family, "PODS", c.PodCIDR.String()).Replace(`
+table FAMILY lab {
+	chain postrouting {
+		type nat hook postrouting priority srcnat; policy accept;
+		oifname "eth1" FAMILY saddr PODS masquerade
+	}
+}
+`)
+}
+
+func (n *network) host(name string) (*host, bool) {
+	for _, h := range n.hosts {
+		if h.name == name {
+			return h, true
+		}
+	}
+	return nil, false
+}
+
+// close lets go of all namespaces but the root.
+func (n *network) close() {
+	for _, h := range n.hosts {
+		if h.ns != n.root {
+			h.ns.Close()
+		}
+	}
+}
+
+func (n *network) hostNames() string {
+	var names []string
+	for _, h := range n.hosts {
+		names = append(names, h.name)
+	}
+	return joinNames(names)
+}
+
+func joinNames(names []string) string {
+	return strings.Join(slices.Compact(slices.Sorted(slices.Values(names))), ", ")
+}

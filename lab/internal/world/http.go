@@ -1,0 +1,215 @@
+package world
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+)
+
+// Paths of the API. {cluster} and {component} are names. The supervisor serves
+// the first group and passes the rest on to the agent.
+const (
+	pathStatus     = "/v1/status"
+	pathProgress   = "/v1/progress"
+	pathKubeconfig = "/v1/clusters/{cluster}/kubeconfig"
+	pathDial       = "/v1/clusters/{cluster}/dial"
+	pathComponent  = "/v1/clusters/{cluster}/components/{component}/{action}" // start, stop
+	pathDown       = "/v1/down"
+
+	PathExec       = "/v1/exec"        // POST; ?target=
+	PathExecStream = "/v1/exec/stream" // websocket; ?target=
+	PathLogs       = "/v1/logs"
+	pathBuild      = "/v1/build"
+	pathClock      = "/v1/clock"
+	pathPods       = "/v1/pods"
+	pathSightings  = "/v1/sightings"
+	pathWire       = "/v1/wire"
+	pathPcap       = "/v1/pcap"
+	pathState      = "/v1/state"
+	pathKill       = "/v1/kill"
+)
+
+// errorHeader tells the kind of an error to the client, so that errors.Is
+// works there.
+const errorHeader = "X-Lab-Error"
+
+func newServer(h http.Handler, logger *slog.Logger) *http.Server {
+	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelDebug)}
+}
+
+// WriteError answers with an error.
+func WriteError(w http.ResponseWriter, err error) {
+	code := http.StatusInternalServerError
+	if errors.Is(err, ErrNoTarget) {
+		w.Header().Set(errorHeader, "no-target")
+		code = http.StatusNotFound
+	}
+	http.Error(w, err.Error(), code)
+}
+
+// WriteJSON answers with a value.
+func WriteJSON(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	// The client sees a truncated answer when this fails; nobody else can help.
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+// answer is a handler that takes a request value and answers with a value.
+func answer[Req, Resp any](fn func(context.Context, Req) (Resp, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var req Req
+		if r.Method != http.MethodGet {
+			if err := json.NewDecoder(r.Body).Decode(&req); err != nil && !errors.Is(err, io.EOF) {
+				http.Error(w, "request: "+err.Error(), http.StatusBadRequest)
+				return
+			}
+		}
+		resp, err := fn(r.Context(), req)
+		if err != nil {
+			WriteError(w, err)
+			return
+		}
+		WriteJSON(w, resp)
+	}
+}
+
+// ProgressWriter writes lines of progress as they come. It is safe for
+// concurrent use.
+func ProgressWriter(w http.ResponseWriter) func(Progress) {
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	w.WriteHeader(http.StatusOK)
+	var mu sync.Mutex
+	return func(p Progress) {
+		mu.Lock()
+		defer mu.Unlock()
+		if p.Time.IsZero() {
+			p.Time = time.Now()
+		}
+		if json.NewEncoder(w).Encode(p) == nil {
+			http.NewResponseController(w).Flush()
+		}
+	}
+}
+
+type killRequest struct {
+	Target    string `json:"target"`
+	Container string `json:"container,omitempty"`
+}
+
+type clockRequest struct {
+	Now time.Time `json:"now"`
+}
+
+type clockAnswer struct {
+	Was time.Time `json:"was"`
+}
+
+// routes is the agent's API.
+func (a *agent) routes(ctx context.Context, nodes *sync.WaitGroup) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST "+pathBuild, func(w http.ResponseWriter, r *http.Request) {
+		var req BuildRequest
+		if err := json.NewDecoder(r.Body).Decode(&req); err != nil {
+			http.Error(w, "request: "+err.Error(), http.StatusBadRequest)
+			return
+		}
+		progress := ProgressWriter(w)
+		last := Progress{Done: true}
+		// The world lives longer than the request.
+		if err := a.build(ctx, req, nodes, progress); err != nil {
+			last.Error = err.Error()
+		}
+		progress(last)
+	})
+	mux.HandleFunc("POST "+pathClock, answer(func(_ context.Context, r clockRequest) (clockAnswer, error) {
+		was := time.Now()
+		if r.Now.IsZero() {
+			return clockAnswer{was}, nil
+		}
+		return clockAnswer{was}, a.setClock(r.Now)
+	}))
+	mux.HandleFunc("GET "+pathPods, answer(func(context.Context, struct{}) (map[string][]PodStatus, error) { return a.podStatus(), nil }))
+	mux.HandleFunc("POST "+pathSightings, answer(func(_ context.Context, q SightingQuery) ([]Sighting, error) { return a.sightings(q) }))
+	mux.HandleFunc("POST "+pathWire, answer(func(_ context.Context, q WireQuery) (WireReport, error) { return a.wire(q) }))
+	mux.HandleFunc("GET "+pathPcap, func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/x-pcapng")
+		if err := writePcap(w, a.namedCaptures()); err != nil {
+			a.cfg.Logger.Error("capture file", "err", err)
+		}
+	})
+	mux.HandleFunc("GET "+pathState, answer(func(ctx context.Context, _ struct{}) ([]HostState, error) { return a.state(ctx), nil }))
+	mux.HandleFunc("GET "+PathLogs, answer(func(context.Context, struct{}) ([]Log, error) { return LogsUnder(a.cfg.Dir) }))
+	mux.HandleFunc("POST "+pathKill, answer(func(_ context.Context, r killRequest) (struct{}, error) {
+		return struct{}{}, a.killContainer(r.Target, r.Container)
+	}))
+	HandleExec(mux, a.exec)
+	return mux
+}
+
+func (a *agent) podStatus() map[string][]PodStatus {
+	out := map[string][]PodStatus{}
+	for _, p := range a.registry.Pods() {
+		s := PodStatus{Namespace: p.Namespace, Name: p.Name, Node: p.Node, Labels: p.Labels, HostNet: p.HostNetwork}
+		if len(p.IPs) > 0 {
+			s.IP = p.IPs[0]
+		}
+		for _, c := range p.Containers {
+			s.Containers = append(s.Containers, ContainerStatus{Name: c.Name, PID: c.PID})
+		}
+		out[p.Cluster] = append(out[p.Cluster], s)
+	}
+	return out
+}
+
+func (a *agent) sightings(q SightingQuery) ([]Sighting, error) {
+	if q.Token == "" {
+		return nil, errors.New("sightings: the token is empty")
+	}
+	var out []Sighting
+	for _, c := range a.namedCaptures() {
+		out = append(out, c.sightings(c.host, q)...)
+	}
+	sortSightings(out)
+	return out, nil
+}
+
+func (a *agent) wire(q WireQuery) (WireReport, error) {
+	var ports []string
+	if q.On == WANHost {
+		a.mu.Lock()
+		if a.network != nil {
+			ports = a.network.wanPorts
+		}
+		a.mu.Unlock()
+	}
+	names := []string{}
+	for _, c := range a.namedCaptures() {
+		if c.host == q.On {
+			return c.wire(q, ports), nil
+		}
+		names = append(names, c.host)
+	}
+	return WireReport{}, fmt.Errorf("%w: nothing is captured on %q; there are %s", ErrNoTarget, q.On, joinNames(names))
+}
+
+// HandleExec serves commands.
+func HandleExec(mux *http.ServeMux, run ExecFunc) {
+	mux.HandleFunc("POST "+PathExec, answer(func(ctx context.Context, req ExecRequest) (ExecResult, error) {
+		var stdout, stderr bytes.Buffer
+		req.TTY = false
+		s := Streams{Stdout: &stdout, Stderr: &stderr}
+		if req.Stdin != nil {
+			s.Stdin = bytes.NewReader(req.Stdin)
+		}
+		code, err := run(ctx, req, s)
+		return ExecResult{Stdout: stdout.Bytes(), Stderr: stderr.Bytes(), Code: code}, err
+	}))
+	mux.HandleFunc("GET "+PathExecStream, func(w http.ResponseWriter, r *http.Request) { serveStream(w, r, run) })
+}

@@ -1,0 +1,144 @@
+package world
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+)
+
+// stateCommands is what is asked on every host. Those whose program is not
+// installed are left out.
+var stateCommands = []string{
+	"ip -d address",
+	"ip rule",
+	"ip route show table all",
+	"ip -6 rule",
+	"ip -6 route show table all",
+	"ip neigh",
+	"bridge fdb show",
+	"nft list ruleset",
+	"wg show",
+	"conntrack -L",
+}
+
+// A namedNamespace is a host or a pod with a namespace of its own.
+type namedNamespace struct {
+	name string
+	ns   *Namespace
+}
+
+func (a *agent) namespaces() []namedNamespace {
+	all := a.registry.Pods()
+	gateways := gatewaysByCluster(all)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var out []namedNamespace
+	if a.network != nil {
+		for _, h := range a.network.hosts {
+			out = append(out, namedNamespace{h.name, h.ns})
+		}
+	}
+	for _, p := range all {
+		if !p.HostNetwork && p.NetNS != nil {
+			out = append(out, namedNamespace{podHost(p, gateways), &Namespace{File: p.NetNS}})
+		}
+	}
+	return out
+}
+
+// state asks the tools on every host, two hosts at a time.
+func (a *agent) state(ctx context.Context) []HostState {
+	namespaces := a.namespaces()
+	out := make([]HostState, len(namespaces))
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 2)
+	for i, n := range namespaces {
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			out[i] = hostState(ctx, n)
+		})
+	}
+	wg.Wait()
+	slices.SortFunc(out, func(a, b HostState) int { return strings.Compare(a.Host, b.Host) })
+	return out
+}
+
+func hostState(ctx context.Context, n namedNamespace) HostState {
+	s := HostState{Host: n.name}
+	for _, command := range stateCommands {
+		if ctx.Err() != nil {
+			return s
+		}
+		argv := strings.Fields(command)
+		if _, err := exec.LookPath(argv[0]); err != nil {
+			continue
+		}
+		var out strings.Builder
+		code, err := RunIn(ctx, n.ns, ExecRequest{Argv: argv}, Streams{Stdout: &out, Stderr: &out})
+		switch {
+		case err != nil:
+			out.WriteString(err.Error())
+		case code != 0 && argv[0] == "wg": // this kernel has no WireGuard
+			continue
+		}
+		s.Sections = append(s.Sections, StateSection{Command: command, Output: out.String()})
+	}
+	return s
+}
+
+// logTail is how much of a log file is handed out.
+const logTail = 2 << 20
+
+// LogsUnder returns the ends of the log files below a directory, named by
+// their paths in it.
+func LogsUnder(dir string) ([]Log, error) {
+	var logs []Log
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			if errors.Is(err, fs.ErrNotExist) { // pods come and go
+				return nil
+			}
+			return err
+		}
+		if !d.Type().IsRegular() || !strings.HasSuffix(path, ".log") {
+			return nil
+		}
+		text, err := tail(path, logTail)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		if err != nil {
+			return err
+		}
+		logs = append(logs, Log{Name: strings.TrimSuffix(name, ".log"), Text: text})
+		return nil
+	})
+	return logs, err
+}
+
+func tail(path string, n int64) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	if st, err := f.Stat(); err == nil && st.Size() > n {
+		if _, err := f.Seek(-n, io.SeekEnd); err != nil {
+			return "", err
+		}
+	}
+	b, err := io.ReadAll(f)
+	return string(b), err
+}
