@@ -1,0 +1,167 @@
+package k8s
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+	"gotest.tools/v3/golden"
+	"helm.sh/helm/v3/pkg/chart/loader"
+	"helm.sh/helm/v3/pkg/chartutil"
+	"helm.sh/helm/v3/pkg/engine"
+	"sigs.k8s.io/yaml"
+)
+
+// render returns the chart's files for values, as one stream.
+func render(t *testing.T, values map[string]any) (string, error) {
+	t.Helper()
+	chart, err := loader.Load("chart")
+	assert.NilError(t, err)
+	top, err := chartutil.ToRenderValues(chart, values, chartutil.ReleaseOptions{Name: "isthmus", Namespace: "liqo", IsInstall: true}, nil)
+	if err != nil {
+		return "", err
+	}
+	files, err := engine.Render(chart, top)
+	if err != nil {
+		return "", err
+	}
+	var out strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if text := strings.TrimSpace(files[name]); text != "" {
+			out.WriteString("# " + name + "\n" + strings.TrimPrefix(text, "---\n") + "\n---\n")
+		}
+	}
+	return out.String(), nil
+}
+
+// documents decodes a stream.
+func documents(t *testing.T, text string) []map[string]any {
+	t.Helper()
+	var out []map[string]any
+	for _, doc := range strings.Split(text, "\n---\n") {
+		var o map[string]any
+		assert.NilError(t, yaml.Unmarshal([]byte(doc), &o), "in\n%s", doc)
+		if len(o) > 0 {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
+func minimal() map[string]any {
+	return map[string]any{
+		"discovery": map[string]any{"config": map[string]any{"clusterID": "milan"}},
+		"ipam":      map[string]any{"podCIDRs": []any{"10.0.0.0/16"}, "serviceCIDR": "10.96.0.0/16"},
+	}
+}
+
+func full() map[string]any {
+	v := minimal()
+	v["ipam"] = map[string]any{
+		"podCIDRs": []any{"10.0.0.0/16", "fd00:10::/48"}, "serviceCIDR": "10.96.0.0/16",
+		"externalCIDR": "10.71.0.0/16", "internalCIDR": "10.81.0.0/16", "reservedSubnets": []any{"172.18.0.0/16"},
+	}
+	v["image"] = map[string]any{"name": "isthmus", "version": "dev", "pullPolicy": "Never"}
+	v["networking"] = map[string]any{"gatewayTemplates": map[string]any{
+		"wireguard": map[string]any{"implementation": "userspace"},
+		"server": map[string]any{"service": map[string]any{
+			"annotations": map[string]any{"lb.example.com/internal": "true"}, "allocateLoadBalancerNodePorts": false,
+		}},
+		"pod":       map[string]any{"nodeSelector": map[string]any{"edge": "true"}},
+		"container": map[string]any{"gateway": map[string]any{"resources": map[string]any{"requests": map[string]any{"cpu": "10m"}}}},
+	}}
+	return v
+}
+
+// -update refreshes the files; what changes in them is what changes in
+// clusters.
+func TestChartGolden(t *testing.T) {
+	for name, values := range map[string]map[string]any{"minimal": minimal(), "full": full()} {
+		t.Run(name, func(t *testing.T) {
+			out, err := render(t, values)
+			assert.NilError(t, err)
+			documents(t, out)
+			golden.Assert(t, out, name+".yaml")
+		})
+	}
+}
+
+func TestChartRefuses(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(v map[string]any)
+		want   string
+	}{
+		{"no cluster ID", func(v map[string]any) { delete(v, "discovery") }, "clusterID"},
+		{"cluster ID with a dot", func(v map[string]any) {
+			v["discovery"] = map[string]any{"config": map[string]any{"clusterID": "mi.lan"}}
+		}, "clusterID"},
+		{"no pod network", func(v map[string]any) { v["ipam"] = map[string]any{"serviceCIDR": "10.96.0.0/16"} }, "podCIDRs"},
+		{"service network that is an address", func(v map[string]any) {
+			v["ipam"] = map[string]any{"podCIDRs": []any{"10.0.0.0/16"}, "serviceCIDR": "10.96.0.0"}
+		}, "serviceCIDR"},
+		{"unknown key", func(v map[string]any) { v["networking"] = map[string]any{"genevaPort": 6091} }, "genevaPort"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := minimal()
+			tt.change(v)
+			_, err := render(t, v)
+			assert.ErrorContains(t, err, tt.want)
+		})
+	}
+}
+
+// The controller deletes what carries its label and is not in its plan.
+func TestChartIsNotPruned(t *testing.T) {
+	out, err := render(t, full())
+	assert.NilError(t, err)
+	for _, o := range documents(t, out) {
+		labels, _ := o["metadata"].(map[string]any)["labels"].(map[string]any)
+		assert.Check(t, is.Equal(labels["app.kubernetes.io/managed-by"], "Helm"), "%v %v", o["kind"], o["metadata"])
+	}
+}
+
+// Helm follows the link to the generated CRDs.
+func TestChartHasCRDs(t *testing.T) {
+	chart, err := loader.Load("chart")
+	assert.NilError(t, err)
+	assert.Check(t, is.Len(chart.CRDObjects(), 18))
+}
+
+// No container asks for more than NET_ADMIN.
+func TestChartPrivileges(t *testing.T) {
+	out, err := render(t, minimal())
+	assert.NilError(t, err)
+	var containers int
+	var walk func(node any)
+	walk = func(node any) {
+		switch n := node.(type) {
+		case []any:
+			for _, v := range n {
+				walk(v)
+			}
+		case map[string]any:
+			if c, ok := n["securityContext"].(map[string]any); ok {
+				containers++
+				assert.Check(t, is.Equal(c["privileged"], false))
+				assert.Check(t, is.Equal(c["allowPrivilegeEscalation"], false))
+				assert.Check(t, is.Equal(c["readOnlyRootFilesystem"], true))
+				capabilities := c["capabilities"].(map[string]any)
+				assert.Check(t, is.DeepEqual(capabilities["drop"], []any{"ALL"}))
+				if add, ok := capabilities["add"]; ok {
+					assert.Check(t, is.DeepEqual(add, []any{"NET_ADMIN"}))
+				}
+			}
+			for _, v := range n {
+				walk(v)
+			}
+		}
+	}
+	for _, o := range documents(t, out) {
+		walk(o)
+	}
+	assert.Equal(t, containers, 4)
+}
