@@ -30,8 +30,8 @@ const Port = 12345
 type Config struct {
 	// Peer is the address of the other gateway inside the tunnel.
 	Peer netip.AddrPort
-	// Listen is the address to listen on; the zero value is Port on all
-	// addresses of both families.
+	// Listen is the address to listen on; the zero value is the port of Peer
+	// on all addresses of both families.
 	Listen netip.AddrPort
 	// ClusterID is sent along and comes back; the public system puts the
 	// ID of the remote cluster in it.
@@ -75,7 +75,7 @@ func Open(ctx context.Context, cfg Config) (*Prober, error) {
 	if err := cfg.setDefaults(); err != nil {
 		return nil, err
 	}
-	listen := fmt.Sprintf(":%d", Port) // both families where the kernel has both
+	listen := fmt.Sprintf(":%d", cfg.Peer.Port()) // both families where the kernel has both
 	if cfg.Listen.IsValid() {
 		listen = cfg.Listen.String()
 	}

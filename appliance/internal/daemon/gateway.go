@@ -1,0 +1,347 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/isthmus-net/isthmus/appliance/agent"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/internal/probe"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// ConnectionStatus is Connection.status.
+type ConnectionStatus struct {
+	Value   string // Connected, Connecting, Error
+	Latency string // text, N/A for none
+	At      time.Time
+}
+
+// ReportStatus is GatewayReport.status.
+type ReportStatus struct {
+	Implementation string // kernel or userspace
+	MTU            int    // of the tunnel
+	Endpoint       netip.AddrPort
+	LastHandshake  time.Time // zero: never
+	Applied        []cluster.Applied
+	Conditions     []Condition
+}
+
+// equal leaves out the handshake, which is new every two minutes and no news.
+func (a ReportStatus) equal(b ReportStatus) bool {
+	return a.Implementation == b.Implementation && a.MTU == b.MTU && a.Endpoint == b.Endpoint &&
+		b.LastHandshake.Sub(a.LastHandshake).Abs() < handshakeNews &&
+		equalApplied(a.Applied, b.Applied) && slices.Equal(a.Conditions, b.Conditions)
+}
+
+// handshakeNews is how much later a handshake must be to be written to the
+// API server on its own account. WireGuard makes one every two minutes.
+const handshakeNews = 3 * time.Minute
+
+// GatewayConfig is what the gateway daemon needs. Name, Namespace, RemoteID,
+// Mode, KeysDir, API, WriteConnection and WriteReport are required.
+type GatewayConfig struct {
+	Name, Namespace string // of the GatewayServer or GatewayClient
+	RemoteID        string // cluster ID of the peer
+	Mode            string // cluster.Server or cluster.Client
+	NodeName        string
+	PodIP           netip.Addr // invalid: the source of the default route
+
+	ListenPort     uint16 // of a server; 0: default
+	MTU            int    // 0: derive
+	EndpointHost   string // of a client: address or name to dial
+	EndpointPort   uint16
+	KeysDir        string // holds the files privateKey and publicKey
+	StateDir       string // see kernel.Config
+	Implementation kernel.Implementation
+	GenevePort     uint16
+	RulePriority   uint32
+
+	// The probe of the tunnel; zero values are the defaults.
+	PingPort      uint16
+	PingInterval  time.Duration
+	PingThreshold int
+	// StatusInterval is the longest time between writes of the latency
+	// (default 10 s).
+	StatusInterval time.Duration
+
+	API API[kube.GatewayView]
+	// WriteConnection and WriteReport write the status of the gateway's
+	// Connection and of its GatewayReport.
+	WriteConnection func(context.Context, ConnectionStatus) error
+	WriteReport     func(context.Context, ReportStatus) error
+
+	HealthAddress, MetricsAddress string // see NodeConfig
+	Logger                        *slog.Logger
+}
+
+func (c *GatewayConfig) setDefaults() error {
+	var errs []error
+	for _, f := range []struct{ name, value string }{
+		{"name", c.Name}, {"namespace", c.Namespace}, {"remote-cluster-id", c.RemoteID}, {"keys-dir", c.KeysDir},
+	} {
+		if f.value == "" {
+			errs = append(errs, fmt.Errorf("%s is required", f.name))
+		}
+	}
+	switch c.Mode {
+	case cluster.Server:
+	case cluster.Client:
+		if c.EndpointHost == "" || c.EndpointPort == 0 {
+			errs = append(errs, errors.New("a client needs endpoint-address and endpoint-port: where the peer's server can be reached"))
+		}
+	default:
+		errs = append(errs, fmt.Errorf("mode %q is neither %s nor %s", c.Mode, cluster.Server, cluster.Client))
+	}
+	switch c.Implementation {
+	case "":
+		c.Implementation = kernel.Auto
+	case kernel.Auto, kernel.Kernel, kernel.Userspace:
+	default:
+		errs = append(errs, fmt.Errorf("implementation %q is none of auto, kernel, userspace", c.Implementation))
+	}
+	if c.API == nil || c.WriteConnection == nil || c.WriteReport == nil {
+		errs = append(errs, errors.New("GatewayConfig.API, WriteConnection and WriteReport are required"))
+	}
+	if c.PingPort == 0 {
+		c.PingPort = probe.Port
+	}
+	if c.StatusInterval <= 0 {
+		c.StatusInterval = 10 * time.Second
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return errors.Join(errs...)
+}
+
+// RunGateway keeps the tunnel to the peer and the way to every node in order
+// until ctx is done, and leaves them in place then.
+func RunGateway(ctx context.Context, cfg GatewayConfig) error {
+	if err := cfg.setDefaults(); err != nil {
+		return fmt.Errorf("daemon: %w", err)
+	}
+	gw := &gateway{cfg: cfg, keys: newKeyring(cfg.KeysDir, cfg.Logger), connect: make(chan struct{}, 1)}
+	h, err := openHost(ctx, kernel.Config{
+		PrivateKey:     gw.keys.forKernel,
+		StateDir:       cfg.StateDir,
+		Implementation: cfg.Implementation,
+	}, cfg.Logger)
+	if err != nil {
+		return err
+	}
+	defer h.ns.Close()
+	gw.host = h
+	host := cfg.EndpointHost
+	if cfg.Mode == cluster.Server {
+		host = "" // a server learns where its peer is
+	}
+	gw.resolver = newResolver(host, cfg.EndpointPort, net.DefaultResolver.LookupNetIP, gw.down, cfg.Logger)
+	gw.connection = newReporter("Connection.status", cfg.Logger, func(a, b ConnectionStatus) bool { return a == b }, cfg.WriteConnection)
+	gw.reports = newReporter("GatewayReport.status", cfg.Logger, ReportStatus.equal, cfg.WriteReport)
+
+	_, peer := desired.TunnelAddresses(cfg.Mode)
+	if gw.prober, err = probe.Open(ctx, probe.Config{
+		Peer: netip.AddrPortFrom(peer, cfg.PingPort),
+		// The public system sends the ID of the cluster that it asks.
+		ClusterID: cfg.RemoteID,
+		Interval:  cfg.PingInterval, Threshold: cfg.PingThreshold, Logger: cfg.Logger,
+	}); err != nil {
+		return err
+	}
+	c := newTunnelCollector(cfg.RemoteID)
+	c.peer, c.status, c.implementation = gw.peer, gw.prober.Status, h.ns.Implementation
+	h.metrics.registry.MustRegister(c)
+
+	g, ctx := newGroup(ctx)
+	if err := h.serve(ctx, g, cfg.HealthAddress, cfg.MetricsAddress); err != nil {
+		return err
+	}
+	g.run("gateway", func() error { return gw.run(ctx, g) })
+	return g.wait(ctx)
+}
+
+// A gateway is the running gateway daemon.
+type gateway struct {
+	*host
+	cfg        GatewayConfig
+	keys       *keyring
+	resolver   *resolver
+	prober     *probe.Prober
+	connection *reporter[ConnectionStatus]
+	reports    *reporter[ReportStatus]
+	connect    chan struct{} // yields when the tunnel has a peer
+
+	mu      sync.Mutex
+	mtu     int
+	applied []cluster.Applied
+	ready   Condition
+}
+
+func (gw *gateway) run(ctx context.Context, g *group) error {
+	g.run("keys", func() error { return gw.keys.run(ctx) })
+	g.run("resolver", func() error { return gw.resolver.run(ctx) })
+	g.run("informers", func() error { return gw.cfg.API.Start(ctx) })
+	if err := gw.waitSynced(ctx, gw.cfg.API.Synced); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	if !gw.waitKeys(ctx) {
+		return nil
+	}
+	g.run("connection status", func() error { return gw.connection.run(ctx) })
+	g.run("report", func() error { return gw.reports.run(ctx) })
+	g.run("underlay", func() error { return gw.below.run(ctx) })
+	g.run("conncheck", func() error { return gw.watchTunnel(ctx, g) })
+	return agent.Run(ctx, agent.Config[desired.GatewayInput]{
+		Source: source[desired.GatewayInput]{
+			merge(ctx, g, gw.cfg.API.Changed(), gw.below.changed, gw.keys.changed, gw.resolver.changed), gw.read,
+		},
+		Target:  watched{gw.ns, gw.health},
+		Desired: desired.Gateway,
+		Report:  gw.report,
+		Logger:  gw.log,
+	})
+}
+
+// waitKeys waits for the first key pair; false when ctx ended before.
+func (gw *gateway) waitKeys(ctx context.Context) bool {
+	for ctx.Err() == nil {
+		if _, ok := gw.keys.publicKey(); ok {
+			return true
+		}
+		gw.health.waiting("waiting for the key pair in " + gw.cfg.KeysDir)
+		select {
+		case <-ctx.Done():
+		case <-gw.keys.changed:
+		}
+	}
+	return false
+}
+
+// read joins what the API says and what the gateway knows.
+func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
+	view, err := gw.cfg.API.Read(ctx)
+	if err != nil {
+		return desired.GatewayInput{}, fmt.Errorf("read the objects: %w", err)
+	}
+	in := view.Input
+	in.NodeName, in.ListenPort, in.MTU = gw.cfg.NodeName, gw.cfg.ListenPort, gw.cfg.MTU
+	in.GenevePort, in.RulePriority = gw.cfg.GenevePort, gw.cfg.RulePriority
+	in.PublicKey, _ = gw.keys.publicKey()
+	in.PeerEndpoint = gw.resolver.endpoint()
+	in.PodIP = gw.podIP()
+	in.Underlay = gw.below.read(in.Remotes())
+	return in, nil
+}
+
+// podIP is the address that the pod's packets have.
+func (gw *gateway) podIP() netip.Addr {
+	if gw.cfg.PodIP.IsValid() {
+		return gw.cfg.PodIP
+	}
+	for _, dst := range []netip.Addr{anywhere4, anywhere6} {
+		if p, err := gw.ns.RouteTo(dst); err == nil && p.Src.IsValid() {
+			return p.Src.Unmap()
+		}
+	}
+	return netip.Addr{}
+}
+
+// peer returns the live data of the one peer.
+func (gw *gateway) peer() (kernel.PeerStatus, bool) {
+	peers, err := gw.ns.Peers(desired.TunnelInterface)
+	if err != nil || len(peers) == 0 {
+		return kernel.PeerStatus{}, false
+	}
+	return peers[0], true
+}
+
+// down reports whether the tunnel is known not to work.
+func (gw *gateway) down() bool { return gw.prober.Status().State != probe.Connected }
+
+// report takes the result of a pass.
+func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
+	o := outcomeOf(r)
+	gw.metrics.pass(o)
+	isTunnel := func(l netstate.Link) bool { return l.Kind == netstate.KindWireGuard }
+	if o.computed() && len(o.remaining.SetWireGuard) == 0 && !remainingLinks(o.remaining, isTunnel) {
+		// Whether the peer answers doesn't matter: it may be configured
+		// only once this gateway is ready. Nor does a user's bad route.
+		gw.health.setReady()
+	} else if o.err != nil {
+		gw.health.waiting("the first pass failed: " + o.err.Error())
+	}
+	gw.mu.Lock()
+	gw.ready = readyCondition(o)
+	if o.computed() {
+		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
+		gw.applied = applied(o.results, failed, gw.applied, time.Now())
+		for _, l := range o.want.Links {
+			if isTunnel(l) {
+				gw.mtu = l.MTU
+			}
+		}
+	}
+	gw.mu.Unlock()
+	if slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 }) {
+		notify(gw.connect)
+	}
+	gw.publish()
+}
+
+// publish has the report written as it is now.
+func (gw *gateway) publish() {
+	gw.mu.Lock()
+	st := ReportStatus{
+		Implementation: string(gw.ns.Implementation()),
+		MTU:            gw.mtu,
+		Applied:        slices.Clone(gw.applied),
+	}
+	ready := gw.ready
+	gw.mu.Unlock()
+	if ready.Type == "" {
+		return // there was no pass yet
+	}
+	st.Conditions = []Condition{ready, gw.geneveCondition()}
+	if p, ok := gw.peer(); ok {
+		st.Endpoint, st.LastHandshake = p.Endpoint, p.LastHandshake
+	}
+	gw.reports.set(st)
+}
+
+// watchTunnel probes the tunnel as soon as it has a peer, and has what it
+// finds written: at once when the state changes, the latency every so often.
+func (gw *gateway) watchTunnel(ctx context.Context, g *group) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-gw.connect:
+	}
+	g.run("conncheck", func() error { return gw.prober.Run(ctx) })
+	tick := time.NewTicker(gw.cfg.StatusInterval)
+	defer tick.Stop()
+	for {
+		st := gw.prober.Status()
+		gw.connection.set(ConnectionStatus{Value: string(st.State), Latency: probe.LatencyText(st.Latency), At: time.Now()})
+		gw.publish() // endpoint and handshake
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case <-gw.prober.Changed():
+		}
+	}
+}

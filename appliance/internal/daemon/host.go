@@ -1,0 +1,222 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/appliance/agent"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// An outcome is what both daemons look at in the result of a pass.
+type outcome struct {
+	want      netstate.State
+	results   []cluster.Applied
+	changes   netstate.Changes
+	remaining netstate.Changes
+	err       error
+	took      time.Duration
+}
+
+func outcomeOf[In any](r agent.Result[In]) outcome {
+	return outcome{r.Desired, r.Objects, r.Changes, r.Remaining, r.Err, r.Duration}
+}
+
+// computed reports whether the pass got as far as applying something.
+func (o outcome) computed() bool { return o.err == nil || !o.remaining.Empty() }
+
+// A host is what both daemons are made of.
+type host struct {
+	log     *slog.Logger
+	ns      *kernel.NetNS
+	health  *health
+	metrics *metrics
+	below   *underlayWatch
+
+	mu       sync.Mutex
+	features []kernel.Feature
+}
+
+// openHost opens the kernel, in the network namespace of the calling thread,
+// and refuses one that is too old.
+func openHost(ctx context.Context, cfg kernel.Config, log *slog.Logger) (*host, error) {
+	cfg.Logger = log
+	ns, err := kernel.Open(cfg)
+	if err != nil {
+		return nil, fmt.Errorf("open the network namespace: %w", err)
+	}
+	h := &host{
+		log: log, ns: ns,
+		health:  newHealth(),
+		metrics: newMetrics(ns.InNoRoutes),
+		below:   newUnderlayWatch(ns),
+	}
+	h.probeFeatures(ctx)
+	if err := checkVersion(h.features); err != nil {
+		ns.Close()
+		return nil, err
+	}
+	return h, nil
+}
+
+// probeFeatures asks what the kernel can do. It is asked again while something
+// is missing, because modules can be loaded.
+func (h *host) probeFeatures(ctx context.Context) {
+	features := h.ns.Features(ctx)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.features = features
+}
+
+// feature returns why the kernel lacks a feature; nil when it doesn't.
+func (h *host) feature(name string) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, f := range h.features {
+		if f.Name == name {
+			return f.Err
+		}
+	}
+	return nil
+}
+
+// serve starts the HTTP servers.
+func (h *host) serve(ctx context.Context, g *group, healthAddress, metricsAddress string) error {
+	handlers := map[string]func(*http.ServeMux){healthAddress: h.health.register}
+	if metricsAddress == healthAddress {
+		handlers[healthAddress] = func(mux *http.ServeMux) {
+			h.health.register(mux)
+			h.metrics.register(mux)
+		}
+	} else {
+		handlers[metricsAddress] = h.metrics.register
+	}
+	servers, err := listen(ctx, h.log, handlers)
+	if err != nil {
+		return err
+	}
+	for _, s := range servers {
+		g.run("http", func() error { return s.run(ctx) })
+	}
+	return nil
+}
+
+// waitSynced waits for the informers, and says so when that takes long.
+func (h *host) waitSynced(ctx context.Context, wait func(context.Context) error) error {
+	const patience = 5 * time.Second
+	h.health.waiting("waiting for the API server: nothing is applied before all objects have been read once")
+	t := time.AfterFunc(patience, func() {
+		h.log.Warn("still waiting for the API server; what is in the kernel stays as it is")
+	})
+	defer t.Stop()
+	start := time.Now()
+	if err := wait(ctx); err != nil {
+		return fmt.Errorf("read all objects once: %w", err)
+	}
+	h.log.Info("objects read", "took", time.Since(start).Round(time.Millisecond))
+	h.health.waiting("waiting for the first pass")
+	return nil
+}
+
+// watched is a Target that tells health while the kernel is at work.
+type watched struct {
+	*kernel.NetNS
+	health *health
+}
+
+func (w watched) Observe(ctx context.Context) (netstate.State, error) {
+	w.health.begin()
+	defer w.health.end()
+	return w.NetNS.Observe(ctx)
+}
+
+func (w watched) Apply(ctx context.Context, c netstate.Changes) error {
+	w.health.begin()
+	defer w.health.end()
+	return w.NetNS.Apply(ctx, c)
+}
+
+// A Condition is one of the conditions in a status.
+type Condition struct {
+	Type, Reason, Message string
+	OK                    bool
+}
+
+// readyCondition says how the last pass went.
+func readyCondition(o outcome) Condition {
+	if o.err != nil {
+		return Condition{"Ready", "Failed", shorten(o.err.Error()), false}
+	}
+	return Condition{"Ready", "Applied", "the kernel is as the objects want it", true}
+}
+
+// geneveCondition says whether the kernel has Geneve, and what to do if not.
+func (h *host) geneveCondition() Condition {
+	err := h.feature(kernel.FeatureGeneve)
+	if err == nil {
+		return Condition{"GeneveSupported", "Supported", "the kernel has Geneve", true}
+	}
+	return Condition{"GeneveSupported", "Unsupported", shorten(err.Error() +
+		": no tunnel between nodes and gateways can be made here. Load the module on the node (modprobe geneve), or install a kernel with CONFIG_GENEVE"), false}
+}
+
+// A source is an agent.Source made of its two halves.
+type source[In any] struct {
+	changed <-chan struct{}
+	read    func(context.Context) (In, error)
+}
+
+func (s source[In]) Changed() <-chan struct{}             { return s.changed }
+func (s source[In]) Read(ctx context.Context) (In, error) { return s.read(ctx) }
+
+// A fanout passes the values of one channel on to several readers.
+type fanout struct {
+	mu  sync.Mutex
+	out []chan struct{}
+}
+
+func newFanout(ctx context.Context, g *group, in <-chan struct{}) *fanout {
+	f := &fanout{}
+	g.run("fan out", func() error {
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-in:
+			}
+			f.mu.Lock()
+			for _, ch := range f.out {
+				notify(ch)
+			}
+			f.mu.Unlock()
+		}
+	})
+	return f
+}
+
+// subscribe returns a channel that yields a value after every later one of the
+// original, bursts merged.
+func (f *fanout) subscribe() <-chan struct{} {
+	ch := make(chan struct{}, 1)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.out = append(f.out, ch)
+	return ch
+}
+
+// kernelRelease is what uname -r prints.
+func kernelRelease() string {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}

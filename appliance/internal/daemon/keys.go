@@ -1,0 +1,133 @@
+package daemon
+
+import (
+	"context"
+	"crypto/ecdh"
+	"crypto/subtle"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// Names of the files with the keys, which are the fields of the Secret.
+const (
+	privateKeyFile = "privateKey"
+	publicKeyFile  = "publicKey"
+)
+
+// A privateKey is a Curve25519 private key. It prints as nothing.
+type privateKey struct{ Bytes [32]byte }
+
+// String, GoString, MarshalText and LogValue keep the key out of logs.
+func (privateKey) String() string                 { return "(private key)" }
+func (k privateKey) GoString() string             { return k.String() }
+func (k privateKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
+func (k privateKey) LogValue() slog.Value         { return slog.StringValue(k.String()) }
+
+// A keyring holds the key pair of the gateway as the files last said.
+type keyring struct {
+	dir     string
+	log     *slog.Logger
+	changed chan struct{}
+
+	mu      sync.Mutex
+	have    bool
+	private privateKey
+	public  netstate.Key
+}
+
+func newKeyring(dir string, log *slog.Logger) *keyring {
+	return &keyring{dir: dir, log: log, changed: make(chan struct{}, 1)}
+}
+
+// errNoKeys says that the files aren't there.
+var errNoKeys = errors.New("no keys yet")
+
+// loadKeys reads and checks the two files.
+func loadKeys(dir string) (privateKey, netstate.Key, error) {
+	var private privateKey
+	var public netstate.Key
+	for _, f := range []struct {
+		name string
+		into []byte
+	}{{privateKeyFile, private.Bytes[:]}, {publicKeyFile, public[:]}} {
+		path := filepath.Join(dir, f.name)
+		b, err := os.ReadFile(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			return privateKey{}, netstate.Key{}, fmt.Errorf("%w: %s does not exist: the Secret of the gateway needs the fields %s and %s, 32 bytes each",
+				errNoKeys, path, privateKeyFile, publicKeyFile)
+		case err != nil:
+			return privateKey{}, netstate.Key{}, fmt.Errorf("read key: %w", err)
+		case len(b) != len(f.into):
+			return privateKey{}, netstate.Key{}, fmt.Errorf("%s has %d bytes, want 32: write the raw key, not its base64 form, into the Secret", path, len(b))
+		}
+		copy(f.into, b)
+	}
+	k, err := ecdh.X25519().NewPrivateKey(private.Bytes[:])
+	if err != nil {
+		return privateKey{}, netstate.Key{}, fmt.Errorf("%s is no Curve25519 private key", filepath.Join(dir, privateKeyFile))
+	}
+	if subtle.ConstantTimeCompare(k.PublicKey().Bytes(), public[:]) != 1 {
+		return privateKey{}, netstate.Key{}, fmt.Errorf("%s does not belong to %s in %s: delete the Secret of the gateway to have a new pair made",
+			publicKeyFile, privateKeyFile, dir)
+	}
+	return private, public, nil
+}
+
+// refresh reads the files again and tells whether the pair is another one. A
+// pair that can't be read any more stays in use.
+func (k *keyring) refresh() error {
+	private, public, err := loadKeys(k.dir)
+	if err != nil {
+		return err
+	}
+	k.mu.Lock()
+	same := k.have && k.public == public
+	k.have, k.private, k.public = true, private, public
+	k.mu.Unlock()
+	if !same {
+		k.log.Info("keys loaded", "dir", k.dir, "publicKey", public)
+		notify(k.changed)
+	}
+	return nil
+}
+
+// keysInterval is how often the files are looked at. The kubelet itself takes
+// up to a minute to bring a changed Secret into a volume, by renaming a
+// directory, which file notification misses easily.
+const keysInterval = 2 * time.Second
+
+// run keeps the pair up to date, and says so when it can't.
+func (k *keyring) run(ctx context.Context) error {
+	once := newOnce(k.log)
+	for ctx.Err() == nil {
+		once.report("keys", k.refresh())
+		pause(ctx, keysInterval)
+	}
+	return nil
+}
+
+// pair returns the keys, and false before there are any.
+func (k *keyring) publicKey() (netstate.Key, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.public, k.have
+}
+
+// forKernel is kernel.Config.PrivateKey.
+func (k *keyring) forKernel(dev string) ([32]byte, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.have {
+		return [32]byte{}, fmt.Errorf("private key of %s: %w", dev, errNoKeys)
+	}
+	return k.private.Bytes, nil
+}

@@ -1,0 +1,221 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/isthmus-net/isthmus/appliance/agent"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// API is the API server as a daemon sees it, through informers: it goes on
+// answering from what was last known when the server is gone. The sources of
+// internal/kube are it.
+type API[View any] interface {
+	// Start runs the informers until ctx is done.
+	Start(ctx context.Context) error
+	// Synced returns when everything has been read once.
+	Synced(ctx context.Context) error
+	// Changed yields a value whenever Read may return something new.
+	Changed() <-chan struct{}
+	// Read returns what is known, without what the host itself knows.
+	Read(ctx context.Context) (View, error)
+}
+
+// NodeStatus is InternalNode.status as the node daemon knows it.
+type NodeStatus struct {
+	Local, Remote netip.Addr // invalid: not known
+	Kernel        string     // release
+	Applied       []cluster.Applied
+	Conditions    []Condition
+}
+
+func (a NodeStatus) equal(b NodeStatus) bool {
+	return a.Local == b.Local && a.Remote == b.Remote && a.Kernel == b.Kernel &&
+		equalApplied(a.Applied, b.Applied) && slices.Equal(a.Conditions, b.Conditions)
+}
+
+// NodeConfig is what the node daemon needs. NodeName, API and WriteStatus are
+// required.
+type NodeConfig struct {
+	NodeName     string
+	GenevePort   uint16 // 0: default
+	RulePriority uint32 // first rule priority of ours; 0: default
+	API          API[kube.NodeView]
+	// WriteStatus writes the status of the node's InternalNode.
+	WriteStatus func(context.Context, NodeStatus) error
+	// HealthAddress and MetricsAddress are host:port to serve on; empty or
+	// "0": not at all.
+	HealthAddress, MetricsAddress string
+	Logger                        *slog.Logger // optional
+}
+
+// RunNode keeps the node's links, routes, rules and tables in order until ctx
+// is done, and leaves them in place then.
+func RunNode(ctx context.Context, cfg NodeConfig) error {
+	if cfg.NodeName == "" || cfg.API == nil || cfg.WriteStatus == nil {
+		return errors.New("daemon: NodeConfig.NodeName, API and WriteStatus are required")
+	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	h, err := openHost(ctx, kernel.Config{}, cfg.Logger)
+	if err != nil {
+		return err
+	}
+	defer h.ns.Close()
+	n := &node{host: h, cfg: cfg, release: kernelRelease()}
+	n.status = newReporter("InternalNode.status", cfg.Logger, NodeStatus.equal, cfg.WriteStatus)
+
+	g, ctx := newGroup(ctx)
+	if err := h.serve(ctx, g, cfg.HealthAddress, cfg.MetricsAddress); err != nil {
+		return err
+	}
+	g.run("node", func() error { return n.run(ctx, g) })
+	return g.wait(ctx)
+}
+
+// A node is the running node daemon.
+type node struct {
+	*host
+	cfg     NodeConfig
+	status  *reporter[NodeStatus]
+	release string
+
+	mu      sync.Mutex
+	sources sources
+	applied []cluster.Applied
+	ready   Condition
+}
+
+func (n *node) run(ctx context.Context, g *group) error {
+	g.run("informers", func() error { return n.cfg.API.Start(ctx) })
+	if err := n.waitSynced(ctx, n.cfg.API.Synced); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
+		return err
+	}
+	view, err := n.cfg.API.Read(ctx)
+	if err != nil {
+		return fmt.Errorf("read the objects: %w", err)
+	}
+	for _, in := range view.Input.Nodes {
+		if in.Name == n.cfg.NodeName { // what the previous process reported
+			n.applied = in.Applied
+		}
+	}
+	fan := newFanout(ctx, g, n.cfg.API.Changed())
+	g.run("status", func() error { return n.status.run(ctx) })
+	g.run("underlay", func() error { return n.below.run(ctx) })
+	detectNow := fan.subscribe()
+	g.run("source detection", func() error { return n.detectSources(ctx, detectNow) })
+	return agent.Run(ctx, agent.Config[desired.NodeInput]{
+		Source:  source[desired.NodeInput]{merge(ctx, g, fan.subscribe(), n.below.changed), n.read},
+		Target:  watched{n.ns, n.health},
+		Desired: desired.Node,
+		Report:  n.report,
+		Logger:  n.log,
+	})
+}
+
+// read joins what the API says and what the host knows.
+func (n *node) read(ctx context.Context) (desired.NodeInput, error) {
+	view, err := n.cfg.API.Read(ctx)
+	if err != nil {
+		return desired.NodeInput{}, fmt.Errorf("read the objects: %w", err)
+	}
+	in := view.Input
+	in.GenevePort, in.RulePriority = n.cfg.GenevePort, n.cfg.RulePriority
+	in.Underlay = n.below.read(in.Remotes())
+	return in, nil
+}
+
+// report takes the result of a pass: it counts it, and has the status written.
+func (n *node) report(r agent.Result[desired.NodeInput]) {
+	o := outcomeOf(r)
+	n.metrics.pass(o)
+	if o.computed() && !remainingLinks(o.remaining, func(netstate.Link) bool { return true }) {
+		n.health.setReady()
+	} else if o.err != nil {
+		n.health.waiting("the first pass failed: " + o.err.Error())
+	}
+	n.mu.Lock()
+	n.ready = readyCondition(o)
+	if o.computed() {
+		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
+		n.applied = applied(o.results, failed, n.applied, time.Now())
+	}
+	n.mu.Unlock()
+	n.publish()
+}
+
+// detectSources keeps the node's addresses towards the gateways up to date.
+func (n *node) detectSources(ctx context.Context, changed <-chan struct{}) error {
+	tick := time.NewTicker(detectInterval)
+	defer tick.Stop()
+	probe := time.NewTicker(featureInterval)
+	defer probe.Stop()
+	for first := true; ; first = false {
+		view, err := n.cfg.API.Read(ctx)
+		if err != nil {
+			return fmt.Errorf("read the objects: %w", err)
+		}
+		s := detect(n.ns, n.cfg.NodeName, view.GatewayPods)
+		n.mu.Lock()
+		was := n.sources
+		n.sources = s
+		n.mu.Unlock()
+		if first || !s.equal(was) {
+			n.log.Info("addresses towards gateways", "local", s.local, "remote", s.remote, "problems", strings.Join(s.problems, "; "))
+			n.publish()
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		case <-changed:
+		case <-probe.C:
+			if n.feature(kernel.FeatureGeneve) != nil {
+				n.probeFeatures(ctx)
+				n.publish()
+			}
+		}
+	}
+}
+
+// featureInterval is how often a feature that is missing is looked for again.
+const featureInterval = 30 * time.Second
+
+// publish has the status written as it is now.
+func (n *node) publish() {
+	n.mu.Lock()
+	st := NodeStatus{
+		Local: n.sources.local, Remote: n.sources.remote, Kernel: n.release,
+		Applied: slices.Clone(n.applied),
+	}
+	s, ready := n.sources, n.ready
+	n.mu.Unlock()
+	if ready.Type == "" {
+		return // there was no pass yet
+	}
+	detected := Condition{"SourceDetected", "Detected", "the addresses towards all gateways are known", true}
+	if len(s.problems) > 0 {
+		detected = Condition{"SourceDetected", "NoSource", shorten(strings.Join(s.problems, "; ")), false}
+	} else if !s.local.IsValid() && !s.remote.IsValid() {
+		detected = Condition{"SourceDetected", "NoGateway", "there is no gateway to ask for", true}
+	}
+	st.Conditions = []Condition{ready, n.geneveCondition(), detected}
+	n.status.set(st)
+}
