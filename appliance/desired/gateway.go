@@ -84,7 +84,7 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 	if problem != "" && c != nil {
 		h.warn(c.Meta, "%s: %s", TunnelInterface, problem)
 	}
-	h.state.Links = append(h.state.Links, netstate.Link{
+	h.addDev(netstate.Link{
 		Name:        TunnelInterface,
 		Kind:        netstate.KindWireGuard,
 		MTU:         mtu,

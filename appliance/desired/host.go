@@ -32,9 +32,16 @@ type host struct {
 	problems map[objectKey][]string // fields that did not parse
 	notes    map[objectKey][]string
 	// devs leads from the address of the other end of a link to the link.
-	devs map[netip.Addr]string
+	devs  map[netip.Addr]string
+	links map[string]bool
+	ends  map[end]string // what identifies a Geneve link to the kernel
 	// missing says of links that should be there why they are not.
 	missing map[string]string
+}
+
+type end struct {
+	vni    uint32
+	remote netip.Addr
 }
 
 type objectKey struct{ kind, namespace, name string }
@@ -48,6 +55,8 @@ func newHost(base uint32, invalid []cluster.InvalidError) *host {
 		problems: map[objectKey][]string{},
 		notes:    map[objectKey][]string{},
 		devs:     map[netip.Addr]string{},
+		links:    map[string]bool{},
+		ends:     map[end]string{},
 		missing:  map[string]string{},
 	}
 	for _, e := range invalid {
@@ -140,22 +149,24 @@ func (h *host) addLink(l link, port uint16, underlay Underlay) {
 	case !l.remote.IsValid() || !l.own.IsValid():
 		fail("an address of the link %s is not known", l.name) // callers say it better
 		return
+	case l.remote.IsUnspecified() || l.remote.IsMulticast() || l.remote.IsLoopback():
+		fail("the other end of the link %s, %s, is not the address of a host", l.name, l.remote)
+		return
 	case h.hasLink(l.name):
 		fail("the link %s exists already for another GeneveTunnel; delete one of the two", l.name)
 		return
 	}
-	for _, other := range h.state.Links {
-		if other.Kind == netstate.KindGeneve && other.Geneve.VNI == l.tunnel.VNI && other.Geneve.Remote == l.remote {
-			fail("spec.id: %d is taken by the link %s to the same address, %s; give one of the two another id",
-				l.tunnel.VNI, other.Name, l.remote)
-			return
-		}
+	e := end{l.tunnel.VNI, l.remote}
+	if other, taken := h.ends[e]; taken {
+		fail("spec.id: %d is taken by the link %s to the same address, %s; give one of the two another id", e.vni, other, e.remote)
+		return
 	}
+	h.ends[e] = l.name
 	mtu, problem := ChooseMTU(l.mtu, GeneveMTU(underlay.To(l.remote), l.remote))
 	if problem != "" {
 		h.warn(l.tunnel.Meta, "%s", problem)
 	}
-	h.state.Links = append(h.state.Links, netstate.Link{
+	h.addDev(netstate.Link{
 		Name:        l.name,
 		Kind:        netstate.KindGeneve,
 		MTU:         mtu,
@@ -170,9 +181,12 @@ func (h *host) addLink(l link, port uint16, underlay Underlay) {
 	}
 }
 
-func (h *host) hasLink(name string) bool {
-	return slices.ContainsFunc(h.state.Links, func(l netstate.Link) bool { return l.Name == name })
+func (h *host) addDev(l netstate.Link) {
+	h.state.Links = append(h.state.Links, l)
+	h.links[l.Name] = true
 }
+
+func (h *host) hasLink(name string) bool { return h.links[name] }
 
 // linkNameProblem says what the kernel has against a link's name
 // (dev_valid_name in net/core/dev.c).

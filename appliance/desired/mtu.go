@@ -9,6 +9,10 @@ import (
 // network below it. It fits into an underlay of 1420 bytes.
 const FallbackMTU = 1340
 
+// minUnderlay is the least MTU of a network below that is believed: every
+// IPv4 host takes packets of that size (RFC 791).
+const minUnderlay = 576
+
 // What a tunnel adds to a packet: an outer IP header (20 or 40 bytes), UDP
 // (8), then for Geneve its header without options (8) and the inner Ethernet
 // header (14), for WireGuard its header and tag (32).
@@ -37,7 +41,7 @@ func deriveMTU(underlay int, remote netip.Addr, v4, v6 int) int {
 	if remote.Unmap().Is4() {
 		overhead = v4
 	}
-	if underlay <= overhead {
+	if underlay < minUnderlay {
 		return FallbackMTU
 	}
 	return underlay - overhead

@@ -253,7 +253,7 @@ func (h *host) compileRoutes(rc cluster.RouteConfiguration) (routeObject, []stri
 			field := fmt.Sprintf("%s.routes[%d]", field, j)
 			route, text := h.compileRoute(tr)
 			if text != "" {
-				complain(field+text, "")
+				problems = append(problems, field+text)
 				continue
 			}
 			if family != 0 && route.Dst.Addr().BitLen() != family {
