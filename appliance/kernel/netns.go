@@ -2,52 +2,334 @@ package kernel
 
 import (
 	"context"
-	"net/netip"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"runtime"
+	"slices"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
 
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
-// A NetNS is a handle on one network namespace.
+// A NetNS is a handle on one network namespace. Its methods may be called
+// from any goroutine; Observe and Apply wait for each other.
 type NetNS struct {
-	cfg     Config
-	changed chan struct{}
+	cfg       Config
+	logger    *slog.Logger
+	impl      Implementation // Kernel or Userspace
+	fd        int            // of the namespace
+	elsewhere bool           // the namespace is not that of the process
+
+	mu   sync.Mutex
+	nl   *netlink.Handle
+	rt   *rtnl
+	nft  *nft
+	wg   *wgctrl.Client
+	user map[string]*userDevice // WireGuard devices served by us, by link
+
+	mon      *monitor
+	counters [2]*os.File // of InNoRoutes
 }
 
 // Open returns a NetNS for the namespace of the calling thread. Its sockets
 // stay bound to that namespace whatever thread later uses them.
-func Open(cfg Config) (*NetNS, error) { return &NetNS{cfg: cfg, changed: make(chan struct{}, 1)}, nil }
+func Open(cfg Config) (_ *NetNS, err error) {
+	ns := &NetNS{cfg: cfg, logger: cfg.Logger, user: map[string]*userDevice{}, fd: -1}
+	if ns.logger == nil {
+		ns.logger = slog.New(slog.DiscardHandler)
+	}
+	// All of this must happen on one thread, which the caller has chosen.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, ns.Close())
+		}
+	}()
+	if ns.fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return nil, fmt.Errorf("network namespace of this thread: %w", err)
+	}
+	ns.elsewhere = !sameFile("/proc/self/ns/net", "/proc/thread-self/ns/net")
+	if ns.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	if ns.rt, err = openRTNL(); err != nil {
+		return nil, err
+	}
+	if ns.nft, err = openNFT(); err != nil {
+		return nil, err
+	}
+	if err := ns.chooseImplementation(); err != nil {
+		return nil, err
+	}
+	if ns.wg, err = wgctrl.New(); err != nil {
+		return nil, fmt.Errorf("open wireguard socket: %w", err)
+	}
+	for i, name := range []string{"netstat", "snmp6"} {
+		// Without IPv6 there is no snmp6.
+		if ns.counters[i], err = os.Open("/proc/thread-self/net/" + name); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return nil, err
+		}
+	}
+	if ns.mon, err = ns.openMonitor(); err != nil {
+		return nil, err
+	}
+	return ns, nil
+}
 
-// Changed yields a value after something of ours was touched by somebody
-// else. Bursts are merged; a reader that is late misses nothing.
-func (ns *NetNS) Changed() <-chan struct{} { return ns.changed }
+func sameFile(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
+}
 
-// Observe returns what is in place of the things we own.
-func (ns *NetNS) Observe(ctx context.Context) (netstate.State, error) { return netstate.State{}, nil }
-
-// Apply carries out the changes. It goes on after a failure and returns all
-// failures joined, so that one bad route does not hold back the others.
-func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error { return nil }
+func (ns *NetNS) chooseImplementation() error {
+	switch ns.cfg.Implementation {
+	case Userspace:
+		ns.impl = Userspace
+	case Kernel, Auto, "":
+		err := ns.probeLink(string(netstate.KindWireGuard))
+		switch {
+		case err == nil:
+			ns.impl = Kernel
+		case ns.cfg.Implementation == Kernel:
+			return fmt.Errorf("WireGuard of the kernel is demanded: %w", err)
+		default:
+			ns.impl = Userspace
+		}
+	default:
+		return fmt.Errorf("implementation %q: must be %s, %s or %s", ns.cfg.Implementation, Auto, Kernel, Userspace)
+	}
+	return nil
+}
 
 // Close releases the sockets. It changes nothing in the kernel, except that
 // links of userspace WireGuard end with the process that serves them.
-func (ns *NetNS) Close() error { return nil }
+func (ns *NetNS) Close() error {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	var errs []error
+	if ns.mon != nil {
+		errs = append(errs, ns.mon.close())
+	}
+	for _, u := range ns.user {
+		u.close()
+	}
+	ns.user = map[string]*userDevice{}
+	if ns.wg != nil {
+		errs = append(errs, ns.wg.Close())
+	}
+	if ns.nft != nil {
+		errs = append(errs, ns.nft.close())
+	}
+	if ns.rt != nil {
+		errs = append(errs, ns.rt.c.Close())
+	}
+	if ns.nl != nil {
+		ns.nl.Close()
+	}
+	for _, f := range ns.counters {
+		if f != nil {
+			errs = append(errs, f.Close())
+		}
+	}
+	if ns.fd >= 0 {
+		errs = append(errs, unix.Close(ns.fd))
+	}
+	ns.mon, ns.wg, ns.nft, ns.rt, ns.nl, ns.counters, ns.fd = nil, nil, nil, nil, nil, [2]*os.File{}, -1
+	return errors.Join(errs...)
+}
 
 // Implementation says which WireGuard is in use: Kernel or Userspace.
-func (ns *NetNS) Implementation() Implementation { return Kernel }
+func (ns *NetNS) Implementation() Implementation { return ns.impl }
 
-// Peers returns the live data of a WireGuard device's peers.
-func (ns *NetNS) Peers(dev string) ([]PeerStatus, error) { return nil, nil }
+// do calls f on a thread that is in the namespace.
+func (ns *NetNS) do(f func() error) error {
+	if !ns.elsewhere {
+		return f()
+	}
+	done := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Setns(ns.fd, unix.CLONE_NEWNET); err != nil {
+			done <- fmt.Errorf("enter network namespace: %w", err)
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}
 
-// Features probes what this kernel can do, in a namespace of its own where
-// it may make one.
-func (ns *NetNS) Features(ctx context.Context) []Feature { return nil }
+// Observe returns what is in place of the things we own.
+func (ns *NetNS) Observe(ctx context.Context) (netstate.State, error) {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	return ns.observe(ctx)
+}
 
-// RouteTo returns the path to dst, as "ip route get" does.
-func (ns *NetNS) RouteTo(dst netip.Addr) (Path, error) { return Path{}, nil }
+func (ns *NetNS) observe(ctx context.Context) (netstate.State, error) {
+	links, err := ns.listLinks()
+	if err != nil {
+		return netstate.State{}, err
+	}
+	ns.mon.know(links)
+	s, err := ns.listRouting(links)
+	if err != nil {
+		return s, err
+	}
+	for _, l := range links.byName {
+		if l.ours {
+			s.Links = append(s.Links, l.state)
+		}
+	}
+	if s.WireGuard, err = ns.observeWireGuard(links); err != nil {
+		return s, err
+	}
+	ns.mon.settle(ns.nft)
+	if s.Tables, err = ns.nft.observe(); err != nil {
+		return s, err
+	}
+	return s.Normalized(), ctx.Err()
+}
 
-// LinkMTU returns the MTU of a link, ours or not.
-func (ns *NetNS) LinkMTU(name string) (int, error) { return 0, nil }
+// listRouting returns our addresses, routes and rules.
+func (ns *NetNS) listRouting(links linkTable) (s netstate.State, err error) {
+	if s.Addresses, err = ns.listAddresses(links); err != nil {
+		return s, err
+	}
+	if s.Routes, err = ns.listRoutes(links.names); err != nil {
+		return s, err
+	}
+	s.Rules, err = ns.listRules()
+	return s, err
+}
 
-// InNoRoutes returns how many packets of both families this namespace could
-// not route (IpInNoRoutes + Ip6InNoRoutes).
-func (ns *NetNS) InNoRoutes() (uint64, error) { return 0, nil }
+// Apply carries out the changes. It goes on after a failure and returns all
+// failures joined, so that one bad route does not hold back the others.
+// What is gone already is no failure.
+func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error {
+	if c.Empty() {
+		return nil
+	}
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+
+	errs := ns.applyLinks(&c)
+	for _, w := range c.SetWireGuard {
+		errs = appendError(errs, "wireguard "+w.Dev, ns.setWireGuard(w))
+	}
+	links, err := ns.listLinks()
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	errs = slices.Concat(errs,
+		ns.addAddresses(c.AddAddresses, links.index),
+		ns.addRoutes(c.AddRoutes, false, links.index),
+		ns.addRoutes(c.ReplaceRoutes, true, links.index),
+		ns.addRules(c.AddRules))
+	ns.mon.settle(ns.nft)
+	errs = slices.Concat(errs, ns.nft.apply(c.SetTables, c.DeleteTables))
+
+	restore, err := ns.collateral(c, links)
+	if err != nil {
+		errs = append(errs, err)
+	}
+	errs = slices.Concat(errs,
+		ns.deleteRules(c.DeleteRules),
+		ns.deleteRoutes(c.DeleteRoutes, links.index),
+		ns.deleteAddresses(c.DeleteAddresses, links.index))
+	if restore != nil {
+		errs = slices.Concat(errs, restore())
+	}
+	for _, l := range c.DeleteLinks {
+		errs = appendError(errs, "delete link "+l.Name, ns.deleteLink(l.Name))
+	}
+	return errors.Join(append(errs, ctx.Err())...)
+}
+
+// applyLinks adds, changes and recreates links. Links that are to go and
+// stand in the way of new ones go first.
+func (ns *NetNS) applyLinks(c *netstate.Changes) []error {
+	var errs []error
+	fresh := slices.Concat(c.RecreateLinks, c.AddLinks)
+	c.DeleteLinks = slices.DeleteFunc(slices.Clone(c.DeleteLinks), func(old netstate.Link) bool {
+		if !slices.ContainsFunc(fresh, func(l netstate.Link) bool { return inTheWay(old, l) }) {
+			return false
+		}
+		errs = appendError(errs, "delete link "+old.Name, ns.deleteLink(old.Name))
+		return true
+	})
+	for _, l := range c.RecreateLinks {
+		errs = appendError(errs, "delete link "+l.Name, ns.deleteLink(l.Name))
+	}
+	for _, l := range fresh {
+		errs = appendError(errs, "link "+l.Name, ns.addLink(l))
+	}
+	for _, l := range c.ChangeLinks {
+		errs = appendError(errs, "link "+l.Name, ns.changeLink(l))
+	}
+	return errs
+}
+
+// inTheWay reports whether the kernel does not allow both links: two of
+// WireGuard would want the same port, two of Geneve the same packets.
+func inTheWay(a, b netstate.Link) bool {
+	if a.Kind != b.Kind {
+		return false
+	}
+	return a.Kind == netstate.KindWireGuard || a.Geneve.VNI == b.Geneve.VNI && a.Geneve.Port == b.Geneve.Port
+}
+
+// collateral returns a function that puts back what the kernel will take
+// away together with what is deleted: with the last address of a link its
+// routes, with a primary address those of the same prefix, with a rule
+// another one that has all that the first has and more. It returns nil when
+// that can't happen.
+func (ns *NetNS) collateral(c netstate.Changes, links linkTable) (func() []error, error) {
+	if len(c.DeleteAddresses)+len(c.DeleteRules) == 0 {
+		return nil, nil
+	}
+	want, err := ns.listRouting(links)
+	if err != nil {
+		return nil, err
+	}
+	want = want.Normalized()
+	want.Addresses = subtract(want.Addresses, c.DeleteAddresses)
+	want.Routes = subtract(want.Routes, c.DeleteRoutes)
+	want.Rules = subtract(want.Rules, c.DeleteRules)
+	return func() []error {
+		have, err := ns.listRouting(links)
+		if err != nil {
+			return []error{err}
+		}
+		lost := netstate.Diff(have, want)
+		return slices.Concat(
+			ns.addAddresses(lost.AddAddresses, links.index),
+			ns.addRoutes(lost.AddRoutes, false, links.index),
+			ns.addRules(lost.AddRules))
+	}, nil
+}
+
+func subtract[T comparable](all, some []T) []T {
+	drop := make(map[T]bool, len(some))
+	for _, v := range some {
+		drop[v] = true
+	}
+	return slices.DeleteFunc(all, func(v T) bool { return drop[v] })
+}
+
+func appendError(errs []error, what string, err error) []error {
+	if err == nil {
+		return errs
+	}
+	return append(errs, fmt.Errorf("%s: %w", what, err))
+}

@@ -1,0 +1,202 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	nl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// A monitor watches what happens to the things we own. Everything else that
+// happens on a host, such as a kube-proxy that rewrites its rules, is looked
+// at for a few instructions and forgotten.
+type monitor struct {
+	changed chan struct{}
+	conns   []*nl.Conn
+	done    sync.WaitGroup
+	own     map[uint32]bool // port IDs of our own sockets
+
+	mu     sync.Mutex
+	links  map[int]linkEvent             // our links, by index, as last seen
+	edited map[netstate.TableID]struct{} // since the last settle
+}
+
+// A linkEvent is what of a link we care about.
+type linkEvent struct {
+	state netstate.Link
+	alias alias
+}
+
+// groups to listen to (rtnetlink(7)).
+var routeGroups = []uint32{
+	unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
+	unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+}
+
+func (ns *NetNS) openMonitor() (*monitor, error) {
+	m := &monitor{
+		changed: make(chan struct{}, 1),
+		own:     map[uint32]bool{ns.rt.c.PID(): true, ns.nft.conn.PID(): true},
+		links:   map[int]linkEvent{},
+		edited:  map[netstate.TableID]struct{}{},
+	}
+	start := func(family int, groups []uint32, handle func(nl.Message)) error {
+		c, err := nl.Dial(family, nil)
+		if err != nil {
+			return err
+		}
+		m.conns = append(m.conns, c)
+		enlarge(c)
+		for _, g := range groups {
+			if err := c.JoinGroup(g); err != nil && !errors.Is(err, unix.ENOENT) {
+				return err
+			}
+		}
+		m.done.Go(func() { m.watch(c, handle) })
+		return nil
+	}
+	err := start(unix.NETLINK_ROUTE, routeGroups, m.route)
+	if err == nil {
+		err = start(unix.NETLINK_NETFILTER, []uint32{unix.NFNLGRP_NFTABLES}, m.table)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("subscribe to changes: %w", err), m.close())
+	}
+	return m, nil
+}
+
+func (m *monitor) close() error {
+	var errs []error
+	for _, c := range m.conns {
+		errs = append(errs, c.Close())
+	}
+	m.done.Wait()
+	return errors.Join(errs...)
+}
+
+// Changed yields a value after something of ours was touched, by anybody or,
+// where the kernel does not say by whom, by ourselves: then the next pass
+// finds nothing to do and is the last. Bursts are merged; a reader that is
+// late misses nothing.
+func (ns *NetNS) Changed() <-chan struct{} { return ns.mon.changed }
+
+func (m *monitor) signal() {
+	select {
+	case m.changed <- struct{}{}:
+	default: // a value is waiting already
+	}
+}
+
+func (m *monitor) watch(c *nl.Conn, handle func(nl.Message)) {
+	for {
+		msgs, err := c.Receive()
+		switch {
+		case err == nil:
+		case errors.Is(err, unix.ENOBUFS):
+			m.signal() // something was lost: look
+			continue
+		case errors.Is(err, os.ErrClosed), errors.Is(err, unix.EBADF):
+			return
+		default:
+			m.signal()
+			continue
+		}
+		for _, msg := range msgs {
+			if !m.own[msg.Header.PID] {
+				handle(msg)
+			}
+		}
+	}
+}
+
+// route handles a message of rtnetlink.
+func (m *monitor) route(msg nl.Message) {
+	b := msg.Data
+	switch msg.Header.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		if m.link(b, msg.Header.Type == unix.RTM_DELLINK) {
+			m.signal()
+		}
+	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
+		if _, index, ok := parseAddress(b); ok && m.ours(index) {
+			m.signal()
+		}
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		if len(b) >= unix.SizeofRtMsg && b[5] == Protocol && binary.NativeEndian.Uint32(b[8:])&unix.RTM_F_CLONED == 0 {
+			m.signal()
+		}
+	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
+		if _, ours := parseRule(b); ours {
+			m.signal()
+		}
+	}
+}
+
+// link reports whether a link of ours became another than it was.
+func (m *monitor) link(b []byte, gone bool) bool {
+	if len(b) < unix.SizeofIfInfomsg || b[0] != unix.AF_UNSPEC {
+		return false // a bridge speaking of its ports
+	}
+	_, l, err := parseLink(b)
+	if err != nil {
+		return false
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	was, known := m.links[l.index]
+	if gone || !l.ours {
+		delete(m.links, l.index)
+		return known || gone && l.ours
+	}
+	now := linkEvent{l.state, l.alias}
+	m.links[l.index] = now
+	return now != was
+}
+
+func (m *monitor) ours(index int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, ok := m.links[index]
+	return ok
+}
+
+// table handles a message of nftables.
+func (m *monitor) table(msg nl.Message) {
+	if msg.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || msg.Header.Type&0xff == unix.NFT_MSG_NEWGEN {
+		return
+	}
+	if id, ours := tableOf(msg.Data); ours {
+		m.mu.Lock()
+		m.edited[id] = struct{}{}
+		m.mu.Unlock()
+		m.signal()
+	}
+}
+
+// settle tells n which tables somebody else has touched.
+func (m *monitor) settle(n *nft) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for id := range m.edited {
+		n.edited[id] = true
+	}
+	clear(m.edited)
+}
+
+// know tells the monitor which links are ours, for those that were there
+// before it.
+func (m *monitor) know(links linkTable) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range links.byName {
+		if _, ok := m.links[l.index]; l.ours && !ok {
+			m.links[l.index] = linkEvent{l.state, l.alias}
+		}
+	}
+}

@@ -1,0 +1,402 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+	nl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// compilerVersion is part of the digest in the kernel: a version of this
+// package that compiles rules differently replaces the tables of the one
+// before.
+const compilerVersion = "1:"
+
+// families are those of the kernel.
+var families = map[netstate.Family]nftables.TableFamily{
+	netstate.FamilyINET: nftables.TableFamilyINet,
+	netstate.FamilyIPv4: nftables.TableFamilyIPv4,
+	netstate.FamilyIPv6: nftables.TableFamilyIPv6,
+}
+
+// hooks are those of the IP families.
+var hooks = map[string]nftables.ChainHook{
+	"prerouting": unix.NF_INET_PRE_ROUTING, "input": unix.NF_INET_LOCAL_IN, "forward": unix.NF_INET_FORWARD,
+	"output": unix.NF_INET_LOCAL_OUT, "postrouting": unix.NF_INET_POST_ROUTING,
+}
+
+// An nft is two sockets of nftables: one to read, one to write.
+type nft struct {
+	read  *nl.Conn
+	write *nftables.Conn
+	conn  *nl.Conn // of write
+	// edited holds the tables of ours that somebody else has touched.
+	edited map[netstate.TableID]bool
+}
+
+func openNFT() (*nft, error) {
+	n := &nft{edited: map[netstate.TableID]bool{}}
+	var err error
+	if n.read, err = nl.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
+		return nil, fmt.Errorf("open nftables socket: %w", err)
+	}
+	enlarge(n.read)
+	n.write, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *nl.Conn) error {
+		enlarge(c)
+		n.conn = c
+		return nil
+	}))
+	if err != nil {
+		_ = n.read.Close()
+		return nil, fmt.Errorf("open nftables socket: %w", err)
+	}
+	return n, nil
+}
+
+func (n *nft) close() error { return errors.Join(n.read.Close(), n.write.CloseLasting()) }
+
+// apply replaces and deletes tables, all in one transaction. Only when the
+// sockets are too small for that, each table has one of its own.
+func (n *nft) apply(set []netstate.Table, del []netstate.TableID) []error {
+	var errs []error
+	valid := make([]netstate.Table, 0, len(set))
+	for _, t := range set {
+		if err := t.Validate(); err != nil {
+			errs = append(errs, fmt.Errorf("table %s: %w", t.ID(), err))
+			continue
+		}
+		valid = append(valid, t)
+	}
+	if len(valid)+len(del) == 0 {
+		return errs
+	}
+	err := n.transact(valid, del)
+	if err == nil {
+		return errs
+	}
+	if len(valid)+len(del) == 1 {
+		return append(errs, explainNFT(valid, del, err))
+	}
+	// One table that the kernel refuses must not hold back the others.
+	for _, t := range valid {
+		if err := n.transact([]netstate.Table{t}, nil); err != nil {
+			errs = append(errs, explainNFT([]netstate.Table{t}, nil, err))
+		}
+	}
+	for _, id := range del {
+		if err := n.transact(nil, []netstate.TableID{id}); err != nil {
+			errs = append(errs, explainNFT(nil, []netstate.TableID{id}, err))
+		}
+	}
+	return errs
+}
+
+func explainNFT(set []netstate.Table, del []netstate.TableID, err error) error {
+	what := "delete table "
+	for _, t := range set {
+		del = append(del, t.ID())
+		what = "table "
+	}
+	switch {
+	case errors.Is(err, unix.EMSGSIZE):
+		err = fmt.Errorf("%w: one transaction is larger than the socket buffer: raise net.core.wmem_max or run with CAP_NET_ADMIN in the initial user namespace", err)
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAFNOSUPPORT):
+		err = fmt.Errorf("%w: the kernel lacks nftables or one of the expressions used (modules nf_tables, nft_ct, nft_chain_nat, nft_masq, nft_reject…): %w", ErrUnsupported, err)
+	}
+	return fmt.Errorf("%s%s: %w", what, del[0], err)
+}
+
+// transact replaces and deletes tables in one transaction: packets see the
+// old rules or the new ones, never neither.
+func (n *nft) transact(set []netstate.Table, del []netstate.TableID) error {
+	var setID uint32
+	for _, id := range del {
+		n.deleteTable(id)
+	}
+	for _, t := range set {
+		table := n.deleteTable(t.ID())
+		n.write.AddTable(table)
+		if err := n.fill(table, t, &setID); err != nil {
+			return errors.Join(err, n.discard())
+		}
+	}
+	err := n.write.Flush()
+	if err != nil {
+		n.drain()
+	}
+	if errors.Is(err, unix.ENOBUFS) && n.holds(set, del) {
+		return nil // only the answers were lost
+	}
+	if err == nil {
+		for _, t := range set {
+			delete(n.edited, t.ID())
+		}
+	}
+	return err
+}
+
+// deleteTable deletes a table whether it is there or not:
+//
+//	add table ip isthmus-x
+//	delete table ip isthmus-x
+func (n *nft) deleteTable(id netstate.TableID) *nftables.Table {
+	t := &nftables.Table{Name: TablePrefix + id.Name, Family: families[id.Family]}
+	n.write.AddTable(t)
+	n.write.DelTable(t)
+	return t
+}
+
+func (n *nft) fill(table *nftables.Table, t netstate.Table, setID *uint32) error {
+	c := compiler{family: t.Family, addSet: func(key nftables.SetDatatype, elements [][]byte) (*nftables.Set, error) {
+		*setID++
+		set := &nftables.Set{Table: table, ID: *setID, Name: "__set%d", Anonymous: true, Constant: true, KeyType: key}
+		var es []nftables.SetElement
+		for _, e := range elements {
+			es = append(es, nftables.SetElement{Key: e})
+		}
+		return set, n.write.AddSet(set, es)
+	}}
+	for _, ch := range t.Chains {
+		policy := nftables.ChainPolicyAccept
+		if ch.Policy == "drop" {
+			policy = nftables.ChainPolicyDrop
+		}
+		chain := n.write.AddChain(&nftables.Chain{
+			Table: table, Name: ch.Name, Type: nftables.ChainType(ch.Type),
+			Hooknum: nftables.ChainHookRef(hooks[ch.Hook]), Priority: nftables.ChainPriorityRef(nftables.ChainPriority(ch.Priority)),
+			Policy: &policy,
+		})
+		for i, r := range ch.Rules {
+			exprs, err := c.rule(r)
+			if err != nil {
+				return fmt.Errorf("chain %s rule %d %s: %w", ch.Name, i, r.Name, err)
+			}
+			n.write.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: exprs, UserData: comment(r.Name)})
+		}
+	}
+	digest := n.write.AddChain(&nftables.Chain{Table: table, Name: netstate.DigestChain})
+	n.write.AddRule(&nftables.Rule{
+		Table: table, Chain: digest,
+		Exprs:    []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}},
+		UserData: comment(compilerVersion + t.Digest()),
+	})
+	return nil
+}
+
+// comment is what nft(8) shows as a rule's comment.
+func comment(s string) []byte {
+	if s == "" {
+		return nil
+	}
+	return userdata.AppendString(nil, userdata.TypeComment, s)
+}
+
+// discard forgets what a transaction has gathered so far: nothing in it may
+// be sent. The library can only do so by sending it, with an error in it.
+func (n *nft) discard() error {
+	missing := &nftables.Table{Name: TablePrefix + "none", Family: nftables.TableFamilyIPv4}
+	n.write.DelTable(missing)
+	err := n.write.Flush()
+	n.drain()
+	if err == nil {
+		return errors.New("a transaction that must fail did not")
+	}
+	return nil
+}
+
+// drain reads answers that nobody waits for any more.
+func (n *nft) drain() {
+	if n.conn.SetReadDeadline(time.Now().Add(20*time.Millisecond)) != nil {
+		return
+	}
+	for {
+		if _, err := n.conn.Receive(); errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, os.ErrClosed) {
+			break
+		}
+	}
+	_ = n.conn.SetReadDeadline(time.Time{})
+}
+
+// holds reports whether the tables are as a transaction should have left
+// them.
+func (n *nft) holds(set []netstate.Table, del []netstate.TableID) bool {
+	have, err := n.observe()
+	if err != nil {
+		return false
+	}
+	observed, desired := netstate.State{}, netstate.State{Tables: set}
+	for _, t := range have {
+		for _, w := range set {
+			if t.ID() == w.ID() {
+				observed.Tables = append(observed.Tables, t)
+			}
+		}
+		for _, id := range del {
+			if t.ID() == id {
+				return false
+			}
+		}
+	}
+	return netstate.Diff(observed, desired).Empty()
+}
+
+// observe returns our tables: their digests, their chains and the names of
+// the rules in them.
+func (n *nft) observe() ([]netstate.Table, error) {
+	for range dumpTries {
+		tables, again, err := n.observeOnce()
+		if err != nil || !again {
+			return tables, err
+		}
+	}
+	return nil, fmt.Errorf("list tables: they changed %d times while they were read", dumpTries)
+}
+
+func (n *nft) observeOnce() (tables []netstate.Table, again bool, err error) {
+	msgs, err := n.dump(unix.NFT_MSG_GETTABLE, 0, nil)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) {
+		return nil, false, nil // no nftables, no tables
+	}
+	if err != nil {
+		return nil, false, fmt.Errorf("list tables: %w", err)
+	}
+	for _, m := range msgs {
+		if id, ok := tableOf(m.Data); ok {
+			tables = append(tables, netstate.Table{Family: id.Family, Name: id.Name, Seen: "none"})
+		}
+	}
+	if len(tables) == 0 {
+		return nil, false, nil
+	}
+	if msgs, err = n.dump(unix.NFT_MSG_GETCHAIN, 0, nil); err != nil {
+		return nil, false, fmt.Errorf("list chains: %w", err)
+	}
+	for _, m := range msgs {
+		id, ok := tableOf(m.Data)
+		if !ok {
+			continue
+		}
+		for i := range tables {
+			if tables[i].ID() == id {
+				tables[i].Chains = append(tables[i].Chains, parseChain(m.Data))
+			}
+		}
+	}
+	for i := range tables {
+		t := &tables[i]
+		var a attrs
+		a.str(unix.NFTA_RULE_TABLE, TablePrefix+t.Name)
+		msgs, err = n.dump(unix.NFT_MSG_GETRULE, byte(families[t.Family]), a.b)
+		if errors.Is(err, unix.ENOENT) {
+			return nil, true, nil
+		}
+		if err != nil {
+			return nil, false, fmt.Errorf("list rules of table %s: %w", t.ID(), err)
+		}
+		for _, m := range msgs {
+			chain, name := parseFirewallRule(m.Data)
+			if chain == netstate.DigestChain {
+				t.Seen = strings.TrimPrefix(name, compilerVersion)
+				continue
+			}
+			for j := range t.Chains {
+				if t.Chains[j].Name == chain {
+					t.Chains[j].Rules = append(t.Chains[j].Rules, netstate.FirewallRule{Name: name})
+				}
+			}
+		}
+		if n.edited[t.ID()] {
+			t.Seen = "edited"
+		}
+		for j, c := range t.Chains {
+			if c.Name == netstate.DigestChain {
+				t.Chains = append(t.Chains[:j], t.Chains[j+1:]...)
+				break
+			}
+		}
+	}
+	return tables, false, nil
+}
+
+// dump lists things of nftables.
+func (n *nft) dump(typ uint16, family byte, data []byte) ([]nl.Message, error) {
+	return dump(n.read, unix.NFNL_SUBSYS_NFTABLES<<8|typ, append([]byte{family, unix.NFNETLINK_V0, 0, 0}, data...))
+}
+
+// tableOf returns the table that a message is about, if it is ours. In every
+// message of nftables the first attribute is the table's name.
+func tableOf(b []byte) (netstate.TableID, bool) {
+	const nfgenmsg = 4
+	if len(b) < nfgenmsg {
+		return netstate.TableID{}, false
+	}
+	var id netstate.TableID
+	for f, n := range families {
+		if byte(n) == b[0] {
+			id.Family = f
+		}
+	}
+	ours := false
+	eachAttr(b[nfgenmsg:], func(t uint16, v []byte) {
+		if t == unix.NFTA_TABLE_NAME {
+			id.Name, ours = strings.CutPrefix(asString(v), TablePrefix)
+		}
+	})
+	return id, ours && id.Family != ""
+}
+
+func parseChain(b []byte) netstate.Chain {
+	var c netstate.Chain
+	eachAttr(b[4:], func(t uint16, v []byte) {
+		switch t {
+		case unix.NFTA_CHAIN_NAME:
+			c.Name = asString(v)
+		case unix.NFTA_CHAIN_TYPE:
+			c.Type = asString(v)
+		case unix.NFTA_CHAIN_POLICY:
+			c.Policy = "accept"
+			if len(v) == 4 && v[3] == 0 {
+				c.Policy = "drop"
+			}
+		case unix.NFTA_CHAIN_HOOK:
+			eachAttr(v, func(t uint16, v []byte) {
+				if len(v) != 4 {
+					return
+				}
+				switch n := binaryutil.BigEndian.Uint32(v); t {
+				case unix.NFTA_HOOK_HOOKNUM:
+					for name, h := range hooks {
+						if uint32(h) == n {
+							c.Hook = name
+						}
+					}
+				case unix.NFTA_HOOK_PRIORITY:
+					c.Priority = int32(n)
+				}
+			})
+		}
+	})
+	return c
+}
+
+func parseFirewallRule(b []byte) (chain, name string) {
+	eachAttr(b[4:], func(t uint16, v []byte) {
+		switch t {
+		case unix.NFTA_RULE_CHAIN:
+			chain = asString(v)
+		case unix.NFTA_RULE_USERDATA:
+			name, _ = userdata.GetString(v, userdata.TypeComment)
+		}
+	})
+	return chain, name
+}

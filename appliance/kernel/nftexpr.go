@@ -1,0 +1,296 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
+	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+const (
+	reg1, reg2 = 1, 2 // NFT_REG_1, NFT_REG_2
+
+	ipv4SourceOffset, ipv4DestinationOffset, ipv4ChecksumOffset = 12, 16, 10
+	ipv6SourceOffset, ipv6DestinationOffset                     = 8, 24
+
+	tcpFlagsOffset     = 13
+	tcpSYN, tcpRST     = 0x02, 0x04
+	tcpOptionMSS       = 2
+	tcpOptionMSSOffset = 2 // of the value in the option
+)
+
+// l4protos are protocol numbers (RFC 5237).
+var l4protos = map[string]byte{
+	"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP,
+	"icmp": unix.IPPROTO_ICMP, "icmpv6": unix.IPPROTO_ICMPV6,
+}
+
+// Types of messages that report an error about another packet.
+var (
+	icmpErrors   = []byte{3, 11, 12}  // RFC 792
+	icmpv6Errors = []byte{1, 2, 3, 4} // RFC 4443 §2.1
+)
+
+// A compiler turns a rule into expressions of nftables. Each step has the
+// line of nft(8) that it stands for beside it.
+type compiler struct {
+	family netstate.Family
+	// addSet makes an anonymous set in the same transaction.
+	addSet func(key nftables.SetDatatype, elements [][]byte) (*nftables.Set, error)
+
+	out     []expr.Any
+	l4proto string // that the expressions so far have checked
+	nfproto byte   // the same for the IP family, in inet tables
+}
+
+func (c *compiler) emit(es ...expr.Any) { c.out = append(c.out, es...) }
+
+func (c *compiler) rule(r netstate.FirewallRule) ([]expr.Any, error) {
+	c.out, c.l4proto, c.nfproto = nil, "", 0
+	// The protocol first: ports and ICMP types are read from behind a header
+	// of a known kind.
+	if p := r.L4Proto(); p != "" {
+		c.proto(p)
+	}
+	for _, m := range r.Matches {
+		if err := c.match(r, m); err != nil {
+			return nil, err
+		}
+	}
+	if r.Action.Kind == netstate.ClampMSS {
+		c.proto("tcp")
+		c.emit( // tcp flags & (syn | rst) == syn
+			&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: tcpFlagsOffset, Len: 1},
+			&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: 1, Mask: []byte{tcpSYN | tcpRST}, Xor: []byte{0}},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{tcpSYN}})
+	}
+	if to := r.Action.To; to.IsValid() {
+		c.ip(to.Addr().Is6())
+	}
+	if r.Counter {
+		c.emit(&expr.Counter{})
+	}
+	if err := c.action(r.Action); err != nil {
+		return nil, err
+	}
+	return c.out, nil
+}
+
+// proto is "meta l4proto NAME".
+func (c *compiler) proto(name string) {
+	if c.l4proto == name {
+		return
+	}
+	c.l4proto = name
+	c.emit(
+		&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{l4protos[name]}})
+}
+
+// ip is "meta nfproto ipv4", where the table's family does not say so.
+func (c *compiler) ip(is6 bool) {
+	proto := byte(unix.NFPROTO_IPV4)
+	if is6 {
+		proto = unix.NFPROTO_IPV6
+	}
+	if c.family != netstate.FamilyINET || c.nfproto == proto {
+		return
+	}
+	c.nfproto = proto
+	c.emit(
+		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1},
+		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{proto}})
+}
+
+func (c *compiler) match(r netstate.FirewallRule, m netstate.Match) error {
+	switch {
+	case m.Addr.From.IsValid(): // ip saddr 10.0.0.0/8
+		is6 := m.Addr.From.Is6()
+		c.ip(is6)
+		c.emit(addressPayload(is6, m.Dir == "src"))
+		c.addresses(m)
+	case m.Ports != netstate.PortRange{}: // tcp dport 80
+		if c.l4proto == "" { // meta l4proto { tcp, udp, sctp } th dport 80
+			if err := c.oneOf(nftables.TypeInetProto, &expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1}, false,
+				[]byte{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP}); err != nil {
+				return err
+			}
+		}
+		offset := uint32(0)
+		if m.Dir == "dst" {
+			offset = 2
+		}
+		c.emit(&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: offset, Len: 2})
+		c.between(m.Negate, be16(m.Ports.From), be16(m.Ports.To))
+	case m.L4Proto != "": // meta l4proto tcp
+		if !m.Negate && m.L4Proto == c.l4proto {
+			break // said already
+		}
+		c.emit(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1})
+		proto := []byte{l4protos[m.L4Proto]}
+		c.between(m.Negate, proto, proto)
+	case m.Dev != "": // iifname "eth0"
+		key := expr.MetaKeyIIFNAME
+		if m.Dir == "out" {
+			key = expr.MetaKeyOIFNAME
+		}
+		c.emit(&expr.Meta{Key: key, Register: reg1})
+		name := make([]byte, unix.IFNAMSIZ)
+		copy(name, m.Dev)
+		if prefix, ok := strings.CutSuffix(m.Dev, "*"); ok {
+			name = []byte(prefix)
+		}
+		c.between(m.Negate, name, name)
+	case m.ICMPError: // icmp type { destination-unreachable, … }
+		is6, _ := r.Is6(c.family)
+		proto, key, types := "icmp", nftables.TypeICMPType, icmpErrors
+		if is6 {
+			proto, key, types = "icmpv6", nftables.TypeICMP6Type, icmpv6Errors
+		}
+		c.ip(is6)
+		c.proto(proto)
+		return c.oneOf(key, &expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}, m.Negate, types)
+	}
+	return nil
+}
+
+func addressPayload(is6, source bool) *expr.Payload {
+	p := &expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: ipv4DestinationOffset, Len: 4}
+	switch {
+	case is6 && source:
+		p.Offset, p.Len = ipv6SourceOffset, 16
+	case is6:
+		p.Offset, p.Len = ipv6DestinationOffset, 16
+	case source:
+		p.Offset = ipv4SourceOffset
+	}
+	return p
+}
+
+// addresses compares the address in register 1.
+func (c *compiler) addresses(m netstate.Match) {
+	p, ok := m.Addr.AsPrefix()
+	if !ok || p.IsSingleIP() {
+		c.between(m.Negate, m.Addr.From.AsSlice(), m.Addr.To.AsSlice())
+		return
+	}
+	n := p.Addr().BitLen() / 8
+	mask := make([]byte, n)
+	for i := range p.Bits() {
+		mask[i/8] |= 0x80 >> (i % 8)
+	}
+	c.emit(
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: uint32(n), Mask: mask, Xor: make([]byte, n)},
+		&expr.Cmp{Op: equal(m.Negate), Register: reg1, Data: p.Masked().Addr().AsSlice()})
+}
+
+// between compares register 1 with a range, or with one value.
+func (c *compiler) between(negate bool, from, to []byte) {
+	if string(from) == string(to) {
+		c.emit(&expr.Cmp{Op: equal(negate), Register: reg1, Data: from})
+		return
+	}
+	c.emit(&expr.Range{Op: equal(negate), Register: reg1, FromData: from, ToData: to})
+}
+
+func equal(negate bool) expr.CmpOp {
+	if negate {
+		return expr.CmpOpNeq
+	}
+	return expr.CmpOpEq
+}
+
+// oneOf looks up the byte that load puts into register 1.
+func (c *compiler) oneOf(key nftables.SetDatatype, load expr.Any, negate bool, values []byte) error {
+	elements := make([][]byte, len(values))
+	for i, v := range values {
+		elements[i] = []byte{v}
+	}
+	set, err := c.addSet(key, elements)
+	if err != nil {
+		return err
+	}
+	c.emit(load, &expr.Lookup{SourceRegister: reg1, SetName: set.Name, SetID: set.ID, Invert: negate})
+	return nil
+}
+
+func (c *compiler) action(a netstate.Action) error {
+	switch a.Kind {
+	case netstate.Accept:
+		c.emit(&expr.Verdict{Kind: expr.VerdictAccept})
+	case netstate.Drop:
+		c.emit(&expr.Verdict{Kind: expr.VerdictDrop})
+	case netstate.Reject: // port unreachable, in the packet's own protocol
+		switch c.family {
+		case netstate.FamilyIPv4:
+			c.emit(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: 3})
+		case netstate.FamilyIPv6:
+			c.emit(&expr.Reject{Type: unix.NFT_REJECT_ICMP_UNREACH, Code: 4})
+		default:
+			c.emit(&expr.Reject{Type: unix.NFT_REJECT_ICMPX_UNREACH, Code: unix.NFT_REJECT_ICMPX_PORT_UNREACH})
+		}
+	case netstate.NoTrack:
+		c.emit(&expr.Notrack{})
+	case netstate.SetCTMark: // ct mark set 0x1
+		c.emit(
+			&expr.Immediate{Register: reg1, Data: binaryutil.NativeEndian.PutUint32(a.Mark)},
+			&expr.Ct{Key: expr.CtKeyMARK, Register: reg1, SourceRegister: true})
+	case netstate.RestoreCT: // meta mark set ct mark
+		c.emit(
+			&expr.Ct{Key: expr.CtKeyMARK, Register: reg1},
+			&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1, SourceRegister: true})
+	case netstate.ClampMSS: // tcp option maxseg size set rt mtu; the kernel only lowers it
+		if a.MSS != 0 {
+			c.emit(&expr.Immediate{Register: reg1, Data: be16(a.MSS)})
+		} else {
+			c.emit(
+				&expr.Rt{Register: reg1, Key: expr.RtTCPMSS},
+				&expr.Byteorder{SourceRegister: reg1, DestRegister: reg1, Op: expr.ByteorderHton, Len: 2, Size: 2})
+		}
+		c.emit(&expr.Exthdr{SourceRegister: reg1, Type: tcpOptionMSS, Offset: tcpOptionMSSOffset, Len: 2, Op: expr.ExthdrOpTcpopt})
+	case netstate.SNAT, netstate.DNAT: // snat to 10.0.0.1, snat prefix to 10.0.0.0/16
+		c.nat(a)
+	case netstate.Masquerade:
+		c.emit(&expr.Masq{})
+	case netstate.SetSource: // ip saddr set 10.0.0.1
+		addr := a.To.Addr()
+		p := addressPayload(addr.Is6(), true)
+		p.DestRegister, p.SourceRegister, p.OperationType = 0, reg1, expr.PayloadWrite
+		p.CsumFlags = unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR
+		if !addr.Is6() {
+			p.CsumType, p.CsumOffset = expr.CsumTypeInet, ipv4ChecksumOffset
+		}
+		c.emit(&expr.Immediate{Register: reg1, Data: addr.AsSlice()}, p)
+	default:
+		return fmt.Errorf("action %q: unknown", a.Kind)
+	}
+	return nil
+}
+
+func (c *compiler) nat(a netstate.Action) {
+	n := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: reg1}
+	if a.Kind == netstate.DNAT {
+		n.Type = expr.NATTypeDestNAT
+	}
+	if a.To.Addr().Is6() {
+		n.Family = unix.NFPROTO_IPV6
+	}
+	if !a.Prefix || a.To.IsSingleIP() {
+		c.emit(&expr.Immediate{Register: reg1, Data: a.To.Addr().AsSlice()}, n)
+		return
+	}
+	to := netstate.RangeOf(a.To)
+	n.RegAddrMax, n.Prefix = reg2, true
+	c.emit(
+		&expr.Immediate{Register: reg1, Data: to.From.AsSlice()},
+		&expr.Immediate{Register: reg2, Data: to.To.AsSlice()},
+		n)
+}
+
+func be16(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }
