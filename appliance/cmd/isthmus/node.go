@@ -1,0 +1,73 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/isthmus-net/isthmus/appliance/internal/daemon"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+)
+
+// newNodeCommand returns the command that runs on every node.
+func newNodeCommand(g *globals) *cobra.Command {
+	var cfg daemon.NodeConfig
+	var podName string
+	cmd := &cobra.Command{
+		Use:   "node",
+		Short: "Give the pods of this node a way to the pods of the peers",
+		Long: `Give the pods of this node a way to the pods of the peers: a Geneve link to
+the gateway of every peering, with the routes, rules and tables that lead there.
+
+Runs in the network namespace of the node and needs CAP_NET_ADMIN. What it has
+made stays when it ends.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cfg.NodeName == "" {
+				return errors.New("--node-name is required: the name of the Node object of this machine")
+			}
+			log := g.log.With("node", cfg.NodeName)
+			config, err := g.restConfig("isthmus-node")
+			if err != nil {
+				return err
+			}
+			source, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: config, Node: cfg.NodeName, Logger: log})
+			if err != nil {
+				return err
+			}
+			cfg.API = source
+			cfg.Logger = log
+			cfg.WriteStatus = func(ctx context.Context, st daemon.NodeStatus) error {
+				return source.WriteStatus(ctx, kube.NodeStatus{
+					Local: st.Local, Remote: st.Remote, Kernel: st.Kernel,
+					Applied: st.Applied, Conditions: conditions(st.Conditions),
+				})
+			}
+			log.Info("node daemon", "version", version, "pod", podName)
+			return daemon.RunNode(cmd.Context(), cfg)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.NodeName, "node-name", "", "`name` of the Node object of this machine (required)")
+	f.StringVar(&podName, "pod-name", "", "`name` of the daemon's own pod, for the log")
+	f.Uint16Var(&cfg.GenevePort, "geneve-port", 0, "UDP `port` of the links to gateways (default 6091)")
+	f.Uint32Var(&cfg.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules that are ours (default 300)")
+	f.StringVar(&cfg.HealthAddress, "health-address", "", "`host:port` for /healthz and /readyz; empty or 0: none")
+	f.StringVar(&cfg.MetricsAddress, "metrics-address", "", "`host:port` for /metrics; empty or 0: none")
+	return cmd
+}
+
+// conditions are a daemon's conditions as the API has them.
+func conditions(in []daemon.Condition) []metav1.Condition {
+	out := make([]metav1.Condition, 0, len(in))
+	for _, c := range in {
+		status := metav1.ConditionFalse
+		if c.OK {
+			status = metav1.ConditionTrue
+		}
+		out = append(out, metav1.Condition{Type: c.Type, Status: status, Reason: c.Reason, Message: c.Message})
+	}
+	return out
+}
