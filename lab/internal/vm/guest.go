@@ -27,7 +27,7 @@ exec $b switch_root /root /opt/lab/init
 // guestInit is PID 1 on the disk. The shell collects orphans while it waits
 // for the program, and the machine ends with it. What to run stands on the
 // kernel's command line: lab.mode=run takes a tar archive from the second disk
-// and answers by three ports; otherwise lab.agent has the agent's address.
+// and answers by three ports (their numbers are ours, their device's is not); otherwise lab.agent has the agent's address.
 const guestInit = `#!/bin/sh
 export PATH=` + GuestBinDir + `:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TERM=linux
 mkdir -p /dev/pts /dev/shm
@@ -48,9 +48,10 @@ done
 if [ $mode = run ]; then
 	mkdir -p /run/payload
 	tar xf /dev/vdb -C /run/payload
-	sh /run/payload/run.sh >/dev/vport0p1 2>/dev/vport0p2 </dev/null &
+	out=$(echo /dev/vport*p1) err=$(echo /dev/vport*p2) exit=$(echo /dev/vport*p3)
+	sh /run/payload/run.sh >$out 2>$err </dev/null &
 	wait $!
-	echo $? >/dev/vport0p3
+	echo $? >$exit
 else
 	mkdir -p /var/lab
 	lab agent --machine --listen $agent --dir /var/lab --bin-dir ` + GuestBinDir + ` &

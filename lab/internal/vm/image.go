@@ -25,7 +25,7 @@ var (
 	// xtables are names of one program.
 	xtables = []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"}
 	// applets are the programs that busybox is in the guest.
-	applets = []string{"sh", "cat", "ls", "grep", "head", "tail", "sleep", "mount", "umount", "mkdir", "rm", "cp", "mv", "ln", "ps", "kill", "top", "free", "df",
+	applets = []string{"cat", "ls", "grep", "head", "tail", "sleep", "mount", "umount", "mkdir", "rm", "cp", "mv", "ln", "ps", "kill", "top", "free", "df",
 		"dmesg", "tar", "id", "env", "true", "false", "echo", "date", "sysctl", "lsmod", "nc", "ping", "vi", "less", "find", "sed", "awk", "tr", "wc", "sort", "uniq", "uname", "hostname", "insmod", "rmmod"}
 	// moduleDirs are the parts of the kernel's modules that the guest gets:
 	// networks, their cryptography, and what they depend on.
@@ -156,8 +156,15 @@ func toolFiles(ctx context.Context) (map[string]string, error) {
 			return nil, err
 		}
 	}
-	src, err := look("iptables")
+	// Not busybox's shell: that prefers its own ip and tc to the real ones.
+	src, err := look("sh")
 	if err != nil {
+		return nil, err
+	}
+	if err := add("/usr/bin/sh", src); err != nil {
+		return nil, err
+	}
+	if src, err = look("iptables"); err != nil {
 		return nil, err
 	}
 	if src, err = filepath.EvalSymlinks(src); err != nil {

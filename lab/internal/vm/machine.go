@@ -21,8 +21,8 @@ type NIC struct {
 	Tap *os.File
 }
 
-// A Port is a character device of the guest, /dev/vport0p<n> in the order of
-// Config.Ports: what the guest writes goes to the file.
+// A Port is a character device of the guest, /dev/vport*p<n> in the order of
+// Config.Ports, from 1: what the guest writes goes to the file.
 type Port struct {
 	Name string
 	To   *os.File
