@@ -50,15 +50,15 @@ func TestParse(t *testing.T) {
 func TestParseMistakes(t *testing.T) {
 	topo := two(t)
 	for text, want := range map[string]string{
-		"milano/web":              `there is no cluster "milano" (did you mean "milan"?)`,
-		"milan/wep":               `cluster milan has no "wep" (did you mean "web"?)`,
-		"milan/node-3":            `cluster milan has node-1 to node-2, not "node-3"`,
-		"milan":                   `"milan" is a whole cluster (write milan/web or milan/node-1)`,
-		"usr":                     `there is no host "usr" outside the clusters (did you mean "user"?)`,
-		"milan/gateway.paris":     `milan does not peer with "paris" (possible here: rome, ip, internal)`,
-		"milan/web.internal":      `"milan/web.internal": a pod has no address of the internal CIDR (only nodes and gateways have one)`,
-		"milan/web.ipp":           `"milan/web.ipp": no such part of a pod (did you mean "ip"?)`,
-		"remapped(milan/web)":     `"remapped(milan/web)": remapped takes a name and a cluster (write remapped(milan/web, rome))`,
+		"milano/web":                  `there is no cluster "milano" (did you mean "milan"?)`,
+		"milan/wep":                   `cluster milan has no "wep" (did you mean "web"?)`,
+		"milan/node-3":                `cluster milan has node-1 to node-2, not "node-3"`,
+		"milan":                       `"milan" is a whole cluster (write milan/web or milan/node-1)`,
+		"usr":                         `there is no host "usr" outside the clusters (did you mean "user"?)`,
+		"milan/gateway.paris":         `milan does not peer with "paris" (possible here: rome, ip, internal)`,
+		"milan/web.internal":          `"milan/web.internal": a pod has no address of the internal CIDR (only nodes and gateways have one)`,
+		"milan/web.ipp":               `"milan/web.ipp": no such part of a pod (did you mean "ip"?)`,
+		"remapped(milan/web)":         `"remapped(milan/web)": remapped takes a name and a cluster (write remapped(milan/web, rome))`,
 		"remapped(milan/web, naples)": `there is no cluster "naples" (possible here: milan, rome)`,
 	} {
 		_, err := operand.Parse(text, topo)

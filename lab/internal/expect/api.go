@@ -1,0 +1,153 @@
+package expect
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
+)
+
+// An API reaches the API servers of a lab with kinds and names as users write
+// them.
+type API struct {
+	config func(ctx context.Context, cluster string) (*rest.Config, error)
+	mu     sync.Mutex
+	made   map[string]*clusterAPI
+}
+
+type clusterAPI struct {
+	dynamic dynamic.Interface
+	mapper  meta.RESTMapper
+	config  *rest.Config
+}
+
+// NewAPI returns access by the configurations that config returns.
+func NewAPI(config func(ctx context.Context, cluster string) (*rest.Config, error)) *API {
+	return &API{config: config, made: map[string]*clusterAPI{}}
+}
+
+func (a *API) cluster(ctx context.Context, name string) (*clusterAPI, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if c, ok := a.made[name]; ok {
+		return c, nil
+	}
+	cfg, err := a.config(ctx, name)
+	if err != nil {
+		return nil, err
+	}
+	cfg = rest.CopyConfig(cfg)
+	cfg.QPS = -1 // the API server's own fairness is enough
+	dyn, err := dynamic.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	disco, err := discovery.NewDiscoveryClientForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	groups, err := restmapper.GetAPIGroupResources(disco)
+	if err != nil {
+		return nil, fmt.Errorf("cluster %s: kinds: %w", name, err)
+	}
+	mapper := restmapper.NewShortcutExpander(restmapper.NewDiscoveryRESTMapper(groups), disco, func(string) {})
+	c := &clusterAPI{dyn, mapper, cfg}
+	a.made[name] = c
+	return c, nil
+}
+
+// Forget makes the next call learn a cluster's kinds anew.
+func (a *API) Forget(cluster string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.made, cluster)
+}
+
+// Mapping finds what "internalnode", "gws" or "ips.ipam.liqo.io" stands for.
+func (a *API) Mapping(ctx context.Context, cluster, kind string) (*meta.RESTMapping, error) {
+	c, err := a.cluster(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	resource, group, _ := strings.Cut(strings.ToLower(kind), ".")
+	gvk, err := c.mapper.KindFor(schema.GroupVersionResource{Group: group, Resource: resource})
+	if err != nil {
+		a.Forget(cluster) // it may be defined in a moment
+		return nil, fmt.Errorf("cluster %s: %w", cluster, err)
+	}
+	return c.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+}
+
+// Resource returns access to the objects of one mapping.
+func (a *API) Resource(ctx context.Context, cluster string, m *meta.RESTMapping, namespace string) (dynamic.ResourceInterface, error) {
+	c, err := a.cluster(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	if m.Scope.Name() == meta.RESTScopeNameNamespace && namespace != "" {
+		return c.dynamic.Resource(m.Resource).Namespace(namespace), nil
+	}
+	return c.dynamic.Resource(m.Resource), nil
+}
+
+// MappingOf finds how objects of a kind are reached.
+func (a *API) MappingOf(ctx context.Context, cluster string, gvk schema.GroupVersionKind) (*meta.RESTMapping, error) {
+	c, err := a.cluster(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	m, err := c.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+	if err != nil {
+		a.Forget(cluster)
+	}
+	return m, err
+}
+
+// List returns all objects of a kind, in all namespaces.
+func (a *API) List(ctx context.Context, cluster, kind string) ([]unstructured.Unstructured, error) {
+	m, err := a.Mapping(ctx, cluster, kind)
+	if err != nil {
+		return nil, err
+	}
+	r, err := a.Resource(ctx, cluster, m, "")
+	if err != nil {
+		return nil, err
+	}
+	l, err := r.List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	return l.Items, nil
+}
+
+// Find returns the object "kind/name" in a namespace; without one, the only
+// object of that name in all namespaces. No object is no error.
+func (a *API) Find(ctx context.Context, cluster, object, namespace string) (*unstructured.Unstructured, error) {
+	kind, name, _ := strings.Cut(object, "/")
+	all, err := a.List(ctx, cluster, kind)
+	if err != nil {
+		return nil, err
+	}
+	var found []unstructured.Unstructured
+	for _, o := range all {
+		if o.GetName() == name && (namespace == "" || o.GetNamespace() == namespace) {
+			found = append(found, o)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nil, nil
+	case 1:
+		return &found[0], nil
+	}
+	return nil, fmt.Errorf("cluster %s has %d objects %s: say the namespace", cluster, len(found), object)
+}

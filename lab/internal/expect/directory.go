@@ -1,0 +1,353 @@
+package expect
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	netv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// A Directory knows which address stands behind a name, and who has an
+// address. What it learned from an API server it keeps while that server is
+// away.
+type Directory struct {
+	world    World
+	api      *API
+	topology *topology.Topology
+
+	mu       sync.Mutex
+	status   world.Status
+	internal map[string]netip.Addr // "milan/node-1", "milan/gateway.rome" → address of the internal CIDR
+	remaps   []remap
+}
+
+// A remap says how a cluster calls a network of another one.
+type remap struct {
+	cluster, remote    string
+	original, remapped netip.Prefix
+}
+
+// NewDirectory returns an empty directory; it asks when it is asked.
+func NewDirectory(w World, api *API, t *topology.Topology) *Directory {
+	return &Directory{world: w, api: api, topology: t, internal: map[string]netip.Addr{}}
+}
+
+// Refresh asks for what may have changed: pods, and the objects with
+// addresses.
+func (d *Directory) Refresh(ctx context.Context) error {
+	status, err := d.world.Status(ctx)
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	d.status = status
+	d.mu.Unlock()
+	for _, c := range d.topology.Clusters {
+		d.learn(ctx, c.Name) // without an API server the old answers hold
+	}
+	return nil
+}
+
+func (d *Directory) learn(ctx context.Context, cluster string) {
+	nodes, err := d.api.List(ctx, cluster, "internalnodes.networking.liqo.io")
+	if err != nil {
+		return
+	}
+	fabrics, err := d.api.List(ctx, cluster, "internalfabrics.networking.liqo.io")
+	if err != nil {
+		return
+	}
+	configurations, err := d.api.List(ctx, cluster, "configurations.networking.liqo.io")
+	if err != nil {
+		return
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, n := range nodes {
+		if a, err := netip.ParseAddr(nested(n, "spec", "interface", "node", "ip")); err == nil {
+			d.internal[cluster+"/"+n.GetName()] = a
+		}
+	}
+	for _, f := range fabrics {
+		if a, err := netip.ParseAddr(nested(f, "spec", "interface", "gateway", "ip")); err == nil {
+			d.internal[cluster+"/gateway."+f.GetLabels()[netv1beta1.LabelRemoteClusterID]] = a
+		}
+	}
+	d.remaps = without(d.remaps, cluster)
+	for _, c := range configurations {
+		remote := c.GetLabels()[netv1beta1.LabelRemoteClusterID]
+		for _, kind := range []string{"pod", "external"} {
+			spec, _, _ := unstructured.NestedStringSlice(c.Object, "spec", "remote", "cidr", kind)
+			status, _, _ := unstructured.NestedStringSlice(c.Object, "status", "remote", "cidr", kind)
+			for i := range min(len(spec), len(status)) {
+				original, err1 := netip.ParsePrefix(spec[i])
+				remapped, err2 := netip.ParsePrefix(status[i])
+				if err1 == nil && err2 == nil {
+					d.remaps = append(d.remaps, remap{cluster, remote, original.Masked(), remapped.Masked()})
+				}
+			}
+		}
+	}
+}
+
+func without(all []remap, cluster string) []remap {
+	var out []remap
+	for _, r := range all {
+		if r.cluster != cluster {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+func nested(o unstructured.Unstructured, path ...string) string {
+	s, _, _ := unstructured.NestedString(o.Object, path...)
+	return s
+}
+
+// Address is the address of an operand as the cluster viewer calls it. With
+// no viewer, and for an operand of viewer's own, it is the one that the
+// operand has.
+func (d *Directory) Address(ctx context.Context, o operand.Operand, viewer string) (netip.Addr, error) {
+	if o.RemappedIn != "" {
+		viewer = o.RemappedIn
+	}
+	a, err := d.address(o)
+	if err != nil || d.stale(o, viewer) {
+		if err := d.Refresh(ctx); err != nil {
+			return netip.Addr{}, err
+		}
+		if a, err = d.address(o); err != nil {
+			return netip.Addr{}, err
+		}
+	}
+	if viewer == "" || viewer == o.Cluster || o.Cluster == "" || o.Attr == operand.Internal {
+		return a, nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range d.remaps {
+		if r.cluster == viewer && r.remote == o.Cluster && r.original.Contains(a) {
+			return rebase(a, r.remapped), nil
+		}
+	}
+	return a, nil
+}
+
+// stale tells whether the answer depends on something that changes while a
+// scenario runs: pods come and go.
+func (d *Directory) stale(o operand.Operand, viewer string) bool {
+	return o.Kind == operand.Gateway || o.Kind == operand.Pod && !o.Host || viewer != "" && viewer != o.Cluster
+}
+
+func (d *Directory) address(o operand.Operand) (netip.Addr, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if o.Attr == operand.Internal {
+		key := o.Cluster + "/" + operand.NodeName(o.Node)
+		if o.Kind == operand.Gateway {
+			key = o.Cluster + "/gateway." + o.Peer
+		}
+		if a, ok := d.internal[key]; ok {
+			return a, nil
+		}
+		return netip.Addr{}, fmt.Errorf("%s has no address of the internal CIDR yet", key)
+	}
+	c, _ := d.status.Spec.Cluster(o.Cluster)
+	switch o.Kind {
+	case operand.Node, operand.Daemon:
+		return d.nodeAddress(c, o)
+	case operand.Router:
+		return valid(c.Router, o)
+	case operand.ControlPlane:
+		return valid(c.ControlPlane, o)
+	case operand.Outside:
+		for _, h := range d.status.Spec.Outside {
+			if h.Name == o.Name {
+				return h.Addr, nil
+			}
+		}
+	case operand.Pod:
+		if o.Host {
+			return d.nodeAddress(c, o)
+		}
+	}
+	if p, ok := d.pod(o); ok && p.IP.IsValid() {
+		return p.IP, nil
+	}
+	return netip.Addr{}, fmt.Errorf("%s has no address", o)
+}
+
+func valid(a netip.Addr, o operand.Operand) (netip.Addr, error) {
+	if !a.IsValid() {
+		return a, fmt.Errorf("%s has no address", o)
+	}
+	return a, nil
+}
+
+func (d *Directory) nodeAddress(c world.ClusterSpec, o operand.Operand) (netip.Addr, error) {
+	for _, n := range c.Nodes {
+		if n.Name == operand.NodeName(o.Node) {
+			return n.Addr, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("%s/%s has no address", o.Cluster, operand.NodeName(o.Node))
+}
+
+// podNamespace is where deploy puts the pods of a topology.
+const podNamespace = "default"
+
+// pod finds the pod behind an operand in the last status.
+func (d *Directory) pod(o operand.Operand) (world.PodStatus, bool) {
+	var found world.PodStatus
+	ok := false
+	for _, c := range d.status.Clusters {
+		if c.Name != o.Cluster {
+			continue
+		}
+		for _, p := range c.Pods {
+			if !isPod(p, o) {
+				continue
+			}
+			// Of several replicas of a gateway, the active one.
+			if !ok || p.Labels[netv1beta1.LabelActive] == "true" {
+				found, ok = p, true
+			}
+		}
+	}
+	return found, ok
+}
+
+func isPod(p world.PodStatus, o operand.Operand) bool {
+	switch o.Kind {
+	case operand.Pod:
+		return p.Namespace == podNamespace && p.Name == o.Name
+	case operand.Gateway:
+		return p.Labels[netv1beta1.LabelComponent] == netv1beta1.ComponentGateway && p.Labels[netv1beta1.LabelRemoteClusterID] == o.Peer
+	case operand.Daemon:
+		return p.Namespace == netv1beta1.DefaultNamespace && p.Node == operand.NodeName(o.Node) && p.HostNet
+	case operand.Controller:
+		return p.Namespace == netv1beta1.DefaultNamespace && !p.HostNet
+	}
+	return false
+}
+
+// Pod returns the pod behind an operand.
+func (d *Directory) Pod(ctx context.Context, o operand.Operand) (world.PodStatus, error) {
+	if err := d.Refresh(ctx); err != nil {
+		return world.PodStatus{}, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if p, ok := d.pod(o); ok {
+		return p, nil
+	}
+	return world.PodStatus{}, fmt.Errorf("no pod is %s", o)
+}
+
+// PodTarget is the name of the pod behind an operand for exec and kill.
+func (d *Directory) PodTarget(ctx context.Context, o operand.Operand) (string, error) {
+	p, err := d.Pod(ctx, o)
+	if err != nil {
+		return "", err
+	}
+	return o.Cluster + "/" + p.Namespace + "/" + p.Name, nil
+}
+
+// Name says who has an address, in as few words as possible.
+func (d *Directory) Name(a netip.Addr) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var names []string
+	add := func(format string, args ...any) { names = append(names, fmt.Sprintf(format, args...)) }
+	for _, c := range d.status.Spec.Clusters {
+		for _, n := range c.Nodes {
+			if n.Addr == a {
+				add("%s/%s", c.Name, n.Name)
+			}
+		}
+		switch a {
+		case c.Router, c.RouterWAN:
+			add("%s/router", c.Name)
+		case c.ControlPlane:
+			add("%s/control-plane", c.Name)
+		}
+	}
+	for _, h := range d.status.Spec.Outside {
+		if h.Addr == a {
+			add("%s", h.Name)
+		}
+	}
+	for _, c := range d.status.Clusters {
+		for _, p := range c.Pods {
+			if p.IP == a && !p.HostNet {
+				add("%s", podName(c.Name, p))
+			}
+		}
+	}
+	for name, i := range d.internal {
+		if i == a {
+			add("%s.internal", name)
+		}
+	}
+	if len(names) == 0 {
+		names = d.networkNames(a)
+	}
+	if len(names) == 0 {
+		return "nobody's address"
+	}
+	return strings.Join(names, " or ")
+}
+
+// networkNames says what networks an address nobody has is part of.
+func (d *Directory) networkNames(a netip.Addr) []string {
+	var names []string
+	for _, r := range d.remaps {
+		if r.remapped.Contains(a) && r.remapped != r.original {
+			names = append(names, fmt.Sprintf("%s's %s as %s calls it", r.remote, rebase(a, r.original), r.cluster))
+		}
+	}
+	for _, c := range d.status.Spec.Clusters {
+		for _, n := range []struct {
+			what   string
+			prefix netip.Prefix
+		}{{"pod", c.PodCIDR}, {"service", c.ServiceCIDR}, {"external", c.ExternalCIDR}, {"internal", c.InternalCIDR}} {
+			if n.prefix.Contains(a) {
+				names = append(names, fmt.Sprintf("in %s's %s CIDR, but nobody's", c.Name, n.what))
+			}
+		}
+	}
+	return names
+}
+
+func podName(cluster string, p world.PodStatus) string {
+	switch {
+	case p.Labels[netv1beta1.LabelComponent] == netv1beta1.ComponentGateway:
+		return cluster + "/gateway." + p.Labels[netv1beta1.LabelRemoteClusterID]
+	case p.Namespace == podNamespace:
+		return cluster + "/" + p.Name
+	}
+	return cluster + "/" + p.Namespace + "/" + p.Name
+}
+
+// rebase keeps the host part of an address and gives it another network.
+func rebase(a netip.Addr, to netip.Prefix) netip.Addr {
+	b, n := a.AsSlice(), to.Addr().AsSlice()
+	if len(b) != len(n) {
+		return a
+	}
+	for bit := range to.Bits() {
+		mask := byte(0x80) >> (bit % 8)
+		b[bit/8] = b[bit/8]&^mask | n[bit/8]&mask
+	}
+	out, _ := netip.AddrFromSlice(b)
+	return out
+}

@@ -1,0 +1,165 @@
+package expect
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// Gone expects that nothing is left of what the scenario did: the objects of
+// our kinds and the kernel state of all hosts are as they were before.
+type Gone struct{}
+
+// Lint has nothing to check.
+func (*Gone) Lint(*Linter) {}
+
+// String is the expectation on one line.
+func (*Gone) String() string { return "nothing is left over" }
+
+// Check compares.
+func (*Gone) Check(ctx context.Context, row *Row) (Result, error) {
+	now, err := Observe(ctx, row.World, row.API, row.Topology)
+	if err != nil {
+		return Result{}, err
+	}
+	more, less := row.Before.Compare(now)
+	res := Result{OK: len(more) == 0 && len(less) == 0, Want: "everything as it was before the scenario"}
+	if !res.OK {
+		res.Got = fmt.Sprintf("%d things more, %d fewer", len(more), len(less))
+		var lines []string
+		for _, m := range more {
+			lines = append(lines, "+ "+m)
+		}
+		for _, l := range less {
+			lines = append(lines, "- "+l)
+		}
+		const enough = 12
+		if len(lines) > enough {
+			lines = append(lines[:enough], fmt.Sprintf("… and %d more", len(lines)-enough))
+		}
+		res.Why = strings.Join(lines, "\n")
+	}
+	return res, nil
+}
+
+// Leftovers are the things that a scenario could leave behind, one line each.
+type Leftovers map[string]bool
+
+// ourKinds are the kinds whose objects scenarios and the appliance make.
+var ourKinds = []string{
+	"configurations", "connections", "gatewayservers", "gatewayclients", "wggatewayservers", "wggatewayclients", "publickeies",
+	"internalfabrics", "internalnodes", "genevetunnels", "routeconfigurations", "firewallconfigurations", "gatewayreports",
+}
+
+// Observe lists them.
+func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Leftovers, error) {
+	out := Leftovers{}
+	for _, c := range t.Clusters {
+		var kinds []string
+		for _, k := range ourKinds {
+			kinds = append(kinds, k+".networking.liqo.io")
+		}
+		kinds = append(kinds, "ips.ipam.liqo.io", "networks.ipam.liqo.io", "foreignclusters.core.liqo.io",
+			"validatingadmissionpolicies.admissionregistration.k8s.io", "namespaces")
+		for _, k := range kinds {
+			objects, err := api.List(ctx, c.Name, k)
+			if err != nil {
+				return nil, err
+			}
+			for _, o := range objects {
+				out[c.Name+": "+objectName(o)] = true
+			}
+		}
+	}
+	state, err := w.State(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range state {
+		for _, s := range h.Sections {
+			for _, line := range kernelLines(s) {
+				out[h.Host+": "+line] = true
+			}
+		}
+	}
+	return out, nil
+}
+
+func objectName(o unstructured.Unstructured) string {
+	if o.GetNamespace() == "" {
+		return o.GetKind() + " " + o.GetName()
+	}
+	return o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName()
+}
+
+var (
+	linkLine  = regexp.MustCompile(`^\d+: ([^:@]+)[@:]`)
+	addrLine  = regexp.MustCompile(`^\s+inet6? (\S+)`)
+	tableLine = regexp.MustCompile(`^table (\S+ \S+)`)
+	chainLine = regexp.MustCompile(`^\s+chain (\S+)`)
+	// others are the chains of kube-proxy and of CNI plugins.
+	others = regexp.MustCompile(`kube-proxy|KUBE-|CNI-`)
+	// noise is what changes by itself in a line of ip.
+	noise = regexp.MustCompile(` (expires \d+sec|error \S+|linkdown|dead|users \d+|age \d+\S*|hoplimit \d+|pref \S+|src \S+ metric \d+)`)
+)
+
+// kernelLines are the lines of a section that only somebody's doing changes:
+// no counters, no ages, no caches.
+func kernelLines(s world.StateSection) []string {
+	var out []string
+	add := func(kind, text string) { out = append(out, kind+" "+strings.Join(strings.Fields(text), " ")) }
+	table := ""
+	for line := range strings.Lines(s.Output) {
+		line = strings.TrimRight(line, "\n")
+		switch {
+		case strings.HasPrefix(s.Command, "ip -d address"):
+			if m := linkLine.FindStringSubmatch(line); m != nil && !strings.HasPrefix(m[1], "veth") {
+				add("link", m[1])
+			} else if m := addrLine.FindStringSubmatch(line); m != nil && !strings.HasPrefix(m[1], "fe80:") {
+				add("address", m[1])
+			}
+		case strings.HasSuffix(s.Command, "rule"):
+			add("rule", strings.TrimSpace(line))
+		case strings.Contains(s.Command, "route"):
+			if !strings.Contains(line, " cache") && !strings.Contains(line, "fe80:") && !strings.Contains(line, "dev veth") {
+				add("route", noise.ReplaceAllString(line, ""))
+			}
+		case strings.HasPrefix(s.Command, "nft"):
+			// The rules of others (kube-proxy's) follow the API objects; tables and
+			// chains of ours and of planted state do not.
+			if m := tableLine.FindStringSubmatch(line); m != nil {
+				table = m[1]
+				add("table", table)
+			} else if m := chainLine.FindStringSubmatch(line); m != nil && !others.MatchString(table+" "+m[1]) {
+				add("chain", table+" "+m[1])
+			} else if strings.Contains(line, "isthmus-lab") {
+				add("nft", line)
+			}
+		}
+	}
+	return out
+}
+
+// Compare returns what there is more and what there is less than before.
+func (l Leftovers) Compare(now Leftovers) (more, less []string) {
+	for s := range now {
+		if !l[s] {
+			more = append(more, s)
+		}
+	}
+	for s := range l {
+		if !now[s] {
+			less = append(less, s)
+		}
+	}
+	slices.Sort(more)
+	slices.Sort(less)
+	return more, less
+}

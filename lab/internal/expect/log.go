@@ -1,0 +1,83 @@
+package expect
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// Log expects a line in the log of a pod, written since the row began.
+type Log struct {
+	Of   Ref    `lab:"of,required" doc:"milan/gateway, milan/node-1.daemon, milan/controller or a pod"`
+	Line string `lab:"line,required" doc:"regular expression that a line matches"`
+}
+
+// Lint resolves the pod.
+func (e *Log) Lint(l *Linter) {
+	l.Resolve(&e.Of)
+	l.Regexp(&e.Line)
+}
+
+// Check reads the log.
+func (e *Log) Check(ctx context.Context, row *Row) (Result, error) {
+	want, err := regexp.Compile(e.Line)
+	if err != nil {
+		return Result{}, err
+	}
+	pod, err := row.Directory.PodTarget(ctx, e.Of.Operand)
+	res := Result{Want: fmt.Sprintf("a line of %s's log matches %q", e.Of, e.Line)}
+	if err != nil {
+		res.Got = err.Error()
+		return res, nil
+	}
+	logs, err := row.World.Logs(ctx)
+	if err != nil {
+		return Result{}, err
+	}
+	fresh := 0
+	var tail []string
+	for _, l := range Fresh(logs, row.LogMarks) {
+		if !strings.HasPrefix(l.Name, pod+"/") {
+			continue
+		}
+		for line := range strings.Lines(l.Text) {
+			fresh++
+			line = strings.TrimSpace(line)
+			if want.MatchString(line) {
+				res.OK, res.Got = true, line
+				return res, nil
+			}
+			tail = append(tail[max(0, len(tail)-2):], line)
+		}
+	}
+	res.Got = fmt.Sprintf("none of the %d lines since the row began", fresh)
+	res.Why = "the last ones are:\n" + strings.Join(tail, "\n")
+	return res, nil
+}
+
+// String is the expectation on one line.
+func (e *Log) String() string { return fmt.Sprintf("log of %s has %q", e.Of, e.Line) }
+
+// Marks remembers how long every log is.
+func Marks(logs []world.Log) map[string]int {
+	marks := make(map[string]int, len(logs))
+	for _, l := range logs {
+		marks[l.Name] = len(l.Text)
+	}
+	return marks
+}
+
+// Fresh is what has been written since the marks were taken.
+func Fresh(logs []world.Log, marks map[string]int) []world.Log {
+	out := make([]world.Log, 0, len(logs))
+	for _, l := range logs {
+		if from := marks[l.Name]; from <= len(l.Text) {
+			l.Text = l.Text[from:]
+		}
+		out = append(out, l)
+	}
+	return out
+}

@@ -1,0 +1,93 @@
+package expect
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strings"
+)
+
+// Output expects something of what the last command of an exec action
+// printed.
+type Output struct {
+	Of       string `lab:"of" doc:"name of the exec action; default the last one"`
+	Contains string `lab:"contains" doc:"text that it printed"`
+	Lacks    string `lab:"lacks" doc:"text that it did not print"`
+	Matches  string `lab:"matches" doc:"regular expression for all it printed"`
+	Code     *int   `lab:"code" doc:"its exit code"`
+
+	expanded [2]string
+}
+
+// Lint checks the name and the texts.
+func (e *Output) Lint(l *Linter) {
+	l.Regexp(&e.Matches)
+	l.Text(&e.Contains)
+	l.Text(&e.Lacks)
+	if !l.Execs[e.Of] {
+		l.Problem(e, "run it with do: { exec: … } in this step or an earlier one", "there is no output to look at")
+	}
+	if e.Contains == "" && e.Lacks == "" && e.Matches == "" && e.Code == nil {
+		l.Problem(e, "", "say contains, lacks, matches or code")
+	}
+}
+
+// Check compares; the runner runs the command again before each further look.
+func (e *Output) Check(ctx context.Context, row *Row) (Result, error) {
+	ran, ok := row.Outputs[e.Of]
+	if !ok {
+		return Result{Want: "a command's output", Got: "none", Final: true}, nil
+	}
+	for i, text := range []string{e.Contains, e.Lacks} {
+		expanded, err := row.Expand(ctx, text)
+		if err != nil {
+			return Result{Want: text, Got: "no address", Why: err.Error()}, nil
+		}
+		e.expanded[i] = expanded
+	}
+	text := string(ran.Stdout) + string(ran.Stderr)
+	res := Result{Want: "`" + ran.Command + "` " + e.want(), Got: strings.TrimSpace(text)}
+	if res.Got == "" {
+		res.Got = "nothing"
+	}
+	matched := true
+	if e.Matches != "" {
+		var err error
+		if matched, err = regexp.MatchString(e.Matches, text); err != nil {
+			return Result{}, err
+		}
+	}
+	res.OK = matched &&
+		strings.Contains(text, e.expanded[0]) &&
+		(e.Lacks == "" || !strings.Contains(text, e.expanded[1])) &&
+		(e.Code == nil || *e.Code == ran.Code)
+	if e.Code != nil || ran.Code != 0 {
+		res.Got += fmt.Sprintf(" (exit code %d)", ran.Code)
+	}
+	return res, nil
+}
+
+func (e *Output) want() string {
+	var parts []string
+	if e.Contains != "" {
+		parts = append(parts, fmt.Sprintf("prints %q", e.Contains))
+	}
+	if e.Lacks != "" {
+		parts = append(parts, fmt.Sprintf("does not print %q", e.Lacks))
+	}
+	if e.Matches != "" {
+		parts = append(parts, fmt.Sprintf("prints something that matches %q", e.Matches))
+	}
+	if e.Code != nil {
+		parts = append(parts, fmt.Sprintf("ends with exit code %d", *e.Code))
+	}
+	return strings.Join(parts, " and ")
+}
+
+// String is the expectation on one line.
+func (e *Output) String() string {
+	if e.Of != "" {
+		return e.Of + " " + e.want()
+	}
+	return "the command " + e.want()
+}

@@ -1,0 +1,221 @@
+package expect
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/lab/internal/prober"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// Path expects that the last probe passed hosts in an order, as captures on
+// all interfaces saw it. Hosts that only carried it inside a tunnel (the node
+// of the gateway, a router) need not be named.
+type Path struct {
+	Via       []Ref `lab:"via,required" doc:"hosts in order, both ends included"`
+	Symmetric bool  `lab:"symmetric" doc:"the reply passed the same hosts, tunnels included, in reverse"`
+
+	tried int
+}
+
+// Lint resolves the hosts; the ends must have been probed.
+func (e *Path) Lint(l *Linter) {
+	for i := range e.Via {
+		l.Resolve(&e.Via[i])
+	}
+	if len(e.Via) < 2 {
+		l.Problem(&e.Via, "", "a path has at least two hosts")
+		return
+	}
+	if to := e.Via[len(e.Via)-1]; to.Kind != "" && !l.Reached[to.HostName(l.Topology)] {
+		l.Problem(&e.Via[len(e.Via)-1], "put a reach to it into this step or an earlier one", "nothing has reached %s up to here", to)
+	}
+}
+
+// Check compares. When it does not match it sends another probe before the
+// next look: the first one may have met a route that was on its way.
+func (e *Path) Check(ctx context.Context, row *Row) (Result, error) {
+	from, to := e.Via[0].Operand, e.Via[len(e.Via)-1].Operand
+	p, ok := row.lastProbe(func(p Probe) bool { return same(p.From, from) && same(p.To, to) })
+	if !ok {
+		return Result{Want: fmt.Sprintf("an answered probe from %s to %s", from, to), Got: "none", Final: true}, nil
+	}
+	if e.tried++; e.tried > 2 {
+		again, err := row.Send(ctx, p.From, p.To, p.Proto, 0)
+		if err != nil {
+			return Result{}, err
+		}
+		if again.Result.OK {
+			p = again
+		}
+	}
+	seen, err := row.sightings(ctx, p)
+	if err != nil {
+		return Result{}, err
+	}
+	return e.compare(newTrail(seen, p, row.Topology), row.Topology), nil
+}
+
+func (e *Path) compare(t trail, topo *topology.Topology) Result {
+	var want []string
+	for _, v := range e.Via {
+		want = appendHost(want, v.HostName(topo))
+	}
+	res := Result{Want: arrows(want), Got: arrows(t.request), Path: t.request, Reply: t.reply}
+	switch {
+	case !slices.Equal(want, t.request):
+		res.Why = firstDifference(want, t.request)
+	case e.Symmetric && len(t.reply) == 0:
+		res.Want += ", and back"
+		res.Why = "no host saw the reply"
+	case e.Symmetric && !slices.Equal(reversed(t.requestAll), t.replyAll):
+		res.Want += ", and back"
+		res.Got = arrows(t.requestAll) + ", and back " + arrows(t.replyAll)
+		res.Why = "the reply " + firstDifference(reversed(t.requestAll), t.replyAll)
+	default:
+		res.OK = true
+	}
+	return res
+}
+
+// String is the expectation on one line.
+func (e *Path) String() string {
+	var names []string
+	for _, v := range e.Via {
+		names = append(names, v.Text)
+	}
+	s := "path " + strings.Join(slices.Compact(names), " → ")
+	if e.Symmetric {
+		s += ", and back"
+	}
+	return s
+}
+
+// A trail is the hosts that saw a probe, in the order of time.
+type trail struct {
+	request, reply       []string // outside of tunnels
+	requestAll, replyAll []string // tunnels included
+}
+
+// newTrail orders sightings. Hosts between the clusters' networks carry
+// frames without being a hop of what is inside, so they are left out.
+func newTrail(seen []world.Sighting, p Probe, topo *topology.Topology) trail {
+	var t trail
+	seen = slices.Clone(seen)
+	slices.SortStableFunc(seen, func(a, b world.Sighting) int { return a.Time.Compare(b.Time) })
+	to := p.To.HostName(topo)
+	turned := false
+	for _, s := range seen {
+		if s.Host == "wan" {
+			continue
+		}
+		isReply := s.Marker == string(prober.MarkReply)
+		if p.Proto == "icmp" {
+			// An echo reply repeats the payload, marker and all: what
+			// leaves the end that was asked is the reply, and all later.
+			turned = turned || s.Host == to && s.Direction == world.Out && (p.From.HostName(topo) != to)
+			isReply = turned
+		}
+		plain := s.Outer == world.OuterNone
+		if isReply {
+			t.replyAll = appendHost(t.replyAll, s.Host)
+			if plain {
+				t.reply = appendHost(t.reply, s.Host)
+			}
+			continue
+		}
+		t.requestAll = appendHost(t.requestAll, s.Host)
+		if plain {
+			t.request = appendHost(t.request, s.Host)
+		}
+	}
+	t.request, t.reply = once(t.request), once(t.reply)
+	t.requestAll, t.replyAll = once(t.requestAll), once(t.replyAll)
+	return t
+}
+
+func (t trail) requestMark(p Probe) string {
+	if p.Proto == "icmp" {
+		return ""
+	}
+	return string(prober.MarkRequest)
+}
+
+// once takes repetitions of the whole path for one: a retransmission, or the
+// second attempt of a datagram.
+func once(hosts []string) []string {
+	for n := 2; n <= len(hosts)/2; n++ {
+		if len(hosts)%n != 0 {
+			continue
+		}
+		repeated := true
+		for i := n; i < len(hosts) && repeated; i++ {
+			repeated = hosts[i] == hosts[i-n]
+		}
+		if repeated {
+			return hosts[:n]
+		}
+	}
+	return hosts
+}
+
+func appendHost(hosts []string, h string) []string {
+	if len(hosts) > 0 && hosts[len(hosts)-1] == h {
+		return hosts
+	}
+	return append(hosts, h)
+}
+
+func reversed(s []string) []string {
+	out := slices.Clone(s)
+	slices.Reverse(out)
+	return out
+}
+
+func arrows(hosts []string) string {
+	if len(hosts) == 0 {
+		return "seen by no host"
+	}
+	return strings.Join(hosts, " → ")
+}
+
+func firstDifference(want, got []string) string {
+	for i := range max(len(want), len(got)) {
+		switch {
+		case i >= len(got):
+			return "ended at " + orNowhere(last(got)) + " instead of going on to " + want[i]
+		case i >= len(want):
+			return "went on to " + got[i]
+		case want[i] != got[i] && i == 0:
+			return "began at " + got[i]
+		case want[i] != got[i]:
+			return fmt.Sprintf("went from %s to %s instead of %s", got[i-1], got[i], want[i])
+		}
+	}
+	return ""
+}
+
+func orNowhere(s string) string {
+	if s == "" {
+		return "nowhere"
+	}
+	return s
+}
+
+// lastSighting describes the last packet with a marker ("" for any).
+func lastSighting(seen []world.Sighting, marker string) string {
+	for i := len(seen) - 1; i >= 0; i-- {
+		if s := seen[i]; marker == "" || s.Marker == marker {
+			way := map[world.Direction]string{world.In: "coming in by", world.Out: "going out by"}[s.Direction]
+			inside := ""
+			if s.Outer != world.OuterNone {
+				inside = fmt.Sprintf(" inside %s to %s", s.Outer, s.OuterDst)
+			}
+			return fmt.Sprintf("%s, %s %s%s", s.Host, way, s.Interface, inside)
+		}
+	}
+	return "no host"
+}

@@ -1,0 +1,113 @@
+package expect
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/prober"
+)
+
+// Reach expects an answer from an operand.
+type Reach struct {
+	From  Ref    `lab:"from,required" doc:"who asks"`
+	To    Ref    `lab:"to,required" doc:"who must answer"`
+	Proto string `lab:"proto" enum:"tcp|udp|icmp" doc:"default tcp"`
+	Port  int    `lab:"port" doc:"default 8080, where the lab's pods listen"`
+}
+
+// Lint resolves the two ends.
+func (e *Reach) Lint(l *Linter) {
+	lintEnds(l, &e.From, &e.To, &e.Proto)
+	l.Controlled = true
+	l.Reached[e.To.HostName(l.Topology)] = true
+}
+
+func lintEnds(l *Linter, from, to *Ref, proto *string) {
+	l.Resolve(from)
+	l.Resolve(to)
+	if *proto == "" {
+		*proto = "tcp"
+	}
+	switch from.Kind {
+	case operand.WAN, operand.ControlPlane:
+		l.Problem(from, "name a pod, a node, a gateway, a router or a host outside", "%s sends nothing", from)
+	}
+	switch {
+	case to.Kind == operand.WAN:
+		l.Problem(to, "name a pod, a node or a gateway", "%s has no address", to)
+	case *proto != "icmp" && (to.Kind == operand.Gateway || to.Kind == operand.Router):
+		l.Problem(to, "proto: icmp", "nothing listens on %s", to)
+	}
+}
+
+// Check sends one probe.
+func (e *Reach) Check(ctx context.Context, row *Row) (Result, error) {
+	p, err := row.Send(ctx, e.From.Operand, e.To.Operand, e.Proto, e.Port)
+	if err != nil {
+		return Result{}, err
+	}
+	want := fmt.Sprintf("%s answers %s by %s", e.To, e.From, e.Proto)
+	if p.Result.OK {
+		return Result{OK: true, Want: want, Got: want, Notes: []string{fmt.Sprintf("rtt %v", p.Result.RTT.Round(100*time.Microsecond))}}, nil
+	}
+	res := Result{Want: want, Got: describeFailure(p.Result)}
+	return row.explainLost(ctx, p, res)
+}
+
+// String is the expectation on one line.
+func (e *Reach) String() string { return fmt.Sprintf("%s reaches %s by %s", e.From, e.To, e.Proto) }
+
+func describeFailure(r prober.Result) string {
+	text := map[string]string{
+		prober.ErrorTimeout:  "no answer within " + probeTimeout.String(),
+		prober.ErrorRefused:  "refused: the host answers, nothing listens there",
+		prober.ErrorReset:    "the connection was reset",
+		prober.ErrorICMPPort: "ICMP port unreachable",
+		prober.ErrorICMPHost: "ICMP host unreachable",
+		prober.ErrorICMPNet:  "network unreachable",
+		prober.ErrorICMPAdm:  "administratively prohibited",
+	}[r.Error]
+	if text == "" {
+		return r.Error + ": " + r.Message
+	}
+	return text
+}
+
+// explainLost adds how far an unanswered probe came.
+func (row *Row) explainLost(ctx context.Context, p Probe, res Result) (Result, error) {
+	if p.Sent.IsZero() {
+		return res, nil
+	}
+	seen, err := row.sightings(ctx, p)
+	if err != nil {
+		return Result{}, err
+	}
+	t := newTrail(seen, p, row.Topology)
+	res.Path, res.Reply = t.request, t.reply
+	to := p.To.HostName(row.Topology)
+	switch {
+	case len(t.request) == 0 && p.Proto == "tcp":
+		res.Why = "no data was sent: the connection did not come about"
+		if addr, err := row.Directory.Address(ctx, p.To, p.From.Cluster); err == nil {
+			res.Why += fmt.Sprintf("; %s is %s", addr, row.Directory.Name(addr))
+		}
+	case len(t.request) == 0:
+		res.Why = "no host saw the request: " + p.From.String() + " has no route, or dropped it"
+	case last(t.request) != to:
+		res.Why = fmt.Sprintf("the request was last seen at %s", lastSighting(seen, t.requestMark(p)))
+	case len(t.reply) == 0:
+		res.Why = fmt.Sprintf("the request arrived at %s, which sent no reply", to)
+	default:
+		res.Why = fmt.Sprintf("the reply was last seen at %s", last(t.reply))
+	}
+	return res, nil
+}
+
+func last(s []string) string {
+	if len(s) == 0 {
+		return ""
+	}
+	return s[len(s)-1]
+}

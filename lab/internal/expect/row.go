@@ -1,0 +1,143 @@
+package expect
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/prober"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// A World is what expectations need of a lab; *world.Client is one.
+type World interface {
+	Status(ctx context.Context) (world.Status, error)
+	Exec(ctx context.Context, req world.ExecRequest) (world.ExecResult, error)
+	ExecStream(ctx context.Context, req world.ExecRequest, stdin io.Reader, stdout, stderr io.Writer, resize <-chan world.Resize) (int, error)
+	RESTConfig(ctx context.Context, cluster string) (*rest.Config, error)
+	Sightings(ctx context.Context, q world.SightingQuery) ([]world.Sighting, error)
+	WirePackets(ctx context.Context, q world.WireQuery) (world.WireReport, error)
+	Logs(ctx context.Context) ([]world.Log, error)
+	State(ctx context.Context) ([]world.HostState, error)
+}
+
+// Self is the lab's own binary, as the agent starts it in the network
+// namespace of a host or a pod: the agent is that binary.
+const Self = "/proc/self/exe"
+
+// A Row is one row of a scenario while it runs: what its steps have done so
+// far, for those that follow.
+type Row struct {
+	World     World
+	Topology  *topology.Topology
+	Directory *Directory
+	API       *API
+	// NewToken returns a token that no other probe has.
+	NewToken func() string
+	Started  time.Time
+	// Before has what Gone compares with.
+	Before Leftovers
+	// StepStarted is when the present step began to act.
+	StepStarted time.Time
+
+	Probes  []Probe               // in the order they were sent
+	Flows   map[string]*FlowState // by name
+	Outputs map[string]Ran        // of exec actions by name; "" is the last
+	// LogMarks has the length of every log when the row began.
+	LogMarks map[string]int
+}
+
+// A Probe is a probe that was sent.
+type Probe struct {
+	From, To operand.Operand
+	Proto    string
+	Token    string
+	Sent     time.Time
+	Result   prober.Result
+}
+
+// Ran is how a command of an exec action ended.
+type Ran struct {
+	Command string
+	world.ExecResult
+}
+
+// ExecTarget is where a command must run to be in the network namespace of an
+// operand.
+func (row *Row) ExecTarget(ctx context.Context, o operand.Operand) (string, error) {
+	if o.Kind == operand.Controller {
+		return row.Directory.PodTarget(ctx, o)
+	}
+	return o.HostName(row.Topology), nil
+}
+
+// probeTimeout is how long a probe waits for its answer. Within it UDP and
+// ICMP try twice: the first packet may find an empty neighbour table.
+const probeTimeout = time.Second
+
+// Send sends a probe and remembers it.
+func (row *Row) Send(ctx context.Context, from, to operand.Operand, proto string, port int) (Probe, error) {
+	p := Probe{From: from, To: to, Proto: proto, Token: row.NewToken()}
+	addr, err := row.Directory.Address(ctx, to, from.Cluster)
+	if err != nil {
+		p.Result = prober.Result{Error: "no address", Message: err.Error()}
+		return p, nil
+	}
+	target, err := row.ExecTarget(ctx, from)
+	if err != nil {
+		return p, err
+	}
+	dst := addr.String()
+	if proto != "icmp" && port != 0 {
+		dst = fmt.Sprintf("%s:%d", addr, port)
+		if addr.Is6() {
+			dst = fmt.Sprintf("[%s]:%d", addr, port)
+		}
+	}
+	p.Sent = time.Now()
+	count := 1
+	if proto != "tcp" {
+		count = 2
+	}
+	res, err := row.World.Exec(ctx, world.ExecRequest{
+		Target: target,
+		Host:   true,
+		Argv: []string{Self, "probe", "dial", "--proto", proto, "--to", dst, "--token", p.Token,
+			"--timeout", probeTimeout.String(), "--count", strconv.Itoa(count)},
+	})
+	if err != nil {
+		return p, fmt.Errorf("probe from %s: %w", from, err)
+	}
+	if res.Code != 0 {
+		return p, fmt.Errorf("probe from %s: exit code %d: %s", from, res.Code, strings.TrimSpace(string(res.Stderr)))
+	}
+	if err := json.Unmarshal(res.Stdout, &p.Result); err != nil {
+		return p, fmt.Errorf("probe from %s: %w", from, err)
+	}
+	row.Probes = append(row.Probes, p)
+	return p, nil
+}
+
+// lastProbe returns the latest probe that was answered and that matches.
+func (row *Row) lastProbe(match func(Probe) bool) (Probe, bool) {
+	for i := len(row.Probes) - 1; i >= 0; i-- {
+		if p := row.Probes[i]; p.Result.OK && match(p) {
+			return p, true
+		}
+	}
+	return Probe{}, false
+}
+
+// same tells whether two operands are the same end of a path.
+func same(a, b operand.Operand) bool {
+	a.Attr, b.Attr = "", ""
+	return a.Kind == b.Kind && a.Cluster == b.Cluster && a.Name == b.Name && a.Node == b.Node && a.Peer == b.Peer
+}

@@ -1,0 +1,253 @@
+package scenario
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
+)
+
+// Load reads and checks a scenario file; its topology is looked for in the
+// folder topologies. All that is wrong is in the error, each with its place.
+func Load(path, topologies string) (*Scenario, error) {
+	f, err := yamlfile.Read(path)
+	if err != nil {
+		return nil, err
+	}
+	return load(f, topologies)
+}
+
+// Parse is Load for a file in memory; path is for messages and the name.
+func Parse(path string, src []byte, topologies string) (*Scenario, error) {
+	return load(yamlfile.Parse(path, src), topologies)
+}
+
+// LoadAll reads all scenarios of a folder, sorted by name. The error joins
+// what is wrong with each; the others are returned.
+func LoadAll(scenarios, topologies string) ([]*Scenario, error) {
+	paths, err := filepath.Glob(filepath.Join(scenarios, "*.yaml"))
+	if err != nil {
+		return nil, err
+	}
+	if len(paths) == 0 {
+		return nil, fmt.Errorf("no scenarios in %s: run lab in the repository, or say --scenarios", scenarios)
+	}
+	var out []*Scenario
+	var errs []error
+	for _, p := range paths {
+		s, err := Load(p, topologies)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		out = append(out, s)
+	}
+	return out, errors.Join(errs...)
+}
+
+// Schema returns the JSON schema of scenario files.
+func Schema() map[string]any {
+	s := yamlfile.Schema(file{}, "scenarios/NAME.yaml: what happens in a topology, and what must hold")
+	properties := s["properties"].(map[string]any)
+	properties["steps"] = map[string]any{"type": "array", "items": yamlfile.SchemaOf(stepFile{})}
+	properties["sabotage"] = map[string]any{"type": "array", "items": yamlfile.SchemaOf(sabotageFile{}), "description": "each must turn the scenario red"}
+	return s
+}
+
+func load(f *yamlfile.File, topologies string) (*Scenario, error) {
+	if f.Root == nil {
+		return nil, f.Err()
+	}
+	var in file
+	f.Decode(f.Root, &in, nil)
+	s := &Scenario{
+		Name:        strings.TrimSuffix(filepath.Base(f.Path), ".yaml"),
+		File:        f.Path,
+		Description: in.Description,
+		World:       in.World,
+		Requires:    in.Requires,
+		XFail:       in.XFail,
+		file:        f,
+		steps:       in.Steps,
+		sabot:       in.Sabotage,
+	}
+	if s.World == "" {
+		s.World = WorldAuto
+	}
+	for i := range in.Logs.Allow {
+		re, err := regexp.Compile(in.Logs.Allow[i])
+		if err != nil {
+			f.Problem(f.At(&in.Logs.Allow[i]), "Go's syntax: https://pkg.go.dev/regexp/syntax", "%v", err)
+			continue
+		}
+		s.AllowLogs = append(s.AllowLogs, re)
+	}
+	s.addMatrix(f, &in)
+	if !s.findTopology(f, &in, topologies) {
+		return nil, f.Err() // no name can be checked without it
+	}
+	s.lint(f)
+	if err := f.Err(); err != nil {
+		return nil, err
+	}
+	s.Sabotage = s.BuildSabotage(s.Rows[0])
+	return s, nil
+}
+
+func (s *Scenario) addMatrix(f *yamlfile.File, in *file) {
+	for i := range in.Matrix {
+		d := &in.Matrix[i]
+		if len(d.Values) == 0 {
+			f.Problem(f.At(&d.Key), "give it values: [a, b]", "%s has no values", d.Key)
+		}
+		s.Matrix = append(s.Matrix, Dimension{d.Key, d.Values})
+	}
+	var keys []string
+	for _, d := range s.Matrix {
+		keys = append(keys, d.Key)
+	}
+	for i := range in.Exclude {
+		for key, values := range in.Exclude[i] {
+			j := slices.Index(keys, key)
+			if j < 0 {
+				f.Problem(f.At(&in.Exclude[i]), yamlfile.DidYouMean(key, keys), "exclude: the matrix has no key %q", key)
+				continue
+			}
+			for _, v := range values {
+				if !slices.Contains(s.Matrix[j].Values, v) {
+					f.Problem(f.At(&in.Exclude[i]), yamlfile.DidYouMean(v, s.Matrix[j].Values), "exclude: %s is never %q", key, v)
+				}
+			}
+		}
+	}
+	s.Rows = expand(s.Name, s.Matrix, in.Exclude)
+	if len(s.Rows) == 0 {
+		f.Problem(yamlfile.PosOf(f.Root), "", "the matrix has no row that is not excluded")
+	}
+}
+
+func (s *Scenario) findTopology(f *yamlfile.File, in *file, topologies string) bool {
+	if in.Topology == "" || len(s.Rows) == 0 {
+		return false
+	}
+	t, err := topology.Load(filepath.Join(topologies, in.Topology+".yaml"))
+	if errors.Is(err, os.ErrNotExist) {
+		paths, _ := filepath.Glob(filepath.Join(topologies, "*.yaml")) // the pattern is fine
+		var names []string
+		for _, p := range paths {
+			names = append(names, strings.TrimSuffix(filepath.Base(p), ".yaml"))
+		}
+		f.Problem(f.At(&in.Topology), yamlfile.DidYouMean(in.Topology, names), "there is no topology %q in %s", in.Topology, topologies)
+		return false
+	}
+	if err != nil {
+		f.Problem(f.At(&in.Topology), "", "topology %s: %v", in.Topology, err)
+		return false
+	}
+	s.Topology = t
+	return true
+}
+
+// lint builds every row once; the same mistake in many rows is one problem.
+func (s *Scenario) lint(f *yamlfile.File) {
+	used := map[string]bool{}
+	var names []string
+	for _, r := range s.Rows {
+		l := s.newLinter()
+		names = names[:0]
+		for _, n := range s.steps {
+			var in stepFile
+			f.Decode(n, &in, r.subst(s.Topology, used))
+			st := Step{in.Name, in.Do, in.Expect, in.Within, yamlfile.PosOf(n)}
+			if in.Name != "" && slices.Contains(names, in.Name) {
+				f.Problem(f.At(&in.Name), "sabotage and reports name steps", "two steps are called %q", in.Name)
+			}
+			names = append(names, in.Name)
+			if len(in.Do) == 0 && len(in.Expect) == 0 {
+				f.Problem(st.Pos, "add do or expect", "the step does nothing and expects nothing")
+			}
+			st.lint(l)
+		}
+		s.lintControls(f, r)
+	}
+	if len(s.steps) == 0 {
+		f.Problem(yamlfile.PosOf(f.Root), "", "a scenario has at least one step")
+	}
+	s.lintSabotage(f, used, names)
+	for _, d := range s.Matrix {
+		if !used[d.Key] && len(s.steps) > 0 {
+			f.Problem(yamlfile.PosOf(f.Root), "use {"+d.Key+"} in a step, or remove it", "the matrix key %q is never used", d.Key)
+		}
+	}
+}
+
+func (st *Step) lint(l *expect.Linter) {
+	for _, a := range st.Do {
+		a.Lint(l)
+	}
+	for _, e := range st.Expect {
+		e.Lint(l)
+	}
+}
+
+// lintControls demands that what expects an absence also shows a presence.
+func (s *Scenario) lintControls(f *yamlfile.File, r Row) {
+	var unreachable []expect.Checked
+	controlled := false
+	for _, n := range s.steps {
+		var in stepFile
+		f.Decode(n, &in, r.subst(s.Topology, nil))
+		for _, e := range in.Expect {
+			switch e.Name {
+			case "reach", "flow":
+				controlled = true
+			case "unreachable":
+				unreachable = append(unreachable, e)
+			}
+		}
+	}
+	if controlled {
+		return
+	}
+	for _, e := range unreachable {
+		f.Problem(e.Pos, "add a step that reaches something with the same prober", "unreachable proves nothing without a positive control in the scenario")
+	}
+}
+
+func (s *Scenario) lintSabotage(f *yamlfile.File, used map[string]bool, steps []string) {
+	if len(s.sabot) == 0 {
+		f.Problem(yamlfile.PosOf(f.Root), "name an object to withhold, or state to plant, and the step that then fails", "the scenario has no sabotage: nobody knows whether it can fail")
+	}
+	for _, n := range s.sabot {
+		var in sabotageFile
+		f.Decode(n, &in, s.Rows[0].subst(s.Topology, used))
+		l := s.newLinter()
+		l.Cluster(&in.In)
+		switch {
+		case (in.Withhold == "") == (in.Plant == nil):
+			f.Problem(yamlfile.PosOf(n), "", "a sabotage is either withhold or plant")
+		case in.Withhold != "" && strings.Count(in.Withhold, "/") != 1:
+			f.Problem(f.At(&in.Withhold), "such as routeconfiguration/rome-node-gw", "%q is not kind/name", in.Withhold)
+		case in.Withhold != "" && in.In == "":
+			f.Problem(yamlfile.PosOf(n), "in: "+s.Topology.Clusters[0].Name, "say in which cluster the object is withheld")
+		case in.Plant != nil:
+			l.Resolve(&in.Plant.On)
+			l.Text(&in.Plant.Run)
+			l.Text(&in.Plant.Undo)
+		}
+		if in.Fails != "" && !slices.Contains(steps, in.Fails) {
+			hint := "the steps are: " + strings.Join(steps, "; ")
+			if c := yamlfile.Closest(in.Fails, steps); c != "" {
+				hint = fmt.Sprintf("did you mean %q?", c)
+			}
+			f.Problem(f.At(&in.Fails), hint, "no step is called %q", in.Fails)
+		}
+	}
+}

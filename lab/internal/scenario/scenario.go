@@ -1,0 +1,243 @@
+// Package scenario reads the files of scenarios/: what happens in a topology,
+// and what must hold. Everything that will run is known, and every name
+// checked, before anything is built; package runner runs it.
+package scenario
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
+)
+
+// A Scenario is a file of scenarios/.
+type Scenario struct {
+	Name        string
+	File        string
+	Description string
+	Topology    *topology.Topology
+	World       string   // WorldAuto, WorldVM or WorldNative
+	Requires    []string // features that the world must have
+	XFail       string   // why it is known to fail; empty: it must pass
+	Matrix      []Dimension
+	Rows        []Row // names and values; Build makes what runs
+	Sabotage    []Sabotage
+	AllowLogs   []*regexp.Regexp // error lines that are no failure
+
+	file  *yamlfile.File
+	steps []ast.Node
+	sabot []ast.Node
+}
+
+// Worlds that a scenario can ask for.
+const (
+	WorldAuto   = "auto"
+	WorldVM     = "vm"
+	WorldNative = "native"
+)
+
+// Features are what a scenario can require of the world.
+func Features() []string { return []string{"geneve", "wireguard"} }
+
+// A Dimension is a key of the matrix.
+type Dimension struct {
+	Key    string
+	Values []string
+}
+
+// A Row is one combination of the matrix.
+type Row struct {
+	Name string // scenario/value/value
+	Vars []Var  // in the order of the matrix
+}
+
+// A Var is a key of the matrix with the row's value.
+type Var struct{ Key, Value string }
+
+// A Step is a step of a row.
+type Step struct {
+	Name   string
+	Do     Actions
+	Expect expect.List
+	Within time.Duration // how long expectations are given to come true
+	Pos    yamlfile.Pos
+}
+
+// DefaultWithin is how long expectations are given when a step does not say.
+const DefaultWithin = 10 * time.Second
+
+// A Sabotage must turn the scenario red at the step Fails.
+type Sabotage struct {
+	Withhold  string // kind/name of an object that is refused and removed
+	Namespace string // of the object; empty: the name is unique in the cluster
+	In        string // cluster of the object
+	Plant     *Plant // foreign state, instead
+	Fails     string
+}
+
+// A Plant adds something to a host that the daemons must not touch.
+type Plant struct {
+	On   expect.Ref `lab:"on,required" doc:"host or pod"`
+	Run  string     `lab:"run,required" doc:"shell commands that add it"`
+	Undo string     `lab:"undo,required" doc:"shell commands that take it away"`
+}
+
+// String names the sabotage.
+func (s Sabotage) String() string {
+	if s.Plant != nil {
+		return fmt.Sprintf("plant on %s: %s", s.Plant.On, strings.Join(strings.Fields(s.Plant.Run), " "))
+	}
+	return fmt.Sprintf("withhold %s in %s", s.Withhold, s.In)
+}
+
+// file is the shape of a scenario file. Steps and sabotage are read again for
+// every row, with the row's values.
+type file struct {
+	Description string        `lab:"description,required" doc:"what is shown, in a sentence"`
+	Topology    string        `lab:"topology,required" doc:"name of a file of topologies/"`
+	World       string        `lab:"world" enum:"auto|vm|native" doc:"default auto"`
+	Requires    []string      `lab:"requires,one" enum:"geneve|wireguard" doc:"features of the world; without them it is skipped"`
+	XFail       string        `lab:"xfail" doc:"why it is known to fail"`
+	Matrix      []dimension   `lab:"matrix,key=Key" doc:"every combination is a row; {key} is its value"`
+	Exclude     []excludeFile `lab:"exclude" doc:"combinations that are no row"`
+	Steps       []ast.Node    `lab:"steps,required"`
+	Sabotage    []ast.Node    `lab:"sabotage,required" doc:"each must turn the scenario red"`
+	Logs        logsFile      `lab:"logs"`
+}
+
+type dimension struct {
+	Key    string
+	Values []string `lab:",inline"`
+}
+
+// An excludeFile is a combination: keys of the matrix, each with a value or a
+// list of values.
+type excludeFile map[string]oneOrMore
+
+type oneOrMore []string
+
+// UnmarshalLab reads a value or a list.
+func (o *oneOrMore) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.Subst) {
+	if seq, ok := n.(*ast.SequenceNode); ok {
+		for _, e := range seq.Values {
+			if s, ok := f.Scalar(e, subst, "exclude"); ok {
+				*o = append(*o, s)
+			}
+		}
+		return
+	}
+	if s, ok := f.Scalar(n, subst, "exclude"); ok {
+		*o = append(*o, s)
+	}
+}
+
+type logsFile struct {
+	Allow []string `lab:"allow,one" doc:"regular expressions of error lines that are no failure"`
+}
+
+type stepFile struct {
+	Name   string        `lab:"name,required" doc:"what the step shows"`
+	Do     Actions       `lab:"do" doc:"what happens"`
+	Expect expect.List   `lab:"expect" doc:"what must hold afterwards"`
+	Within time.Duration `lab:"within" doc:"default 10s"`
+}
+
+type sabotageFile struct {
+	Withhold  string `lab:"withhold" doc:"kind/name: refused by its name, then deleted"`
+	Namespace string `lab:"namespace" doc:"of the object"`
+	In        string `lab:"in" doc:"cluster of the object"`
+	Plant     *Plant `lab:"plant" doc:"foreign kernel state"`
+	Fails     string `lab:"fails,required" doc:"name of the step that must fail"`
+}
+
+// Build makes the steps of a row, new each time: expectations remember what
+// they saw.
+func (s *Scenario) Build(r Row) []Step {
+	steps := make([]Step, 0, len(s.steps))
+	for _, n := range s.steps {
+		var in stepFile
+		s.file.Decode(n, &in, r.subst(s.Topology, nil))
+		st := Step{in.Name, in.Do, in.Expect, in.Within, yamlfile.PosOf(n)}
+		if st.Within == 0 {
+			st.Within = DefaultWithin
+		}
+		steps = append(steps, st)
+	}
+	l := s.newLinter()
+	for i := range steps {
+		steps[i].lint(l)
+	}
+	return steps
+}
+
+// BuildSabotage makes the sabotages of a row.
+func (s *Scenario) BuildSabotage(r Row) []Sabotage {
+	out := make([]Sabotage, 0, len(s.sabot))
+	for _, n := range s.sabot {
+		var in sabotageFile
+		s.file.Decode(n, &in, r.subst(s.Topology, nil))
+		if in.Plant != nil {
+			s.newLinter().Resolve(&in.Plant.On)
+		}
+		out = append(out, Sabotage{in.Withhold, in.Namespace, in.In, in.Plant, in.Fails})
+	}
+	return out
+}
+
+// Place is where something is in the scenario's file.
+func (s *Scenario) Place(p yamlfile.Pos) string {
+	return fmt.Sprintf("%s:%d:%d", s.File, p.Line, p.Col)
+}
+
+func (s *Scenario) newLinter() *expect.Linter {
+	return &expect.Linter{
+		File: s.file, Topology: s.Topology,
+		Flows: map[string]bool{}, Execs: map[string]bool{}, Reached: map[string]bool{},
+	}
+}
+
+// expand makes the rows of the matrix: the last key varies fastest.
+func expand(name string, matrix []Dimension, exclude []excludeFile) []Row {
+	rows := []Row{{Name: name}}
+	for _, d := range matrix {
+		var next []Row
+		for _, r := range rows {
+			for _, v := range d.Values {
+				next = append(next, Row{
+					Name: r.Name + "/" + strings.ReplaceAll(v, "/", "-"),
+					Vars: append(slices.Clone(r.Vars), Var{d.Key, v}),
+				})
+			}
+		}
+		rows = next
+	}
+	return slices.DeleteFunc(rows, func(r Row) bool {
+		return slices.ContainsFunc(exclude, func(e excludeFile) bool { return r.excluded(e) })
+	})
+}
+
+func (r Row) excluded(e excludeFile) bool {
+	for key, values := range e {
+		v, ok := r.value(key)
+		if !ok || !slices.Contains(values, v) {
+			return false
+		}
+	}
+	return len(e) > 0
+}
+
+func (r Row) value(key string) (string, bool) {
+	for _, v := range r.Vars {
+		if v.Key == key {
+			return v.Value, true
+		}
+	}
+	return "", false
+}
