@@ -208,35 +208,19 @@ func selectLabels(all map[string]string, names ...string) map[string]string {
 // workload plans what g needs to run.
 func (p *planner) workload(g *cluster.Gateway, w workload) {
 	name, labels := GatewayName(g.Name), podLabels(g)
+	pod := completePod(&w.deployment.Spec, name, labels)
 	p.wgGateway(g, w)
 
 	d := &appsv1.Deployment{TypeMeta: metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"}, ObjectMeta: owned(name, g.RemoteID, g.Meta)}
 	w.deployment.Spec.DeepCopyInto(&d.Spec)
 	decorate(&d.ObjectMeta, w.deployment.Metadata, labels, v1beta1.LabelGatewayName, v1beta1.LabelGatewayNamespace)
-	pod := &d.Spec.Template
-	if pod.Labels == nil {
-		pod.Labels = map[string]string{}
-	}
-	for k, v := range labels {
-		if _, has := pod.Labels[k]; !has || k == v1beta1.LabelAppName || k == v1beta1.LabelRemoteClusterID {
-			pod.Labels[k] = v
-		}
-	}
-	pod.Labels[v1beta1.LabelManagedBy] = v1beta1.ManagedBy
-	if d.Spec.Selector == nil {
-		d.Spec.Selector = &metav1.LabelSelector{MatchLabels: selectLabels(pod.Labels, v1beta1.LabelAppName, v1beta1.LabelComponent)}
-	}
-	for k, v := range d.Spec.Selector.MatchLabels {
-		pod.Labels[k] = v
-	}
-	pod.Spec.ServiceAccountName, pod.Spec.DeprecatedServiceAccount = name, ""
 	p.add(d)
 
 	if g.Role == cluster.Server {
-		p.service(g, name, w.service, pod.Labels)
+		p.service(g, name, w.service, pod)
 	}
 	if w.metrics != nil && w.metrics.Enabled && w.metrics.Service != nil {
-		p.service(g, shorten(name+"-metrics", maxLabel), *w.metrics.Service, pod.Labels)
+		p.service(g, shorten(name+"-metrics", maxLabel), *w.metrics.Service, pod)
 	}
 	if !w.ownKeys {
 		k := KeySecret{Namespace: g.Namespace, Name: name, Labels: map[string]string{
@@ -258,6 +242,29 @@ func (p *planner) workload(g *cluster.Gateway, w workload) {
 	}
 	p.add(connection)
 	p.add(&v1beta1.GatewayReport{TypeMeta: typeMeta("GatewayReport"), ObjectMeta: owned(name, g.RemoteID, g.Meta)})
+}
+
+// completePod adds to the Deployment of a template what makes its pods those
+// of a gateway, and returns their labels.
+func completePod(d *appsv1.DeploymentSpec, name string, labels map[string]string) map[string]string {
+	pod := &d.Template
+	if pod.Labels == nil {
+		pod.Labels = map[string]string{}
+	}
+	for k, v := range labels {
+		if _, has := pod.Labels[k]; !has || k == v1beta1.LabelAppName || k == v1beta1.LabelRemoteClusterID {
+			pod.Labels[k] = v
+		}
+	}
+	pod.Labels[v1beta1.LabelManagedBy] = v1beta1.ManagedBy
+	if d.Selector == nil {
+		d.Selector = &metav1.LabelSelector{MatchLabels: selectLabels(pod.Labels, v1beta1.LabelAppName, v1beta1.LabelComponent)}
+	}
+	for k, v := range d.Selector.MatchLabels {
+		pod.Labels[k] = v
+	}
+	pod.Spec.ServiceAccountName, pod.Spec.DeprecatedServiceAccount = name, ""
+	return pod.Labels
 }
 
 // wgGateway plans the object that shows what the template made of g.
@@ -432,11 +439,14 @@ func (p *planner) publicKeys() {
 	}
 	slices.SortStableFunc(list, func(a, b *cluster.PublicKey) int { return compareAge(a.Meta, b.Meta) })
 	for _, k := range list {
-		p.checkFields(k.Meta)
 		p.checkRemoteID(k.Meta, k.RemoteID)
-		if len(p.fieldErrors(k.Meta)) == 0 && len(k.Key) != keySize {
+		if errs := p.fieldErrors(k.Meta); len(errs) > 0 {
+			for _, e := range errs {
+				p.refuse(k.Meta, ReasonBadKey, "%s: write the base64 of field %s of the remote gateway's Secret", e.Message(), v1beta1.PublicKeyField)
+			}
+		} else if len(k.Key) != keySize {
 			p.refuse(k.Meta, ReasonBadKey, "spec.publicKey has %d bytes instead of %d: write the base64 of field %s of the remote gateway's Secret", len(k.Key), keySize, v1beta1.PublicKeyField)
-		} else if len(k.Key) == keySize && bytes.Count(k.Key, []byte{0}) == keySize {
+		} else if bytes.Count(k.Key, []byte{0}) == keySize {
 			p.refuse(k.Meta, ReasonBadKey, "spec.publicKey is all zeros: write the base64 of field %s of the remote gateway's Secret", v1beta1.PublicKeyField)
 		}
 		o := &v1beta1.PublicKey{TypeMeta: typeMeta("PublicKey"), ObjectMeta: existing(k.Meta)}

@@ -60,7 +60,16 @@ func (p *planner) hostReports() {
 		})
 		return list
 	}
+	planned := map[objectKey]bool{}
+	for _, o := range p.out.Objects {
+		if _, ok := o.(*v1beta1.RouteConfiguration); ok {
+			planned[objectKey{"RouteConfiguration", o.GetNamespace(), o.GetName()}] = true
+		}
+	}
 	for _, r := range p.s.Routes {
+		if r.Labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy && !planned[objectKey{"RouteConfiguration", r.Namespace, r.Name}] {
+			continue // it is about to go
+		}
 		o := &v1beta1.RouteConfiguration{TypeMeta: typeMeta("RouteConfiguration"), ObjectMeta: existing(r.Meta)}
 		o.Status.Conditions = conditions("RouteConfiguration", r.Meta)
 		p.out.Statuses = append(p.out.Statuses, o)

@@ -1,0 +1,568 @@
+package plan_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/assert/cmp"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
+	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/plan"
+)
+
+// peered returns a cluster with a server towards rome, whose gateway runs.
+func peered(t testing.TB) *world {
+	w := twoNodes(t, "milan", "10.10.0.0/16")
+	w.namespace("rome")
+	w.configure("rome", "10.20.0.0/16", "10.71.0.0/16")
+	w.server("rome", corev1.ServiceTypeNodePort)
+	w.settle()
+	w.kubelet("node-1", "node-2")
+	w.settle()
+	return w
+}
+
+// Every object that is wrong says so, in its condition and in an event, and
+// the peering that was there is exactly as before.
+func TestProblems(t *testing.T) {
+	configured := func(w *world, namespace, name string) metav1.Condition {
+		return condition(w.t, get[*v1beta1.Configuration](w, namespace, name).Status.Conditions, v1beta1.ConditionNetworkCIDRsConfigured)
+	}
+	server := func(w *world, namespace, name string) metav1.Condition {
+		return condition(w.t, get[*v1beta1.GatewayServer](w, namespace, name).Status.Conditions, plan.ConditionAccepted)
+	}
+	client := func(w *world, namespace, name string) metav1.Condition {
+		return condition(w.t, get[*v1beta1.GatewayClient](w, namespace, name).Status.Conditions, plan.ConditionAccepted)
+	}
+	key := func(w *world, namespace, name string) metav1.Condition {
+		return condition(w.t, get[*v1beta1.PublicKey](w, namespace, name).Status.Conditions, plan.ConditionAccepted)
+	}
+	network := func(w *world, namespace, name string) metav1.Condition {
+		return condition(w.t, get[*ipamv1alpha1.Network](w, namespace, name).Status.Conditions, plan.ConditionAccepted)
+	}
+	ip := func(w *world, namespace, name string) metav1.Condition {
+		return condition(w.t, get[*ipamv1alpha1.IP](w, namespace, name).Status.Conditions, plan.ConditionAccepted)
+	}
+	relabel := func(o plan.Object, value string) {
+		o.SetLabels(map[string]string{v1beta1.LabelRemoteClusterID: value})
+	}
+	for _, test := range []struct {
+		name            string
+		make            func(w *world)
+		kind            string
+		namespace, into string
+		condition       func(w *world, namespace, name string) metav1.Condition
+		reason, says    string
+	}{
+		{
+			name: "configuration without a remote cluster",
+			make: func(w *world) { w.namespace("paris"); w.configure("paris", "10.30.0.0/16", "").Labels = nil },
+			kind: "Configuration", namespace: "liqo-tenant-paris", into: "paris", condition: configured,
+			reason: plan.ReasonNoRemoteID, says: "set liqo.io/remote-cluster-id",
+		}, {
+			name: "configuration of an impossible cluster",
+			make: func(w *world) { w.namespace("paris"); relabel(w.configure("paris", "10.30.0.0/16", ""), "Paris_1") },
+			kind: "Configuration", namespace: "liqo-tenant-paris", into: "paris", condition: configured,
+			reason: plan.ReasonBadRemoteID, says: `"Paris_1" is no cluster ID`,
+		}, {
+			name: "configuration of this very cluster",
+			make: func(w *world) { w.namespace("milan"); w.configure("milan", "10.30.0.0/16", "") },
+			kind: "Configuration", namespace: "liqo-tenant-milan", into: "milan", condition: configured,
+			reason: plan.ReasonRemoteIsLocal, says: "ID of this cluster",
+		}, {
+			name: "label and namespace disagree",
+			make: func(w *world) { w.namespace("paris"); relabel(w.configure("paris", "10.30.0.0/16", ""), "london") },
+			kind: "Configuration", namespace: "liqo-tenant-paris", into: "paris", condition: configured,
+			reason: plan.ReasonIDMismatch, says: `belongs to the peering with "paris"`,
+		}, {
+			name: "second configuration of a cluster",
+			make: func(w *world) {
+				w.namespace("paris")
+				relabel(w.configure("paris", "10.30.0.0/16", ""), "rome")
+				delete(w.objects["Namespace /liqo-tenant-paris"].(*corev1.Namespace).Labels, v1beta1.LabelRemoteClusterID)
+			},
+			kind: "Configuration", namespace: "liqo-tenant-paris", into: "paris", condition: configured,
+			reason: plan.ReasonDuplicate, says: "Configuration liqo-tenant-rome/rome already describes cluster rome",
+		}, {
+			name: "configuration without networks",
+			make: func(w *world) {
+				w.namespace("paris")
+				w.configure("paris", "10.30.0.0/16", "").Spec.Remote = v1beta1.ClusterConfig{}
+			},
+			kind: "Configuration", namespace: "liqo-tenant-paris", into: "paris", condition: configured,
+			reason: plan.ReasonNoCIDRs, says: "spec.remote.cidr is empty",
+		}, {
+			name: "malformed CIDR",
+			make: func(w *world) { w.namespace("paris"); w.configure("paris", "10.30.0.0/33", "") },
+			kind: "Configuration", namespace: "liqo-tenant-paris", into: "paris", condition: configured,
+			reason: plan.ReasonInvalidField, says: "spec.remote.cidr.pod[0]",
+		}, {
+			name: "overlapping itself",
+			make: func(w *world) { w.namespace("paris"); w.configure("paris", "10.30.0.0/16", "10.30.128.0/17") },
+			kind: "Configuration", namespace: "liqo-tenant-paris", into: "paris", condition: configured,
+			reason: plan.ReasonSelfOverlap, says: "spec.remote.cidr.external[0] 10.30.128.0/17 overlaps spec.remote.cidr.pod[0] 10.30.0.0/16",
+		}, {
+			name: "two address families",
+			make: func(w *world) { w.namespace("paris"); w.configure("paris", "10.30.0.0/16", "fd00::/64") },
+			kind: "Configuration", namespace: "liqo-tenant-paris", into: "paris", condition: configured,
+			reason: plan.ReasonFamily, says: "different address families",
+		}, {
+			name: "another family than the internal CIDR",
+			make: func(w *world) { w.namespace("paris"); w.configure("paris", "fd00::/64", "") },
+			kind: "Configuration", namespace: "liqo-tenant-paris", into: "paris", condition: configured,
+			reason: plan.ReasonFamily, says: "10.80.0.0/16",
+		}, {
+			name: "larger than all pools",
+			make: func(w *world) { w.namespace("paris"); w.configure("paris", "0.0.0.0/0", "") },
+			kind: "Configuration", namespace: "liqo-tenant-paris", into: "paris", condition: configured,
+			reason: plan.ReasonPoolsExhausted, says: "no free network of this size",
+		}, {
+			name: "server and client for one peering",
+			make: func(w *world) { w.client("rome") },
+			kind: "GatewayClient", namespace: "liqo-tenant-rome", into: "rome", condition: client,
+			reason: plan.ReasonDuplicate, says: "GatewayServer liqo-tenant-rome/rome already connects cluster rome",
+		}, {
+			name: "two gateways of one name",
+			make: func(w *world) {
+				delete(w.objects["Namespace /liqo-tenant-rome"].(*corev1.Namespace).Labels, v1beta1.LabelRemoteClusterID)
+				relabel(w.client("rome"), "paris")
+			},
+			kind: "GatewayClient", namespace: "liqo-tenant-rome", into: "rome", condition: client,
+			reason: plan.ReasonNameTaken, says: "would both be gw-rome",
+		}, {
+			name: "gateway elsewhere than its configuration",
+			make: func(w *world) {
+				w.namespace("paris")
+				w.configure("paris", "10.30.0.0/16", "")
+				w.create(&corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-x"}})
+				relabel(w.server("x", corev1.ServiceTypeClusterIP), "paris")
+			},
+			kind: "GatewayServer", namespace: "liqo-tenant-x", into: "x", condition: server,
+			reason: plan.ReasonNamespace, says: "Configuration liqo-tenant-paris/paris",
+		}, {
+			name: "template missing",
+			make: func(w *world) {
+				w.namespace("paris")
+				w.server("paris", corev1.ServiceTypeClusterIP).Spec.ServerTemplateRef.Name = "nope"
+			},
+			kind: "GatewayServer", namespace: "liqo-tenant-paris", into: "paris", condition: server,
+			reason: plan.ReasonNoTemplate, says: "there is no WgGatewayServerTemplate liqo/nope",
+		}, {
+			name: "template of another kind",
+			make: func(w *world) {
+				w.namespace("paris")
+				w.server("paris", corev1.ServiceTypeClusterIP).Spec.ServerTemplateRef.Kind = "Other"
+			},
+			kind: "GatewayServer", namespace: "liqo-tenant-paris", into: "paris", condition: server,
+			reason: plan.ReasonNoTemplate, says: "use WgGatewayServerTemplate",
+		}, {
+			name: "template that can't be filled in",
+			make: func(w *world) {
+				w.namespace("paris")
+				w.yaml(strings.NewReplacer("name: wireguard-client", "name: broken", "{{ .SecretName }}", "{{ .Secret }}").Replace(strings.SplitAfter(templates, "---\n")[1]))
+				w.client("paris").Spec.ClientTemplateRef.Name = "broken"
+			},
+			kind: "GatewayClient", namespace: "liqo-tenant-paris", into: "paris", condition: client,
+			reason: plan.ReasonBadTemplate, says: "spec.template.spec.deployment.spec.template.spec.volumes[0].secret.secretName",
+		}, {
+			name: "client without endpoint",
+			make: func(w *world) { w.namespace("paris"); w.client("paris").Spec.Endpoint = v1beta1.EndpointStatus{} },
+			kind: "GatewayClient", namespace: "liqo-tenant-paris", into: "paris", condition: client,
+			reason: plan.ReasonNoEndpoint, says: "spec.endpoint",
+		}, {
+			name: "secret of the user missing",
+			make: func(w *world) { w.namespace("paris"); w.client("paris").Spec.SecretRef.Name = "mine" },
+			kind: "GatewayClient", namespace: "liqo-tenant-paris", into: "paris", condition: client,
+			reason: plan.ReasonNoSecret, says: "there is no Secret liqo-tenant-paris/mine",
+		}, {
+			name: "secret of the user without keys",
+			make: func(w *world) {
+				w.namespace("paris")
+				w.client("paris").Spec.SecretRef.Name = "mine"
+				w.create(&corev1.Secret{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"}, ObjectMeta: metav1.ObjectMeta{
+					Namespace: "liqo-tenant-paris", Name: "mine", Labels: map[string]string{v1beta1.LabelGatewayResource: "true"},
+				}})
+			},
+			kind: "GatewayClient", namespace: "liqo-tenant-paris", into: "paris", condition: client,
+			reason: plan.ReasonBadSecret, says: "32 bytes",
+		}, {
+			name: "public key too short",
+			make: func(w *world) { publicKey(w, "rome", "rome-key", 31) },
+			kind: "PublicKey", namespace: "liqo-tenant-rome", into: "rome-key", condition: key,
+			reason: plan.ReasonBadKey, says: "31 bytes",
+		}, {
+			name: "network that collides with another",
+			make: func(w *world) {
+				w.network("reserved-but-not-really", "10.96.128.0/24")
+				w.objects["Network liqo/reserved-but-not-really"].SetLabels(map[string]string{v1beta1.LabelNotRemapped: "true"})
+			},
+			kind: "Network", namespace: "liqo", into: "reserved-but-not-really", condition: network,
+			reason: plan.ReasonOverlaps, says: "overlaps Network liqo/service-cidr (10.96.0.0/16)",
+		}, {
+			name: "network that contains a node",
+			make: func(w *world) {
+				w.network("lan", "172.18.0.0/16")
+				w.objects["Network liqo/lan"].SetLabels(map[string]string{v1beta1.LabelNotRemapped: "true"})
+			},
+			kind: "Network", namespace: "liqo", into: "lan", condition: network,
+			reason: plan.ReasonOverlaps, says: "an address of Node node-1",
+		}, {
+			name: "IP of a network that is not there",
+			make: func(w *world) {
+				o := &ipamv1alpha1.IP{TypeMeta: metav1.TypeMeta{APIVersion: "ipam.liqo.io/v1alpha1", Kind: "IP"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "db"}}
+				o.Spec.IP, o.Spec.NetworkRef = "192.168.40.10", &corev1.ObjectReference{Namespace: "liqo", Name: "nope"}
+				w.create(o)
+			},
+			kind: "IP", namespace: "default", into: "db", condition: ip,
+			reason: plan.ReasonNoNetwork, says: "Network liqo/nope",
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := peered(t)
+			before := dumpOf(t, plan.Cluster(w.snapshot()).Objects)
+			test.make(w)
+			r := w.settle()
+			c := test.condition(w, test.namespace, test.into)
+			assert.Equal(t, c.Status, metav1.ConditionFalse)
+			assert.Equal(t, c.Reason, test.reason, c.Message)
+			assert.Assert(t, cmp.Contains(c.Message, test.says))
+			events := warnings(r, test.kind, test.namespace, test.into)
+			assert.Assert(t, cmp.Len(events, 1))
+			assert.Assert(t, strings.HasPrefix(events[0], test.reason+": "), events[0])
+
+			after := dumpOf(t, r.Objects)
+			for k, text := range before {
+				assert.Equal(t, after[k], text, k)
+			}
+			delete(w.objects, test.kind+" "+test.namespace+"/"+test.into)
+			w.settle()
+		})
+	}
+}
+
+func publicKey(w *world, remote, name string, size int) {
+	k := &v1beta1.PublicKey{TypeMeta: metav1.TypeMeta{APIVersion: "networking.liqo.io/v1beta1", Kind: "PublicKey"}}
+	k.Namespace, k.Name, k.Labels = "liqo-tenant-"+remote, name, map[string]string{v1beta1.LabelRemoteClusterID: remote}
+	k.Spec.PublicKey = slices.Repeat([]byte{7}, size)
+	w.create(k)
+}
+
+// dumpOf writes each object, by key.
+func dumpOf(t testing.TB, objects []plan.Object) map[string]string {
+	out := map[string]string{}
+	for _, o := range objects {
+		out[keyOf(o)] = fmt.Sprint(tree(t, o))
+	}
+	return out
+}
+
+// A field that is read differently than it is written is used, and the
+// condition says so.
+func TestHostBits(t *testing.T) {
+	w := twoNodes(t, "milan", "10.10.0.0/16")
+	w.namespace("rome")
+	w.configure("rome", "10.20.3.4/16", "")
+	w.settle()
+	c := get[*v1beta1.Configuration](w, "liqo-tenant-rome", "rome")
+	assert.DeepEqual(t, c.Status.Remote.CIDR.Pod, []v1beta1.CIDR{"10.20.0.0/16"})
+	status := condition(t, c.Status.Conditions, v1beta1.ConditionNetworkCIDRsConfigured)
+	assert.Equal(t, status.Status, metav1.ConditionTrue)
+	assert.Assert(t, cmp.Contains(status.Message, "10.20.3.4/16"))
+}
+
+// Peers wait until the networks of this cluster are known.
+func TestWaitingForNetworks(t *testing.T) {
+	w := twoNodes(t, "milan", "10.10.0.0/16")
+	w.namespace("rome")
+	w.configure("rome", "10.80.0.0/16", "")
+	internal := w.objects["Network liqo/internal-cidr"]
+	delete(w.objects, "Network liqo/internal-cidr")
+	r := w.settle()
+	c := get[*v1beta1.Configuration](w, "liqo-tenant-rome", "rome")
+	assert.Equal(t, condition(t, c.Status.Conditions, v1beta1.ConditionNetworkCIDRsConfigured).Reason, plan.ReasonWaiting)
+	assert.Assert(t, c.Status.Remote == nil)
+	assert.Assert(t, cmp.Len(r.Events, 0))
+
+	w.objects["Network liqo/internal-cidr"] = internal
+	w.settle()
+	c = get[*v1beta1.Configuration](w, "liqo-tenant-rome", "rome")
+	assert.Equal(t, condition(t, c.Status.Conditions, v1beta1.ConditionNetworkCIDRsConfigured).Reason, plan.ReasonConfigured)
+	assert.DeepEqual(t, c.Status.Remote.CIDR.Pod, []v1beta1.CIDR{"10.0.0.0/16"})
+	assert.DeepEqual(t, c.Spec.Local.CIDR, v1beta1.ClusterConfigCIDR{Pod: []v1beta1.CIDR{"10.10.0.0/16"}, External: []v1beta1.CIDR{"10.70.0.0/16"}})
+}
+
+// A node that joins inside a remapped network moves that network.
+func TestNodeInsideRemappedNetwork(t *testing.T) {
+	w := peered(t)
+	w.node("node-3", "10.20.0.9", "10.10.2.0/24")
+	r := plan.Cluster(w.snapshot())
+	assert.Assert(t, cmp.Len(r.Events, 1))
+	assert.Equal(t, r.Events[0].Reason, plan.ReasonMoved)
+	w.settle()
+	c := get[*v1beta1.Configuration](w, "liqo-tenant-rome", "rome")
+	assert.DeepEqual(t, c.Status.Remote.CIDR.Pod, []v1beta1.CIDR{"10.0.0.0/16"})
+}
+
+func TestEndpoint(t *testing.T) {
+	for _, test := range []struct {
+		kind   corev1.ServiceType
+		set    func(s *corev1.Service)
+		before string // without a running gateway
+		want   string
+	}{
+		{corev1.ServiceTypeClusterIP, func(s *corev1.Service) {}, "[10.96.0.7]:51840", "[10.96.0.7]:51840"},
+		{corev1.ServiceTypeNodePort, func(s *corev1.Service) { s.Spec.Ports[0].NodePort = 30123 }, "", "[172.18.1.12]:30123"},
+		{corev1.ServiceTypeLoadBalancer, func(s *corev1.Service) {}, "", ""},
+		{corev1.ServiceTypeLoadBalancer, func(s *corev1.Service) {
+			s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{Hostname: "lb.example.org"}, {IP: "203.0.113.9"}}
+		}, "[203.0.113.9 lb.example.org]:51840", "[203.0.113.9 lb.example.org]:51840"},
+	} {
+		t.Run(string(test.kind), func(t *testing.T) {
+			w := twoNodes(t, "milan", "10.10.0.0/16")
+			w.namespace("rome")
+			w.server("rome", test.kind)
+			w.settle()
+			// What the API server fills in is kept by the real controller.
+			s := get[*corev1.Service](w, "liqo-tenant-rome", "gw-rome")
+			s.Spec.ClusterIP, s.Spec.ClusterIPs = "10.96.0.7", []string{"10.96.0.7"}
+			test.set(s)
+			endpoint := func() string {
+				w.t.Helper()
+				r := plan.Cluster(w.snapshot())
+				for _, o := range r.Statuses {
+					if g, ok := o.(*v1beta1.GatewayServer); ok && g.Status.Endpoint != nil {
+						assert.Equal(t, *g.Status.Endpoint.Protocol, corev1.ProtocolUDP)
+						return fmt.Sprintf("%v:%d", g.Status.Endpoint.Addresses, *g.Status.Endpoint.Port)
+					}
+				}
+				return ""
+			}
+			assert.Equal(t, endpoint(), test.before)
+			w.kubelet("node-1", "node-2")
+			assert.Equal(t, endpoint(), test.want)
+		})
+	}
+}
+
+// The keys are announced only when they exist, and a gateway that is being
+// replaced keeps its fabric.
+func TestGatewayPodGone(t *testing.T) {
+	w := peered(t)
+	g := get[*v1beta1.GatewayServer](w, "liqo-tenant-rome", "rome")
+	assert.Equal(t, g.Status.SecretRef.Name, "gw-rome")
+	assert.Equal(t, *g.Status.InternalEndpoint.IP, v1beta1.IP("10.10.1.11"))
+
+	before := get[*v1beta1.InternalFabric](w, "liqo-tenant-rome", "rome").DeepCopy()
+	delete(w.objects, "Pod liqo-tenant-rome/gw-rome-0")
+	w.settle()
+	assert.DeepEqual(t, get[*v1beta1.InternalFabric](w, "liqo-tenant-rome", "rome"), before)
+	assert.Assert(t, get[*v1beta1.GatewayServer](w, "liqo-tenant-rome", "rome").Status.InternalEndpoint == nil)
+	get[*appsv1.Deployment](w, "liqo-tenant-rome", "gw-rome")
+
+	w.kubelet("node-2", "node-1")
+	w.settle()
+	after := get[*v1beta1.InternalFabric](w, "liqo-tenant-rome", "rome")
+	assert.Equal(t, after.Spec.GatewayIP, v1beta1.IP("10.10.0.11"))
+	assert.DeepEqual(t, after.Spec.Interface, before.Spec.Interface)
+}
+
+// What hosts report about the current generation is shown on the object, one
+// condition per host.
+func TestHostReports(t *testing.T) {
+	w := peered(t)
+	route := get[*v1beta1.RouteConfiguration](w, "liqo-tenant-rome", "rome-node-gw")
+	applied := v1beta1.AppliedStatus{Kind: "RouteConfiguration", Namespace: route.Namespace, Name: route.Name, ObservedGeneration: route.Generation, OK: true, LastTransitionTime: metav1.NewTime(w.clock)}
+	failed, old := applied, applied
+	failed.OK, failed.Message = false, "no such device"
+	old.ObservedGeneration--
+	get[*v1beta1.InternalNode](w, "", "node-2").Status.Applied = []v1beta1.AppliedStatus{applied}
+	get[*v1beta1.InternalNode](w, "", "node-1").Status.Applied = []v1beta1.AppliedStatus{failed}
+	get[*v1beta1.GatewayReport](w, "liqo-tenant-rome", "gw-rome").Status.Applied = []v1beta1.AppliedStatus{old}
+	w.settle()
+	got := get[*v1beta1.RouteConfiguration](w, "liqo-tenant-rome", "rome-node-gw").Status.Conditions
+	assert.Assert(t, cmp.Len(got, 2))
+	assert.Equal(t, fmt.Sprint(got[0].Host, got[0].Type, got[0].Status), "node-1ErrorTrue")
+	assert.Equal(t, fmt.Sprint(got[1].Host, got[1].Type, got[1].Status), "node-2AppliedTrue")
+	assert.Assert(t, got[1].LastTransitionTime.Time.Equal(w.clock))
+	assert.Assert(t, cmp.Len(get[*v1beta1.InternalNode](w, "", "node-2").Status.Applied, 1))
+}
+
+// A ForeignCluster that another module made is not ours to delete.
+func TestForeignCluster(t *testing.T) {
+	w := peered(t)
+	fc := get[*corev1beta1.ForeignCluster](w, "", "rome")
+	delete(fc.Labels, v1beta1.LabelManagedBy)
+	w.settle()
+	w.remove("GatewayServer", "liqo-tenant-rome", "rome")
+	w.remove("Configuration", "liqo-tenant-rome", "rome")
+	w.settle()
+	fc = get[*corev1beta1.ForeignCluster](w, "", "rome")
+	assert.Assert(t, !fc.Status.Modules.Networking.Enabled)
+	assert.Assert(t, cmp.Len(fc.Status.Modules.Networking.Conditions, 0))
+}
+
+// Unpeering leaves nothing of ours behind but the nodes.
+func TestUnpeer(t *testing.T) {
+	w := peered(t)
+	w.remove("GatewayServer", "liqo-tenant-rome", "rome")
+	w.remove("Configuration", "liqo-tenant-rome", "rome")
+	w.settle()
+	for k, o := range w.objects {
+		if o.GetLabels()[v1beta1.LabelManagedBy] == v1beta1.ManagedBy {
+			assert.Assert(t, strings.HasPrefix(k, "InternalNode ") || strings.HasSuffix(k, "-gw-node"), k)
+		}
+	}
+}
+
+// Objects in a namespace that is being deleted, and deleted objects, are not
+// there any more; nothing is planned next to them.
+func TestDeleting(t *testing.T) {
+	w := peered(t)
+	now := metav1.NewTime(w.clock)
+	w.objects["Namespace /liqo-tenant-rome"].SetDeletionTimestamp(&now)
+	for _, o := range plan.Cluster(w.snapshot()).Objects {
+		assert.Assert(t, o.GetNamespace() != "liqo-tenant-rome", keyOf(o))
+	}
+}
+
+// IPs get an address of the external network, never its first one, and keep it.
+func TestIPs(t *testing.T) {
+	w := peered(t)
+	add := func(name string) {
+		o := &ipamv1alpha1.IP{TypeMeta: metav1.TypeMeta{APIVersion: "ipam.liqo.io/v1alpha1", Kind: "IP"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}
+		o.Spec.IP = "192.168.40.10"
+		w.create(o)
+	}
+	add("b")
+	add("a")
+	w.settle()
+	add("0")
+	w.settle()
+	for name, want := range map[string]v1beta1.IP{"b": "10.70.0.1", "a": "10.70.0.2", "0": "10.70.0.3"} {
+		o := get[*ipamv1alpha1.IP](w, "default", name)
+		assert.Equal(t, o.Status.IP, want, name)
+		assert.Equal(t, o.Status.CIDR, v1beta1.CIDR("10.70.0.0/16"), name)
+	}
+	delete(w.objects, "IP default/a")
+	add("c")
+	w.settle()
+	assert.Equal(t, get[*ipamv1alpha1.IP](w, "default", "c").Status.IP, v1beta1.IP("10.70.0.2"))
+	// preAllocated addresses are never given.
+	w.objects["Network liqo/external-cidr"].(*ipamv1alpha1.Network).Spec.PreAllocated = 9
+	add("d")
+	w.settle()
+	assert.Equal(t, get[*ipamv1alpha1.IP](w, "default", "d").Status.IP, v1beta1.IP("10.70.0.9"))
+}
+
+// Pods outside the podCIDRs of their node get a route of their own.
+func TestPodsOutsidePodCIDRs(t *testing.T) {
+	w := peered(t)
+	for i, ip := range []string{"10.10.9.9", "10.10.0.77", "10.10.1.5"} {
+		pod := &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: fmt.Sprintf("p%d", i)}}
+		pod.Spec.NodeName = "node-1"
+		pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
+		w.create(pod)
+	}
+	w.settle()
+	var dst []string
+	for _, r := range get[*v1beta1.RouteConfiguration](w, "liqo", "milan-node-1-gw-node").Spec.Table.Rules[1].Routes {
+		dst = append(dst, string(*r.Dst))
+	}
+	assert.DeepEqual(t, dst, []string{"10.10.0.0/24", "10.10.1.5/32", "10.10.9.9/32"})
+}
+
+// Names longer than the API allows are hashed, and no two become one.
+func TestLongNames(t *testing.T) {
+	w := twoNodes(t, "milan", "10.10.0.0/16")
+	long := strings.Repeat("n", 62)
+	w.node(long+"a."+strings.Repeat("x", 180), "172.18.1.21", "10.10.3.0/24")
+	w.node(long+"b."+strings.Repeat("x", 180), "172.18.1.22", "10.10.4.0/24")
+	id := strings.Repeat("r", 63)
+	w.create(&corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: "liqo-tenant-" + id[:50]}})
+	c := w.configure(id[:50], "10.20.0.0/16", "")
+	c.Labels[v1beta1.LabelRemoteClusterID] = id
+	g := w.server(id[:50], corev1.ServiceTypeClusterIP)
+	g.Labels[v1beta1.LabelRemoteClusterID] = id
+	delete(w.objects, keyOf(g))
+	g.Name = id
+	w.create(g)
+	w.settle()
+	w.kubelet("node-1")
+	r := w.settle()
+	for _, o := range r.Objects {
+		assert.Assert(t, len(o.GetName()) <= 253, keyOf(o))
+		for k, v := range o.GetLabels() {
+			assert.Assert(t, len(v) <= 63, "%s %s=%s", keyOf(o), k, v)
+		}
+		if _, ok := o.(*corev1.Service); ok {
+			assert.Assert(t, len(o.GetName()) <= 63)
+		}
+	}
+	assert.Assert(t, slices.ContainsFunc(r.Events, func(e plan.Event) bool { return e.Reason == plan.ReasonNameShortened }))
+	checkInvariants(t, w)
+}
+
+// The order of the slices of a snapshot does not matter.
+func TestShuffle(t *testing.T) {
+	w := peered(t)
+	for i, remote := range []string{"paris", "london", "berlin"} {
+		w.namespace(remote)
+		w.configure(remote, "10.10.0.0/16", "10.70.0.0/16")
+		if i%2 == 0 {
+			w.client(remote)
+		} else {
+			w.server(remote, corev1.ServiceTypeClusterIP)
+		}
+	}
+	publicKey(w, "rome", "bad", 3)
+	// Half of them have their numbers, half not.
+	s := w.snapshot()
+	want := dump(t, plan.Cluster(s))
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		shuffle(r, s.Nodes)
+		shuffle(r, s.Pods)
+		shuffle(r, s.Namespaces)
+		shuffle(r, s.Configurations)
+		shuffle(r, s.GatewayServers)
+		shuffle(r, s.GatewayClients)
+		shuffle(r, s.ServerTemplates)
+		shuffle(r, s.PublicKeys)
+		shuffle(r, s.Fabrics)
+		shuffle(r, s.InternalNodes)
+		shuffle(r, s.Tunnels)
+		shuffle(r, s.Routes)
+		shuffle(r, s.Networks)
+		shuffle(r, s.Secrets)
+		shuffle(r, s.Services)
+		shuffle(r, s.Deployments)
+		shuffle(r, s.Reports)
+		shuffle(r, s.ForeignClusters)
+		shuffle(r, s.Invalid)
+		assert.Equal(t, dump(t, plan.Cluster(s)), want, "seed %d", seed)
+	}
+}
+
+func shuffle[T any](r *rand.Rand, list []T) {
+	r.Shuffle(len(list), func(i, j int) { list[i], list[j] = list[j], list[i] })
+}
+
+// A snapshot is not changed by planning.
+func TestPure(t *testing.T) {
+	w := peered(t)
+	s := w.snapshot()
+	before := fmt.Sprintf("%+v", s)
+	plan.Cluster(s)
+	assert.Equal(t, fmt.Sprintf("%+v", s), before)
+	var _ cluster.Snapshot = s
+}

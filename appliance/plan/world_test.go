@@ -1,0 +1,535 @@
+package plan_test
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/yaml"
+
+	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
+	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/plan"
+)
+
+// A world is the API of one cluster: it keeps objects, and does with a plan
+// what the controller does.
+type world struct {
+	t       testing.TB
+	id      string
+	options cluster.Options
+	objects map[string]plan.Object // by kind namespace/name
+	clock   time.Time
+	uids    int
+}
+
+func newWorld(t testing.TB, id string) *world {
+	return &world{t: t, id: id, objects: map[string]plan.Object{}, clock: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+}
+
+func key(kind, namespace, name string) string { return kind + " " + namespace + "/" + name }
+
+func keyOf(o plan.Object) string {
+	return key(o.GetObjectKind().GroupVersionKind().Kind, o.GetNamespace(), o.GetName())
+}
+
+// create adds an object, as kubectl does.
+func (w *world) create(o plan.Object) {
+	w.t.Helper()
+	_, exists := w.objects[keyOf(o)]
+	assert.Assert(w.t, !exists, "%s exists", keyOf(o))
+	w.uids++
+	w.clock = w.clock.Add(time.Second)
+	o.SetUID(types.UID(fmt.Sprintf("uid-%d", w.uids)))
+	o.SetGeneration(1)
+	o.SetCreationTimestamp(metav1.NewTime(w.clock))
+	w.objects[keyOf(o)] = o
+}
+
+// yaml adds objects from YAML.
+func (w *world) yaml(docs string) {
+	w.t.Helper()
+	for _, doc := range strings.Split(docs, "\n---\n") {
+		if strings.TrimSpace(doc) == "" {
+			continue
+		}
+		var meta metav1.TypeMeta
+		assert.NilError(w.t, yaml.Unmarshal([]byte(doc), &meta), doc)
+		o, err := kube.Scheme().New(meta.GroupVersionKind())
+		assert.NilError(w.t, err, doc)
+		assert.NilError(w.t, yaml.UnmarshalStrict([]byte(doc), o), doc)
+		w.create(o.(plan.Object))
+	}
+}
+
+// remove deletes an object and what it owns.
+func (w *world) remove(kind, namespace, name string) {
+	w.t.Helper()
+	o, exists := w.objects[key(kind, namespace, name)]
+	assert.Assert(w.t, exists, "%s %s/%s", kind, namespace, name)
+	delete(w.objects, keyOf(o))
+	for _, k := range slices.Sorted(maps.Keys(w.objects)) {
+		if x := w.objects[k]; x != nil && slices.ContainsFunc(x.GetOwnerReferences(), func(r metav1.OwnerReference) bool { return r.UID == o.GetUID() }) {
+			w.remove(x.GetObjectKind().GroupVersionKind().Kind, x.GetNamespace(), x.GetName())
+		}
+	}
+}
+
+func get[T plan.Object](w *world, namespace, name string) T {
+	w.t.Helper()
+	var zero T
+	kind := reflect.TypeOf(zero).Elem().Name()
+	o, exists := w.objects[key(kind, namespace, name)]
+	assert.Assert(w.t, exists, "there is no %s %s/%s", kind, namespace, name)
+	return o.(T)
+}
+
+// snapshot is what the controller sees.
+func (w *world) snapshot() cluster.Snapshot {
+	o := kube.Objects{ClusterID: w.id, Namespace: "liqo", Options: w.options}
+	for _, k := range slices.Sorted(maps.Keys(w.objects)) {
+		switch x := w.objects[k].(type) {
+		case *corev1.Node:
+			o.Nodes = append(o.Nodes, *x)
+		case *corev1.Pod:
+			o.Pods = append(o.Pods, *x)
+		case *corev1.Service:
+			o.Services = append(o.Services, *x)
+		case *appsv1.Deployment:
+			o.Deployments = append(o.Deployments, *x)
+		case *corev1.Secret:
+			o.Secrets = append(o.Secrets, *x)
+		case *corev1.Namespace:
+			o.Namespaces = append(o.Namespaces, *x)
+		case *v1beta1.Configuration:
+			o.Configurations = append(o.Configurations, *x)
+		case *v1beta1.Connection:
+			o.Connections = append(o.Connections, *x)
+		case *v1beta1.GatewayServer:
+			o.GatewayServers = append(o.GatewayServers, *x)
+		case *v1beta1.GatewayClient:
+			o.GatewayClients = append(o.GatewayClients, *x)
+		case *v1beta1.WgGatewayServerTemplate:
+			o.ServerTemplates = append(o.ServerTemplates, *x)
+		case *v1beta1.WgGatewayClientTemplate:
+			o.ClientTemplates = append(o.ClientTemplates, *x)
+		case *v1beta1.PublicKey:
+			o.PublicKeys = append(o.PublicKeys, *x)
+		case *v1beta1.InternalFabric:
+			o.Fabrics = append(o.Fabrics, *x)
+		case *v1beta1.InternalNode:
+			o.InternalNodes = append(o.InternalNodes, *x)
+		case *v1beta1.GeneveTunnel:
+			o.Tunnels = append(o.Tunnels, *x)
+		case *v1beta1.RouteConfiguration:
+			o.Routes = append(o.Routes, *x)
+		case *v1beta1.FirewallConfiguration:
+			o.Firewalls = append(o.Firewalls, *x)
+		case *v1beta1.GatewayReport:
+			o.Reports = append(o.Reports, *x)
+		case *ipamv1alpha1.Network:
+			o.Networks = append(o.Networks, *x)
+		case *ipamv1alpha1.IP:
+			o.IPs = append(o.IPs, *x)
+		case *corev1beta1.ForeignCluster:
+			o.ForeignClusters = append(o.ForeignClusters, *x)
+		}
+	}
+	return kube.Snapshot(o)
+}
+
+// apply does what r says and returns what had to be done.
+func (w *world) apply(r plan.Result) []string {
+	w.t.Helper()
+	var done []string
+	planned := map[string]bool{}
+	kinds := map[string]bool{}
+	for _, k := range plan.Kinds() {
+		kinds[k.Kind] = true
+	}
+	for _, o := range r.Objects {
+		k := keyOf(o)
+		assert.Assert(w.t, !planned[k], "%s is planned twice", k)
+		assert.Assert(w.t, kinds[o.GetObjectKind().GroupVersionKind().Kind], "%s is not of plan.Kinds", k)
+		assert.Equal(w.t, o.GetLabels()[v1beta1.LabelManagedBy], v1beta1.ManagedBy, k)
+		planned[k] = true
+		old, exists := w.objects[k]
+		if !exists {
+			w.create(o.DeepCopyObject().(plan.Object))
+			done = append(done, "create "+k)
+			continue
+		}
+		merged := tree(w.t, o)
+		before := tree(w.t, old)
+		if before["status"] != nil {
+			merged["status"] = before["status"]
+		} else {
+			delete(merged, "status")
+		}
+		meta := merged["metadata"].(map[string]any)
+		for _, field := range []string{"uid", "generation", "creationTimestamp"} {
+			meta[field] = before["metadata"].(map[string]any)[field]
+		}
+		if !reflect.DeepEqual(before, merged) {
+			w.replace(old, merged)
+			if !reflect.DeepEqual(before["spec"], merged["spec"]) {
+				w.objects[k].SetGeneration(old.GetGeneration() + 1)
+			}
+			done = append(done, "update "+k)
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(w.objects)) {
+		o := w.objects[k]
+		if o != nil && kinds[o.GetObjectKind().GroupVersionKind().Kind] && o.GetLabels()[v1beta1.LabelManagedBy] == v1beta1.ManagedBy && !planned[k] {
+			w.remove(o.GetObjectKind().GroupVersionKind().Kind, o.GetNamespace(), o.GetName())
+			done = append(done, "delete "+k)
+		}
+	}
+	for _, s := range r.Keys {
+		if w.objects[key("Secret", s.Namespace, s.Name)] == nil {
+			w.create(&corev1.Secret{
+				TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Secret"},
+				ObjectMeta: metav1.ObjectMeta{Namespace: s.Namespace, Name: s.Name, Labels: s.Labels, OwnerReferences: []metav1.OwnerReference{s.Owner}},
+				Data:       map[string][]byte{"privateKey": make([]byte, 32), "publicKey": []byte(strings.Repeat("k", 32))},
+			})
+			done = append(done, "create "+key("Secret", s.Namespace, s.Name))
+		}
+	}
+	for _, o := range r.Statuses {
+		k := keyOf(o)
+		old, exists := w.objects[k]
+		assert.Assert(w.t, exists, "status of %s, which does not exist", k)
+		before := tree(w.t, old)
+		merged := maps.Clone(before)
+		wanted := tree(w.t, o)["status"]
+		if _, shared := o.(*v1beta1.InternalNode); shared {
+			status, _ := before["status"].(map[string]any)
+			status = maps.Clone(status)
+			if status == nil {
+				status = map[string]any{}
+			}
+			status["conditions"] = wanted.(map[string]any)["conditions"]
+			wanted = status
+		}
+		merged["status"] = wanted
+		if !reflect.DeepEqual(before, merged) {
+			w.replace(old, merged)
+			done = append(done, "status "+k)
+		}
+	}
+	for _, o := range r.Applies {
+		old, exists := w.objects[keyOf(o)]
+		assert.Assert(w.t, exists, "%s is applied to, but does not exist", keyOf(o))
+		switch o := o.(type) {
+		case *corev1.Namespace:
+			for k, v := range o.Labels {
+				if old.GetLabels()[k] != v {
+					labels := map[string]string{k: v}
+					maps.Copy(labels, old.GetLabels())
+					old.SetLabels(labels)
+					done = append(done, "label "+keyOf(o))
+				}
+			}
+		case *v1beta1.Configuration:
+			old.(*v1beta1.Configuration).Spec.Local = o.Spec.Local
+			old.SetGeneration(old.GetGeneration() + 1)
+			done = append(done, "local "+keyOf(o))
+		default:
+			w.t.Fatalf("apply %T", o)
+		}
+	}
+	return done
+}
+
+func tree(t testing.TB, o runtime.Object) map[string]any {
+	raw, err := json.Marshal(o)
+	assert.NilError(t, err)
+	var out map[string]any
+	assert.NilError(t, json.Unmarshal(raw, &out))
+	return out
+}
+
+func (w *world) replace(old plan.Object, fields map[string]any) {
+	raw, err := json.Marshal(fields)
+	assert.NilError(w.t, err)
+	fresh := reflect.New(reflect.TypeOf(old).Elem()).Interface().(plan.Object)
+	assert.NilError(w.t, json.Unmarshal(raw, fresh))
+	w.objects[keyOf(old)] = fresh
+}
+
+// kubelet does what Kubernetes does with a gateway's Deployment and Service.
+func (w *world) kubelet(nodes ...string) {
+	n := 0
+	for _, k := range slices.Sorted(maps.Keys(w.objects)) {
+		switch o := w.objects[k].(type) {
+		case *appsv1.Deployment:
+			n++
+			pod := &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
+			pod.Namespace, pod.Name, pod.Labels = o.Namespace, o.Name+"-0", o.Spec.Template.Labels
+			if w.objects[keyOf(pod)] == nil {
+				node := nodes[n%len(nodes)]
+				cidr := get[*corev1.Node](w, "", node).Spec.PodCIDR
+				pod.Spec.NodeName = node
+				pod.OwnerReferences = []metav1.OwnerReference{{UID: o.UID}}
+				ip := address(cidr, 10+n)
+				pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
+				w.create(pod)
+			}
+			if o.Spec.Replicas != nil {
+				o.Status.ReadyReplicas = *o.Spec.Replicas
+			}
+		case *corev1.Service:
+			if o.Spec.ClusterIP == "" {
+				w.uids++
+				o.Spec.ClusterIP = fmt.Sprintf("10.96.0.%d", w.uids%250)
+				o.Spec.ClusterIPs = []string{o.Spec.ClusterIP}
+			}
+		}
+	}
+}
+
+// settle runs the controller until it has nothing to do.
+func (w *world) settle() plan.Result {
+	w.t.Helper()
+	var done []string
+	for range 6 {
+		r := plan.Cluster(w.snapshot())
+		if done = w.apply(r); len(done) == 0 {
+			return r
+		}
+	}
+	w.t.Fatalf("still to do: %v", done)
+	return plan.Result{}
+}
+
+// address returns the n-th address of a network.
+func address(cidr string, n int) string {
+	a := netip.MustParsePrefix(cidr).Masked().Addr()
+	for range n {
+		a = a.Next()
+	}
+	return a.String()
+}
+
+// node adds a node.
+func (w *world) node(name, addr, podCIDR string) {
+	w.t.Helper()
+	n := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
+	n.Spec.PodCIDR, n.Spec.PodCIDRs = podCIDR, []string{podCIDR}
+	n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: addr}}
+	w.create(n)
+}
+
+// network adds a Network of this cluster.
+func (w *world) network(kind, cidr string) {
+	w.t.Helper()
+	n := &ipamv1alpha1.Network{TypeMeta: metav1.TypeMeta{APIVersion: "ipam.liqo.io/v1alpha1", Kind: "Network"}}
+	n.Namespace, n.Name = "liqo", kind
+	n.Labels = map[string]string{v1beta1.LabelNetworkType: kind}
+	if kind != v1beta1.NetworkTypeExternal && kind != v1beta1.NetworkTypeInternal {
+		n.Labels[v1beta1.LabelNotRemapped] = "true"
+	}
+	if kind == v1beta1.NetworkTypeExternal {
+		n.Spec.PreAllocated = 1
+	}
+	n.Spec.CIDR = v1beta1.CIDR(cidr)
+	w.create(n)
+}
+
+// namespace adds the tenant namespace of a remote cluster.
+func (w *world) namespace(remote string) string {
+	w.t.Helper()
+	ns := &corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{
+		Name: "liqo-tenant-" + remote, Labels: map[string]string{v1beta1.LabelTenantNamespace: "true", v1beta1.LabelRemoteClusterID: remote},
+	}}
+	w.create(ns)
+	return ns.Name
+}
+
+// configure adds the Configuration of a remote cluster.
+func (w *world) configure(remote, pod, external string) *v1beta1.Configuration {
+	w.t.Helper()
+	c := &v1beta1.Configuration{TypeMeta: metav1.TypeMeta{APIVersion: "networking.liqo.io/v1beta1", Kind: "Configuration"}}
+	c.Namespace, c.Name = "liqo-tenant-"+remote, remote
+	c.Labels = map[string]string{v1beta1.LabelRemoteClusterID: remote}
+	c.Spec.Remote.CIDR.Pod = []v1beta1.CIDR{v1beta1.CIDR(pod)}
+	if external != "" {
+		c.Spec.Remote.CIDR.External = []v1beta1.CIDR{v1beta1.CIDR(external)}
+	}
+	w.create(c)
+	return c
+}
+
+// server adds a GatewayServer, client a GatewayClient.
+func (w *world) server(remote string, kind corev1.ServiceType) *v1beta1.GatewayServer {
+	w.t.Helper()
+	g := &v1beta1.GatewayServer{TypeMeta: metav1.TypeMeta{APIVersion: "networking.liqo.io/v1beta1", Kind: "GatewayServer"}}
+	g.Namespace, g.Name = "liqo-tenant-"+remote, remote
+	g.Labels = map[string]string{v1beta1.LabelRemoteClusterID: remote}
+	g.Spec.ServerTemplateRef = corev1.ObjectReference{APIVersion: "networking.liqo.io/v1beta1", Kind: "WgGatewayServerTemplate", Namespace: "liqo", Name: "wireguard-server"}
+	g.Spec.MTU = 1340
+	port := int32(51840)
+	g.Spec.Endpoint = v1beta1.Endpoint{ServiceType: kind, Port: &port}
+	w.create(g)
+	return g
+}
+
+func (w *world) client(remote string) *v1beta1.GatewayClient {
+	w.t.Helper()
+	g := &v1beta1.GatewayClient{TypeMeta: metav1.TypeMeta{APIVersion: "networking.liqo.io/v1beta1", Kind: "GatewayClient"}}
+	g.Namespace, g.Name = "liqo-tenant-"+remote, remote
+	g.Labels = map[string]string{v1beta1.LabelRemoteClusterID: remote}
+	g.Spec.ClientTemplateRef = corev1.ObjectReference{APIVersion: "networking.liqo.io/v1beta1", Kind: "WgGatewayClientTemplate", Namespace: "liqo", Name: "wireguard-client"}
+	port, udp := int32(30840), corev1.ProtocolUDP
+	g.Spec.Endpoint = v1beta1.EndpointStatus{Addresses: []string{"203.0.113.1"}, Port: &port, Protocol: &udp}
+	w.create(g)
+	return g
+}
+
+// templates are those of a small chart.
+const templates = `
+apiVersion: networking.liqo.io/v1beta1
+kind: WgGatewayServerTemplate
+metadata: {name: wireguard-server, namespace: liqo}
+spec:
+  objectKind: {apiVersion: networking.liqo.io/v1beta1, kind: WgGatewayServer}
+  template:
+    metadata: {name: "{{ .Name }}", namespace: "{{ .Namespace }}", labels: {team: "7"}}
+    spec:
+      service:
+        metadata: {name: "{{ .Name }}", annotations: {mtu: "{{ .Spec.MTU }}"}}
+        spec:
+          type: "{{ .Spec.Endpoint.ServiceType }}"
+          "?loadBalancerIP": "{{ .Spec.Endpoint.LoadBalancerIP }}"
+          ports:
+          - protocol: UDP
+            port: "{{ .Spec.Endpoint.Port }}"
+            targetPort: "{{ .Spec.Endpoint.Port }}"
+            "?nodePort": "{{ .Spec.Endpoint.NodePort }}"
+      deployment:
+        metadata: {name: "{{ .Name }}"}
+        spec:
+          replicas: 1
+          strategy: {type: Recreate}
+          template:
+            spec:
+              containers:
+              - name: gateway
+                image: isthmus:dev
+                args: [gateway, --mode=server, "--remote-cluster-id={{ .ClusterID }}", --mtu, "{{ .Spec.MTU }}"]
+                env: [{name: UID, value: "{{ .GatewayUID }}"}, {name: DIGITS, value: "42"}]
+                ports: [{containerPort: "{{ .Spec.Endpoint.Port }}", protocol: UDP}]
+                resources: {limits: {cpu: "2", memory: 64Mi}}
+              volumes:
+              - {name: keys, secret: {secretName: "{{ .SecretName }}"}}
+---
+apiVersion: networking.liqo.io/v1beta1
+kind: WgGatewayClientTemplate
+metadata: {name: wireguard-client, namespace: liqo}
+spec:
+  objectKind: {apiVersion: networking.liqo.io/v1beta1, kind: WgGatewayClient}
+  template:
+    spec:
+      deployment:
+        spec:
+          replicas: 1
+          template:
+            spec:
+              containers:
+              - name: gateway
+                image: isthmus:dev
+                args: [gateway, --mode=client, "--endpoint-address={{ index .Spec.Endpoint.Addresses 0 }}", "--endpoint-port={{ .Spec.Endpoint.Port }}"]
+              volumes:
+              - {name: keys, secret: {secretName: "{{ .SecretName }}"}}
+`
+
+// twoNodes returns a cluster of two nodes without peers.
+func twoNodes(t testing.TB, id, podCIDR string) *world {
+	w := newWorld(t, id)
+	w.create(&corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: "liqo"}})
+	w.yaml(templates)
+	base := netip.MustParsePrefix(podCIDR).Addr().As4()
+	for i := range 2 {
+		base[2] = byte(i)
+		w.node(fmt.Sprintf("node-%d", i+1), fmt.Sprintf("172.18.1.1%d", i+1), netip.PrefixFrom(netip.AddrFrom4(base), 24).String())
+	}
+	w.network(v1beta1.NetworkTypePod, podCIDR)
+	w.network(v1beta1.NetworkTypeService, "10.96.0.0/16")
+	w.network(v1beta1.NetworkTypeExternal, "10.70.0.0/16")
+	w.network(v1beta1.NetworkTypeInternal, "10.80.0.0/16")
+	return w
+}
+
+// dump writes a Result as YAML.
+func dump(t testing.TB, r plan.Result) string {
+	var b strings.Builder
+	section := func(title string, list []plan.Object, drop ...string) {
+		fmt.Fprintf(&b, "# %s\n", title)
+		for _, o := range list {
+			fields := tree(t, o)
+			for _, f := range drop {
+				delete(fields, f)
+			}
+			meta := fields["metadata"].(map[string]any)
+			delete(meta, "creationTimestamp")
+			raw, err := yaml.Marshal(fields)
+			assert.NilError(t, err)
+			fmt.Fprintf(&b, "---\n%s", raw)
+		}
+	}
+	section("Objects", r.Objects, "status")
+	section("Statuses", r.Statuses, "spec")
+	section("Applies", r.Applies, "status")
+	for _, part := range []struct {
+		title string
+		value any
+	}{{"Keys", r.Keys}, {"Events", r.Events}} {
+		raw, err := yaml.Marshal(part.value)
+		assert.NilError(t, err)
+		fmt.Fprintf(&b, "# %s\n%s", part.title, raw)
+	}
+	return b.String()
+}
+
+// condition returns a condition of an object.
+func condition(t testing.TB, list []metav1.Condition, kind string) metav1.Condition {
+	t.Helper()
+	i := slices.IndexFunc(list, func(c metav1.Condition) bool { return c.Type == kind })
+	assert.Assert(t, i >= 0, "no condition %s in %v", kind, list)
+	return list[i]
+}
+
+// events returns the events about an object, without Normal ones.
+func warnings(r plan.Result, kind, namespace, name string) []string {
+	var out []string
+	for _, e := range r.Events {
+		if e.Object.Kind == kind && e.Object.Namespace == namespace && e.Object.Name == name && e.Type == plan.Warning {
+			out = append(out, cmp.Or(e.Reason, "?")+": "+e.Message)
+		}
+	}
+	return out
+}
+
+func templatesMeta(version, kind string) metav1.TypeMeta {
+	return metav1.TypeMeta{APIVersion: version, Kind: kind}
+}
+
+func named(namespace, name string) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Namespace: namespace, Name: name}
+}
