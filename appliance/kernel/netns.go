@@ -244,7 +244,7 @@ func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error {
 		errs = append(errs, err)
 	}
 	errs = slices.Concat(errs,
-		ns.deleteRules(c.DeleteRules),
+		ns.deleteAllRules(c.DeleteRules),
 		ns.deleteRoutes(c.DeleteRoutes, links.index),
 		ns.deleteAddresses(c.DeleteAddresses, links.index))
 	if restore != nil {
@@ -324,7 +324,7 @@ func subtract[T comparable](all, some []T) []T {
 	for _, v := range some {
 		drop[v] = true
 	}
-	return slices.DeleteFunc(all, func(v T) bool { return drop[v] })
+	return slices.DeleteFunc(slices.Clone(all), func(v T) bool { return drop[v] })
 }
 
 func appendError(errs []error, what string, err error) []error {

@@ -254,18 +254,54 @@ func (n *nft) holds(set []netstate.Table, del []netstate.TableID) bool {
 // the rules in them.
 func (n *nft) observe() ([]netstate.Table, error) {
 	for range dumpTries {
+		before, err := n.generation()
+		if err != nil {
+			return nil, err
+		}
 		tables, again, err := n.observeOnce()
-		if err != nil || !again {
-			return tables, err
+		if err != nil {
+			return nil, err
+		}
+		if after, err := n.generation(); err != nil {
+			return nil, err
+		} else if !again && before == after {
+			return tables, nil
 		}
 	}
 	return nil, fmt.Errorf("list tables: they changed %d times while they were read", dumpTries)
 }
 
+// generation returns a number that every transaction of anybody changes.
+func (n *nft) generation() (id uint32, err error) {
+	msgs, err := n.read.Execute(nl.Message{
+		Header: nl.Header{Type: unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETGEN, Flags: nl.Request},
+		Data:   []byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0},
+	})
+	if noNFTables(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("generation of nftables: %w", plain(err))
+	}
+	for _, m := range msgs {
+		eachAttr(m.Data[4:], func(t uint16, v []byte) {
+			if t == unix.NFTA_GEN_ID && len(v) == 4 {
+				id = binaryutil.BigEndian.Uint32(v)
+			}
+		})
+	}
+	return id, nil
+}
+
+// noNFTables reports whether an error says that the kernel has none.
+func noNFTables(err error) bool {
+	return errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT)
+}
+
 func (n *nft) observeOnce() (tables []netstate.Table, again bool, err error) {
 	msgs, err := n.dump(unix.NFT_MSG_GETTABLE, 0, nil)
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPROTONOSUPPORT) {
-		return nil, false, nil // no nftables, no tables
+	if noNFTables(err) {
+		return nil, false, nil
 	}
 	if err != nil {
 		return nil, false, fmt.Errorf("list tables: %w", err)

@@ -334,19 +334,36 @@ func parseRule(b []byte) (netstate.Rule, bool) {
 func (ns *NetNS) addRules(rs []netstate.Rule) []error {
 	reqs := make([]request, len(rs))
 	for i, r := range rs {
-		reqs[i] = request{unix.RTM_NEWRULE, nl.Create | nl.Excl, encodeRule(r)}
+		// Not exclusively: then the kernel would refuse a rule without
+		// selectors where there is one with them.
+		reqs[i] = request{unix.RTM_NEWRULE, nl.Create, encodeRule(r)}
 	}
 	var errs []error
 	for i, err := range ns.rt.batch(reqs) {
-		switch {
-		case err == nil:
-		case errors.Is(err, unix.EEXIST):
-			errs = append(errs, fmt.Errorf("rule %s: the same rule is there already and not ours; remove it", rs[i]))
-		default:
-			errs = append(errs, fmt.Errorf("rule %s: %w", rs[i], err))
-		}
+		errs = appendError(errs, "rule "+rs[i].String(), err)
 	}
 	return errs
+}
+
+// deleteAllRules deletes rules until none of them is left: the first try may
+// have deleted another that the caller will put back.
+func (ns *NetNS) deleteAllRules(rs []netstate.Rule) []error {
+	const tries = 4 // rules of one priority and table, rarely more than one
+	left := rs
+	for range tries {
+		if len(left) == 0 {
+			return nil
+		}
+		if errs := ns.deleteRules(left); len(errs) > 0 {
+			return errs
+		}
+		have, err := ns.listRules()
+		if err != nil {
+			return []error{err}
+		}
+		left = netstate.Diff(netstate.State{Rules: have}, netstate.State{Rules: subtract(have, rs)}).DeleteRules
+	}
+	return nil // the next pass will see
 }
 
 // deleteRules deletes rules of ours. One that is gone is no error.

@@ -54,8 +54,15 @@ func (t Table) String() string {
 // text returns the rule in the language of nft(8), for a table of the family.
 func (r FirewallRule) text(f Family) string {
 	var w []string
+	// As nft(8) prints it: the protocol first, and not at all where a match
+	// of ports says it.
+	if p := r.L4Proto(); p != "" && !slices.ContainsFunc(r.Matches, func(m Match) bool { return m.Ports != PortRange{} }) {
+		w = append(w, "meta l4proto "+p)
+	}
 	for _, m := range r.Matches {
-		w = append(w, m.text(r, f))
+		if m.L4Proto == "" || m.Negate || m.L4Proto != r.L4Proto() {
+			w = append(w, m.text(r, f))
+		}
 	}
 	if r.Counter {
 		w = append(w, "counter")

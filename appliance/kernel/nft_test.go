@@ -1,0 +1,246 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/golden"
+
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
+)
+
+func rangeOf(s string) netstate.AddrRange {
+	if p, err := netip.ParsePrefix(s); err == nil {
+		return netstate.RangeOf(p)
+	}
+	from, to, ok := strings.Cut(s, "-")
+	if !ok {
+		to = from
+	}
+	return netstate.AddrRange{From: addr(from), To: addr(to)}
+}
+
+func source(s string) netstate.Match { return netstate.Match{Dir: "src", Addr: rangeOf(s)} }
+func dest(s string) netstate.Match   { return netstate.Match{Dir: "dst", Addr: rangeOf(s)} }
+func proto(s string) netstate.Match  { return netstate.Match{L4Proto: s} }
+func not(m netstate.Match) netstate.Match {
+	m.Negate = true
+	return m
+}
+func ports(dir string, from, to uint16) netstate.Match {
+	return netstate.Match{Dir: dir, Ports: netstate.PortRange{From: from, To: to}}
+}
+func dev(dir, name string) netstate.Match { return netstate.Match{Dir: dir, Dev: name} }
+
+func icmpErrorsMatch() netstate.Match { return netstate.Match{ICMPError: true} }
+
+// every returns tables that have every match and every action, in a family.
+func every(f netstate.Family) []netstate.Table {
+	is6 := f == netstate.FamilyIPv6
+	pick := func(v4, v6 string) string {
+		if is6 {
+			return v6
+		}
+		return v4
+	}
+	rule := func(name string, kind netstate.ActionKind, matches ...netstate.Match) netstate.FirewallRule {
+		return netstate.FirewallRule{Name: name, Matches: matches, Action: netstate.Action{Kind: kind}}
+	}
+	to := func(r netstate.FirewallRule, dst string, isPrefix bool) netstate.FirewallRule {
+		r.Action.To, r.Action.Prefix = prefix(dst), isPrefix
+		return r
+	}
+	counted := rule("counted", netstate.Drop, source(pick("10.0.0.0/8", "fd00::/8")), dest(pick("10.1.2.3", "fd00::1")))
+	counted.Counter = true
+	mark := rule("mark", netstate.SetCTMark, dev("in", "d0"))
+	mark.Action.Mark = 2
+	mss := rule("mss", netstate.ClampMSS, dev("out", "d0"))
+	mss.Action.MSS = 1200
+	u := pick("10.70.0.1/32", "fd70::1/128")
+	return []netstate.Table{
+		{Family: f, Name: "filter", Chains: []netstate.Chain{
+			{Name: "raw", Type: "filter", Hook: "prerouting", Priority: -300, Rules: []netstate.FirewallRule{
+				rule("notrack", netstate.NoTrack, proto("udp"), ports("dst", 6091, 6091)),
+			}},
+			{Name: "forward", Type: "filter", Hook: "forward", Priority: 0, Policy: "drop", Rules: []netstate.FirewallRule{
+				counted,
+				rule("odd prefix", netstate.Accept, source(pick("10.1.128.0/17", "fd00:1:8000::/33"))),
+				rule("range", netstate.Accept, dest(pick("10.0.0.5-10.0.0.9", "fd00::5-fd00::9"))),
+				rule("not", netstate.Accept, not(source(pick("10.0.0.0/16", "fd00:2::/32"))), not(dest(pick("10.0.0.1", "fd00::3"))), not(dest(pick("10.0.0.5-10.0.0.9", "fd00::5-fd00::9")))),
+				rule("port of tcp", netstate.Accept, proto("tcp"), ports("dst", 80, 80), ports("src", 1024, 65535)),
+				rule("port of any", netstate.Accept, ports("dst", 53, 53)),
+				rule("not port", netstate.Accept, not(ports("dst", 22, 23)), proto("tcp")),
+				rule("not proto", netstate.Accept, not(proto("tcp"))),
+				rule("devices", netstate.Accept, dev("in", "d0"), not(dev("out", "liqo.*"))),
+				rule("reject", netstate.Reject, proto("udp")),
+				mark,
+				rule("no name match", netstate.Accept),
+				rule("", netstate.Drop),
+				mss,
+				rule("mss of route", netstate.ClampMSS, proto("tcp")),
+			}},
+			{Name: "mangle", Type: "filter", Hook: "prerouting", Priority: -150, Rules: []netstate.FirewallRule{
+				rule("restore", netstate.RestoreCT, dev("in", "d0")),
+			}},
+			{Name: "errors", Type: "filter", Hook: "postrouting", Priority: 150, Rules: []netstate.FirewallRule{
+				to(rule("icmp errors", netstate.SetSource, dev("out", "d0"), icmpErrorsMatch()), u, false),
+			}},
+			{Name: "output", Type: "route", Hook: "output", Priority: -150},
+		}},
+		{Family: f, Name: "nat", Chains: []netstate.Chain{
+			{Name: "prerouting", Type: "nat", Hook: "prerouting", Priority: -100, Rules: []netstate.FirewallRule{
+				to(rule("dnat", netstate.DNAT, dest(pick("10.70.0.2", "fd70::2"))), pick("10.0.0.9/32", "fd00::9/128"), false),
+				to(rule("dnat prefix", netstate.DNAT, dest(pick("10.61.0.0/16", "fd61::/64"))), pick("10.0.0.0/16", "fd00::/64"), true),
+			}},
+			{Name: "postrouting", Type: "nat", Hook: "postrouting", Priority: 100, Rules: []netstate.FirewallRule{
+				to(rule("snat", netstate.SNAT, dev("out", "d0"), not(source(pick("10.0.0.0/16", "fd00::/64")))), u, false),
+				to(rule("snat prefix", netstate.SNAT, source(pick("10.0.0.0/16", "fd00::/64"))), pick("10.61.0.0/16", "fd61::/64"), true),
+				rule("masquerade", netstate.Masquerade, dev("out", "d0")),
+			}},
+		}},
+	}
+}
+
+// TestTablesAreWhatTheySay compares what we write with what nft(8) makes of
+// the text that a table prints.
+func TestTablesAreWhatTheySay(t *testing.T) {
+	for _, f := range []netstate.Family{netstate.FamilyIPv4, netstate.FamilyIPv6, netstate.FamilyINET} {
+		t.Run(string(f), func(t *testing.T) {
+			t.Parallel()
+			ns, test := openWith(t)
+			need(t, ns, FeatureNFTables, FeatureNAT)
+			nettest.Need(t, "nft")
+			tables := every(f)
+			converge(t, ns, netstate.State{Tables: tables})
+			ours := digestChain.ReplaceAllString(test.Run("nft", "list", "ruleset"), "")
+
+			other := nettest.Another(t)
+			for _, table := range tables {
+				table.Name = TablePrefix + table.Name
+				other.Run("nft", table.String())
+			}
+			theirs := other.Run("nft", "list", "ruleset")
+			assert.Equal(t, ours, theirs)
+			golden.Assert(t, ours, "every-"+string(f)+".nft")
+		})
+	}
+}
+
+var digestChain = regexp.MustCompile(`(?s)\n\tchain digest \{.*?\n\t\}\n`)
+
+// TestOneTransaction replaces a table again and again: nobody ever sees it
+// absent.
+func TestTablesAreReplacedWhole(t *testing.T) {
+	t.Parallel()
+	ns, _ := openWith(t)
+	need(t, ns, FeatureNFTables)
+	table := func(n int) netstate.State {
+		var rules []netstate.FirewallRule
+		for i := range n {
+			rules = append(rules, netstate.FirewallRule{Name: fmt.Sprint(i), Action: netstate.Action{Kind: netstate.Accept}})
+		}
+		return netstate.State{Tables: []netstate.Table{{Family: netstate.FamilyIPv4, Name: "t", Chains: []netstate.Chain{
+			{Name: "c", Type: "filter", Hook: "forward", Rules: rules}}}}}
+	}
+	converge(t, ns, table(3))
+	watcher, err := openNFT()
+	assert.NilError(t, err)
+	defer watcher.close()
+	ctx, cancel := context.WithCancel(t.Context())
+	odd := make(chan string, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			tables, err := watcher.observe()
+			if err != nil {
+				continue // changed too often while read
+			}
+			if len(tables) != 1 || len(tables[0].Chains) != 1 || len(tables[0].Chains[0].Rules) < 3 {
+				select {
+				case odd <- fmt.Sprint(tables):
+				default:
+				}
+			}
+		}
+	}()
+	for i := range 100 {
+		assert.NilError(t, ns.Apply(t.Context(), netstate.Diff(netstate.State{}, table(3+i%2))))
+	}
+	cancel()
+	<-done
+	select {
+	case s := <-odd:
+		t.Fatal(s)
+	default:
+	}
+}
+
+// TestPrefixNATKeepsHostBits sends a packet through the NAT of two prefixes.
+func TestPrefixNATKeepsHostBits(t *testing.T) {
+	t.Parallel()
+	for _, tt := range []struct{ name, local, remote, mapped, from, to, want, seen string }{
+		{"IPv4", "192.0.2.1/24", "192.0.2.2/24", "10.61.0.0/16", "10.0.3.4/32", "10.61.3.4/32", "10.0.3.4", "10.0.0.0/16"},
+		{"IPv6", "2001:db8::1/64", "2001:db8::2/64", "fd61::/64", "fd00::3:4/128", "fd61::3:4/128", "fd00::3:4", "fd00::/64"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			ns, a := openWith(t)
+			need(t, ns, FeatureNAT)
+			b := nettest.Another(t)
+			veth(t, a, b, tt.local, tt.remote)
+			local, remote := prefix(tt.local).Addr(), prefix(tt.remote).Addr()
+			a.Run("ip", "addr", "add", tt.from, "dev", "lo")
+			b.Run("ip", "route", "add", tt.mapped, "via", local.String())
+			fam := netstate.FamilyINET
+			converge(t, ns, netstate.State{Tables: []netstate.Table{{Family: fam, Name: "remap", Chains: []netstate.Chain{
+				{Name: "in", Type: "nat", Hook: "prerouting", Priority: -100, Rules: []netstate.FirewallRule{{
+					Name: "in", Matches: []netstate.Match{dest(tt.mapped)}, Action: netstate.Action{Kind: netstate.DNAT, To: prefix(tt.seen), Prefix: true}}}},
+				{Name: "out", Type: "nat", Hook: "postrouting", Priority: 100, Rules: []netstate.FirewallRule{{
+					Name: "out", Matches: []netstate.Match{source(tt.seen)}, Action: netstate.Action{Kind: netstate.SNAT, To: prefix(tt.mapped), Prefix: true}}}},
+			}}}})
+
+			server := listen(t, a, netip.AddrPortFrom(addr(tt.want), 4000))
+			client := listen(t, b, netip.AddrPortFrom(remote, 4001))
+			send(t, client, netip.AddrPortFrom(prefix(tt.to).Addr(), 4000))
+			from := receive(t, server)
+			assert.Equal(t, from.Addr().Unmap(), remote)
+			// From the other side: a new flow of ours is seen as the prefix.
+			server2 := listen(t, b, netip.AddrPortFrom(remote, 4002))
+			send(t, server, netip.AddrPortFrom(remote, 4002))
+			assert.Equal(t, receive(t, server2).Addr().Unmap(), prefix(tt.to).Addr())
+		})
+	}
+}
+
+func listen(t testing.TB, ns *nettest.NS, at netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	var c *net.UDPConn
+	var err error
+	ns.Do(func() { c, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(at)) })
+	assert.NilError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+func send(t testing.TB, c *net.UDPConn, to netip.AddrPort) {
+	t.Helper()
+	_, err := c.WriteToUDPAddrPort([]byte("hello"), to)
+	assert.NilError(t, err)
+}
+
+func receive(t testing.TB, c *net.UDPConn) netip.AddrPort {
+	t.Helper()
+	assert.NilError(t, c.SetReadDeadline(time.Now().Add(5*time.Second)))
+	_, from, err := c.ReadFromUDPAddrPort(make([]byte, 2000))
+	assert.NilError(t, err)
+	return from
+}
