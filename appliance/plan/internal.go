@@ -370,19 +370,19 @@ func (p *planner) gatewayToPeer(peer *peering) *v1beta1.RouteConfiguration {
 		next = netip.MustParseAddr(serverTunnelIP)
 	}
 	o.Spec.Table.Rules = append(o.Spec.Table.Rules, direct(next, v1beta1.TunnelInterface))
+	// The routes are the same for all nodes, and shared by their rules.
+	var routes []v1beta1.Route
+	for _, cidr := range peer.config.Remote.All() {
+		route := via(cidr.Masked(), next, v1beta1.TunnelInterface)
+		if !cidr.Addr().Is4() { // the tunnel has no neighbours: the link is enough
+			route.Gw, route.Onlink, route.Scope = nil, nil, ptr(v1beta1.LinkScope)
+		}
+		routes = append(routes, route)
+	}
 	for _, n := range p.s.Nodes {
-		if !p.node[n.Name].IsValid() {
-			continue
+		if p.node[n.Name].IsValid() {
+			o.Spec.Table.Rules = append(o.Spec.Table.Rules, v1beta1.Rule{Iif: ptr(p.nodeIface[n.Name]), Routes: slices.Clip(routes)})
 		}
-		rule := v1beta1.Rule{Iif: ptr(p.nodeIface[n.Name])}
-		for _, cidr := range peer.config.Remote.All() {
-			route := via(cidr.Masked(), next, v1beta1.TunnelInterface)
-			if !cidr.Addr().Is4() { // the tunnel has no neighbours: the link is enough
-				route.Gw, route.Onlink, route.Scope = nil, nil, ptr(v1beta1.LinkScope)
-			}
-			rule.Routes = append(rule.Routes, route)
-		}
-		o.Spec.Table.Rules = append(o.Spec.Table.Rules, rule)
 	}
 	return o
 }
