@@ -44,6 +44,8 @@ type Image struct {
 	Entrypoint []string
 	// Env is the image's ENV, "NAME=value".
 	Env []string
+	// UID and GID are the image's USER.
+	UID, GID uint32
 	// Binds are further read-only files and directories: path in the
 	// container → path on this machine.
 	Binds map[string]string
@@ -78,7 +80,9 @@ type NodeConfig struct {
 	ServiceCIDR netip.Prefix
 	ClusterCIDR netip.Prefix // pods of the whole cluster
 
-	KubeProxy           string // "nftables" or "iptables"; empty: no kube-proxy
+	KubeProxy string // "nftables" or "iptables"; empty: no kube-proxy
+	// KubeProxyKubeconfig is also what the routes to the other nodes are
+	// computed with: a kubelet may read no Node but its own.
 	KubeProxyKubeconfig []byte
 
 	Labels   map[string]string // further labels of the Node, optional
@@ -108,7 +112,7 @@ func (c *NodeConfig) complete() error {
 	need("Dir", c.Dir == "")
 	need("ServiceCIDR", !c.ServiceCIDR.IsValid())
 	need("ClusterCIDR", !c.ClusterCIDR.IsValid())
-	need("KubeProxyKubeconfig", c.KubeProxy != "" && len(c.KubeProxyKubeconfig) == 0)
+	need("KubeProxyKubeconfig", len(c.KubeProxyKubeconfig) == 0)
 	if c.KubeProxy != "" && c.KubeProxy != "nftables" && c.KubeProxy != "iptables" {
 		errs = append(errs, fmt.Errorf("node %s/%s: kube-proxy mode %q: use nftables or iptables", c.Cluster, c.Name, c.KubeProxy))
 	}
@@ -162,12 +166,12 @@ func RunNode(ctx context.Context, cfg NodeConfig) error {
 // Timings of the kubelet. The lab wants failures to show quickly, and its
 // machines stall when they are emulated.
 const (
-	restartFirst    = 200 * time.Millisecond // first restart; doubles
-	restartMax      = 10 * time.Second
-	restartForget   = 30 * time.Second // running this long resets the backoff
-	leaseInterval   = 10 * time.Second
-	leaseDuration   = 3600 // seconds; a stalled VM must not lose its node
-	kubeletPort     = 10250
-	statusRetry     = 500 * time.Millisecond
-	defaultTermGrac = 30
+	restartFirst  = 200 * time.Millisecond // first restart; doubles
+	restartMax    = 10 * time.Second
+	restartForget = 30 * time.Second // running this long resets the backoff
+	leaseInterval = 10 * time.Second
+	leaseDuration = 3600 // seconds; a stalled VM must not lose its node
+	kubeletPort   = 10250
+	statusRetry   = 500 * time.Millisecond
+	defaultGrace  = 30 * time.Second
 )

@@ -1,0 +1,66 @@
+package pods
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/isthmus-net/isthmus/lab/internal/netns"
+)
+
+// keepKubeProxy runs the real kube-proxy in the node's namespace and starts it
+// again when it ends. It is called when the Node exists: kube-proxy waits half
+// a minute for it otherwise.
+func (n *node) keepKubeProxy(ctx context.Context) {
+	kubeconfig := filepath.Join(n.cfg.Dir, "kube-proxy.kubeconfig")
+	if err := os.WriteFile(kubeconfig, n.cfg.KubeProxyKubeconfig, 0o600); err != nil {
+		n.log.Error("kube-proxy", "err", err)
+		return
+	}
+	for {
+		err := n.runKubeProxy(ctx, kubeconfig)
+		if ctx.Err() != nil {
+			return
+		}
+		n.log.Warn("kube-proxy ended and starts again", "err", err, "log", n.kubeProxyLog())
+		if !pause(ctx, time.Second) {
+			return
+		}
+	}
+}
+
+func (n *node) kubeProxyLog() string { return filepath.Join(n.cfg.Dir, "log", "kube-proxy.log") }
+
+func (n *node) runKubeProxy(ctx context.Context, kubeconfig string) error {
+	log, err := os.OpenFile(n.kubeProxyLog(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(filepath.Join(n.cfg.BinDir, "kubernetes"), "kube-proxy",
+		"--kubeconfig="+kubeconfig,
+		"--hostname-override="+n.cfg.Name,
+		"--proxy-mode="+n.cfg.KubeProxy,
+		"--cluster-cidr="+n.cfg.ClusterCIDR.String(),
+		"--nodeport-addresses=primary",
+		// The limits of conntrack belong to the machine, not to a namespace:
+		// kube-proxy would fail to set them.
+		"--conntrack-max-per-core=0", "--conntrack-min=0",
+		"--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s",
+		"--healthz-bind-address="+n.cfg.Addr.String()+":10256",
+		"--metrics-bind-address=127.0.0.1:10249",
+	)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if err := netns.Do(n.cfg.NetNS, cmd.Start); err != nil {
+		return fmt.Errorf("start kube-proxy: %w", err)
+	}
+	n.log.Info("kube-proxy started", "mode", n.cfg.KubeProxy, "pid", cmd.Process.Pid)
+	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
+	defer stop()
+	return cmd.Wait()
+}

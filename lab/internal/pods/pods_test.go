@@ -1,0 +1,575 @@
+package pods_test
+
+import (
+	"bytes"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/lab/internal/netns"
+	"github.com/isthmus-net/isthmus/lab/internal/pods"
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+	"gotest.tools/v3/poll"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func parseCIDR(s string) (netip.Prefix, *net.IPNet, error) {
+	_, n, err := net.ParseCIDR(s)
+	return netip.MustParsePrefix(s), n, err
+}
+
+// One world serves all of it: it takes five seconds to make.
+func TestNodes(t *testing.T) {
+	w := newWorld(t)
+	for _, tc := range []struct {
+		name string
+		run  func(*testing.T, *world)
+	}{
+		{"a Deployment, a Service and a DaemonSet", workloads},
+		{"logs and exec by kubectl", logsAndExec},
+		{"a killed container starts again", restart},
+		{"init containers and pods that finish", finish},
+		{"probes", probes},
+		{"volumes", volumes},
+		{"environment", environment},
+		{"security", security},
+		{"service account token", token},
+		{"host paths and devices", hostPaths},
+		{"what cannot run says why", refused},
+		{"deletion", deletion},
+	} {
+		t.Run(tc.name, func(t *testing.T) { tc.run(t, w) })
+	}
+	t.Run("nothing remains", func(t *testing.T) { nothingRemains(t, w) })
+}
+
+func workloads(t *testing.T, w *world) {
+	out, err := w.kubectl(t, strings.NewReader(workloadsYAML), "apply", "-f", "-")
+	assert.NilError(t, err, out)
+	out, err = w.kubectl(t, nil, "rollout", "status", "deployment/web", "--timeout=30s")
+	assert.NilError(t, err, out)
+	out, err = w.kubectl(t, nil, "rollout", "status", "daemonset/agent", "--timeout=30s")
+	assert.NilError(t, err, out)
+
+	list, err := w.client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
+	assert.NilError(t, err)
+	assert.Equal(t, len(list.Items), 2)
+	a, b := list.Items[0], list.Items[1]
+	assert.Assert(t, a.Spec.NodeName != b.Spec.NodeName)
+
+	t.Run("pods of different nodes see each other's address", func(t *testing.T) {
+		out, code := w.exec(t, a.Name, "get", "http://"+b.Status.PodIP+":8080/")
+		assert.Equal(t, code, 0, out)
+		assert.Equal(t, out, b.Name+" from "+a.Status.PodIP)
+	})
+	t.Run("a hostNetwork pod has the node's address", func(t *testing.T) {
+		agents, err := w.client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=agent"})
+		assert.NilError(t, err)
+		assert.Equal(t, len(agents.Items), 2)
+		for _, p := range agents.Items {
+			assert.Equal(t, p.Status.PodIP, p.Status.HostIP)
+			out, code := w.exec(t, a.Name, "get", "http://"+p.Status.PodIP+":9000/")
+			assert.Equal(t, code, 0, out)
+			assert.Assert(t, is.Contains(out, p.Spec.NodeName+" from "))
+		}
+	})
+	t.Run("ClusterIP and NodePort, in both modes of kube-proxy", func(t *testing.T) {
+		svc, err := w.client.CoreV1().Services("default").Get(t.Context(), "web", metav1.GetOptions{})
+		assert.NilError(t, err)
+		for _, p := range []corev1.Pod{a, b} {
+			poll.WaitOn(t, func(poll.LogT) poll.Result {
+				out, code := w.exec(t, p.Name, "get", "http://"+svc.Spec.ClusterIP+"/")
+				return result(code == 0 && strings.HasPrefix(out, "web-"), "%s: %s", p.Name, out)
+			}, poll.WithTimeout(20*time.Second))
+		}
+		for _, node := range []string{"172.18.1.11", "172.18.1.12"} {
+			seen := map[string]bool{}
+			poll.WaitOn(t, func(poll.LogT) poll.Result {
+				out, err := w.outsideGet(fmt.Sprintf("http://%s:%d/", node, svc.Spec.Ports[0].NodePort))
+				if err == nil {
+					name, _, _ := strings.Cut(out, " ")
+					seen[name] = true
+				}
+				return result(len(seen) == 2, "node %s reaches %v; %s %v", node, seen, out, err)
+			}, poll.WithTimeout(20*time.Second), poll.WithDelay(20*time.Millisecond))
+		}
+	})
+}
+
+// outsideGet asks from the host outside.
+func (w *world) outsideGet(url string) (string, error) {
+	var out bytes.Buffer
+	cmd := exec.Command(w.box, "get", url)
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := netns.Do(w.outside, cmd.Start); err != nil {
+		return "", err
+	}
+	err := cmd.Wait()
+	return out.String(), err
+}
+
+func result(ok bool, format string, args ...any) poll.Result {
+	if ok {
+		return poll.Success()
+	}
+	return poll.Continue(format, args...)
+}
+
+const workloadsYAML = `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  replicas: 2
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec:
+      terminationGracePeriodSeconds: 0
+      topologySpreadConstraints: [{maxSkew: 1, topologyKey: kubernetes.io/hostname, whenUnsatisfiable: DoNotSchedule, labelSelector: {matchLabels: {app: web}}}]
+      containers: [{name: web, image: "box:test", args: [serve, "8080"], readinessProbe: {httpGet: {port: 8080}}}]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+spec: {type: NodePort, selector: {app: web}, ports: [{port: 80, targetPort: 8080}]}
+---
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent}
+spec:
+  selector: {matchLabels: {app: agent}}
+  template:
+    metadata: {labels: {app: agent}}
+    spec:
+      hostNetwork: true
+      terminationGracePeriodSeconds: 0
+      containers: [{name: agent, image: "box:test", args: [serve, "9000"], ports: [{containerPort: 9000}]}]
+`
+
+func logsAndExec(t *testing.T, w *world) {
+	w.pod(t, "talk", `containers: [{name: main, image: "box:test", args: [wait]}, {name: other, image: "box:test", args: [serve, "81"]}]`)
+	w.until(t, "talk", "ready", ready)
+	out, err := w.kubectl(t, nil, "logs", "talk", "-c", "other")
+	assert.NilError(t, err, out)
+	assert.Equal(t, out, "serving on 81\n")
+	out, err = w.kubectl(t, nil, "logs", "talk", "-c", "main", "--timestamps", "--tail=1")
+	assert.NilError(t, err, out)
+	stamp, text, _ := strings.Cut(out, " ")
+	assert.Equal(t, text, "waiting\n")
+	_, err = time.Parse(time.RFC3339Nano, stamp)
+	assert.NilError(t, err)
+
+	out, err = w.kubectl(t, strings.NewReader("over the wire"), "exec", "-i", "talk", "-c", "main", "--", "box", "copy")
+	assert.NilError(t, err, out)
+	assert.Equal(t, out, "over the wire")
+	out, err = w.kubectl(t, nil, "exec", "talk", "-c", "main", "--", "box", "exit", "7")
+	assert.ErrorContains(t, err, "exit status 7", out)
+	out, err = w.kubectl(t, nil, "exec", "talk", "-c", "main", "--", "nothing")
+	assert.ErrorContains(t, err, "exit status")
+	assert.Assert(t, is.Contains(out, "executable file not found in PATH"))
+
+	t.Run("with a terminal", func(t *testing.T) {
+		var out bytes.Buffer
+		code, err := w.registry.Exec(t.Context(), pods.ExecRequest{
+			Cluster: cluster, Namespace: "default", Pod: "talk", Argv: []string{"box", "open", "/dev/tty"}, TTY: true, Stdout: &out,
+		})
+		assert.NilError(t, err)
+		assert.Equal(t, code, 0, out.String())
+	})
+	t.Run("follow ends with the container", func(t *testing.T) {
+		follow := make(chan string, 1)
+		go func() {
+			out, _ := w.kubectl(t, nil, "logs", "-f", "talk", "-c", "main")
+			follow <- out
+		}()
+		out, err := w.kubectl(t, nil, "delete", "pod", "talk", "--grace-period=5")
+		assert.NilError(t, err, out)
+		assert.Equal(t, <-follow, "waiting\ntold to end\n")
+	})
+}
+
+func restart(t *testing.T, w *world) {
+	w.pod(t, "again", `containers: [{name: main, image: "box:test", args: [wait]}]`)
+	w.until(t, "again", "ready", ready)
+	pid := w.pid(t, "again")
+	assert.NilError(t, syscall.Kill(pid, syscall.SIGKILL))
+	p := w.until(t, "again", "restarted", func(p *corev1.Pod) bool { return p.Status.ContainerStatuses[0].RestartCount == 1 && ready(p) })
+	last := p.Status.ContainerStatuses[0].LastTerminationState.Terminated
+	assert.Equal(t, last.ExitCode, int32(137))
+	assert.Equal(t, last.Reason, "Error")
+	assert.Assert(t, w.pid(t, "again") != pid)
+	out, err := w.kubectl(t, nil, "logs", "again", "--previous")
+	assert.NilError(t, err, out)
+	assert.Equal(t, out, "waiting\n")
+}
+
+func (w *world) pid(t *testing.T, name string) int {
+	t.Helper()
+	for _, p := range w.registry.Pods() {
+		if p.Name == name {
+			assert.Equal(t, len(p.Containers), 1)
+			return p.Containers[0].PID
+		}
+	}
+	t.Fatalf("pod %s is not registered", name)
+	return 0
+}
+
+func finish(t *testing.T, w *world) {
+	w.pod(t, "steps", `
+restartPolicy: OnFailure
+volumes: [{name: shared, emptyDir: {}}]
+initContainers:
+- {name: first, image: "box:test", args: [fail-once, /shared/first], volumeMounts: [{name: shared, mountPath: /shared}]}
+- {name: beside, image: "box:test", args: [serve, "8080"], restartPolicy: Always, startupProbe: {tcpSocket: {port: 8080}}}
+- {name: second, image: "box:test", args: [write, /shared/second, "done"], volumeMounts: [{name: shared, mountPath: /shared}]}
+containers: [{name: main, image: "box:test", args: [cat, /shared/second], volumeMounts: [{name: shared, mountPath: /shared}]}]`)
+	p := w.until(t, "steps", "succeeded", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodSucceeded })
+	assert.Equal(t, p.Status.InitContainerStatuses[0].RestartCount, int32(1))
+	assert.Equal(t, p.Status.ContainerStatuses[0].State.Terminated.Reason, "Completed")
+	out, err := w.kubectl(t, nil, "logs", "steps", "-c", "main")
+	assert.NilError(t, err, out)
+	assert.Equal(t, out, "done\n")
+
+	w.pod(t, "fails", `{restartPolicy: Never, containers: [{name: main, image: "box:test", args: [exit, "3"], terminationMessagePolicy: FallbackToLogsOnError}]}`)
+	p = w.until(t, "fails", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	assert.Equal(t, p.Status.ContainerStatuses[0].State.Terminated.ExitCode, int32(3))
+	assert.Equal(t, p.Status.ContainerStatuses[0].State.Terminated.Message, "exiting 3\n")
+}
+
+func probes(t *testing.T, w *world) {
+	w.pod(t, "readiness", `
+containers:
+- {name: main, image: "box:test", args: [serve, "8080", /tmp/ready], ports: [{name: http, containerPort: 8080}],
+   readinessProbe: {httpGet: {path: /ready, port: http}, periodSeconds: 1, failureThreshold: 1}}`)
+	w.until(t, "readiness", "running", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning })
+	out, code := w.exec(t, "readiness", "write", "/tmp/ready", "")
+	assert.Equal(t, code, 0, out)
+	p := w.until(t, "readiness", "ready", ready)
+	assert.Equal(t, p.Status.ContainerStatuses[0].RestartCount, int32(0))
+
+	w.pod(t, "liveness", `
+containers:
+- {name: main, image: "box:test", args: [wait],
+   livenessProbe: {exec: {command: [box, exit, "1"]}, periodSeconds: 1, failureThreshold: 1}}`)
+	w.until(t, "liveness", "restarted", func(p *corev1.Pod) bool {
+		return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount > 0
+	})
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		events, err := w.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=liveness"})
+		ok := err == nil && slices.ContainsFunc(events.Items, func(e corev1.Event) bool {
+			return e.Reason == "Unhealthy" && strings.Contains(e.Message, "exit code 1")
+		})
+		return result(ok, "%v %v", events, err)
+	})
+}
+
+func volumes(t *testing.T, w *world) {
+	secrets := w.client.CoreV1().Secrets("default")
+	s, err := secrets.Create(t.Context(), &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "keys"}, StringData: map[string]string{"a": "one", "b": "two"}}, metav1.CreateOptions{})
+	assert.NilError(t, err)
+	_, err = w.client.CoreV1().ConfigMaps("default").Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "settings"}, Data: map[string]string{"k": "v"}}, metav1.CreateOptions{})
+	assert.NilError(t, err)
+	w.pod(t, "files", `
+securityContext: {fsGroup: 1234}
+volumes:
+- {name: keys, secret: {secretName: keys, defaultMode: 0400}}
+- {name: all, projected: {sources: [{configMap: {name: settings, items: [{key: k, path: deep/k}]}}, {downwardAPI: {items: [{path: labels, fieldRef: {fieldPath: metadata.labels}}]}}]}}
+- {name: absent, configMap: {name: absent, optional: true}}
+- {name: scratch, emptyDir: {}}
+containers:
+- name: main
+  image: box:test
+  args: [wait]
+  securityContext: {readOnlyRootFilesystem: true}
+  volumeMounts:
+  - {name: keys, mountPath: /keys}
+  - {name: all, mountPath: /all}
+  - {name: absent, mountPath: /absent}
+  - {name: scratch, mountPath: /scratch}
+  - {name: keys, mountPath: /etc/one, subPath: a}`)
+	w.until(t, "files", "ready", ready)
+	for _, tc := range []struct{ want, argv string }{
+		{"onetwo", "cat /keys/a /keys/b"},
+		{"v", "cat /all/deep/k"},
+		{`app="files"`, "cat /all/labels"},
+		{"one", "cat /etc/one"},
+		{"", "write /scratch/x y"},
+		{"open /x: read-only file system", "write /x y"},
+		{"open /keys/a: read-only file system", "write /keys/a y"},
+	} {
+		out, _ := w.exec(t, "files", strings.Fields(tc.argv)...)
+		assert.Equal(t, out, tc.want, tc.argv)
+	}
+	s.StringData = map[string]string{"a": "changed", "c": "new"}
+	s.Data = nil
+	_, err = secrets.Update(t.Context(), s, metav1.UpdateOptions{})
+	assert.NilError(t, err)
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		out, _ := w.exec(t, "files", "cat", "/keys/a", "/keys/c")
+		return result(out == "changednew", "%s", out)
+	}, poll.WithTimeout(5*time.Second))
+	_, code := w.exec(t, "files", "cat", "/keys/b")
+	assert.Equal(t, code, 1, "a removed key is gone")
+}
+
+func environment(t *testing.T, w *world) {
+	w.pod(t, "variables", `
+containers:
+- name: main
+  image: box:test
+  command: [box]
+  args: ["$(CMD)"]
+  resources: {limits: {cpu: 1500m}}
+  envFrom: [{prefix: CM_, configMapRef: {name: settings}}]
+  env:
+  - {name: CMD, value: env}
+  - {name: PLAIN, value: "$(CMD) $$(CMD) $(NONE)"}
+  - {name: SECRET, valueFrom: {secretKeyRef: {name: keys, key: a}}}
+  - {name: MAYBE, valueFrom: {secretKeyRef: {name: keys, key: none, optional: true}}}
+  - {name: NODE, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}
+  - {name: IP, valueFrom: {fieldRef: {fieldPath: status.podIP}}}
+  - {name: LABEL, valueFrom: {fieldRef: {fieldPath: "metadata.labels['app']"}}}
+  - {name: CPU, valueFrom: {resourceFieldRef: {resource: limits.cpu}}}`)
+	p := w.until(t, "variables", "ended once", func(p *corev1.Pod) bool {
+		return len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].RestartCount > 0
+	})
+	out, err := w.kubectl(t, nil, "logs", "variables", "--previous")
+	assert.NilError(t, err, out)
+	lines := strings.Split(out, "\n")
+	for _, want := range []string{
+		"PLAIN=env $(CMD) $(NONE)", "SECRET=changed", "NODE=" + p.Spec.NodeName, "IP=" + p.Status.PodIP, "LABEL=variables", "CPU=2", "CM_k=v",
+		"KUBERNETES_SERVICE_HOST=10.96.0.1", "HOSTNAME=variables", "FROM_IMAGE=yes",
+	} {
+		assert.Assert(t, slices.Contains(lines, want), "%s is not in\n%s", want, out)
+	}
+	assert.Assert(t, !strings.Contains(out, "MAYBE="))
+}
+
+func security(t *testing.T, w *world) {
+	// Bits by capability(7): NET_ADMIN 12, NET_RAW 13; the default set is
+	// containerd's.
+	const defaults, netAdmin, netRaw = 0xa80425fb, 1 << 12, 1 << 13
+	for _, tc := range []struct {
+		name, context string
+		effective     uint64
+		bounding      uint64
+		status        map[string]string
+		fails         map[string]string // command → error
+		works         []string
+	}{
+		{
+			name: "default", context: "{}", effective: defaults, bounding: defaults, status: map[string]string{"NoNewPrivs": "0", "Uid": "0"},
+			fails: map[string]string{
+				"write /proc/sys/net/ipv4/ip_forward 1":    "read-only file system",
+				"write /sys/class/net/eth0/ifalias x":      "read-only file system",
+				"open /dev/net/tun":                        "no such file",
+				"open /dev/kmsg":                           "no such file",
+				"write /proc/sys/kernel/hostname x":        "read-only file system",
+				"open /proc/sysrq-trigger":                 "read-only file system",
+				"write /bin/box x":                         "text file busy|read-only file system",
+				"write /proc/sys/vm/overcommit_memory 1":   "read-only file system",
+				"write /proc/sys/net/ipv4/conf/all/foo 10": "read-only file system|no such file",
+			},
+			works: []string{"open /dev/null", "write /tmp/x y", "ls /proc/1", "id"},
+		},
+		{
+			name: "net-admin", context: `{capabilities: {drop: [ALL], add: [NET_ADMIN, NET_RAW]}, allowPrivilegeEscalation: false}`,
+			effective: netAdmin | netRaw, bounding: netAdmin | netRaw, status: map[string]string{"NoNewPrivs": "1"},
+			fails: map[string]string{"write /proc/sys/net/ipv4/ip_forward 1": "read-only file system"},
+		},
+		{
+			// As in a real cluster: an added capability is of no use to a
+			// user that is not root.
+			name: "non-root", context: `{runAsUser: 65532, runAsGroup: 65533, runAsNonRoot: true, capabilities: {add: [NET_ADMIN]}}`,
+			effective: 0, bounding: defaults | netAdmin, status: map[string]string{"Uid": "65532", "Gid": "65533", "CapAmb": "0000000000000000"},
+			fails: map[string]string{"write /etc/x y": "permission denied"},
+		},
+		{
+			name: "privileged", context: "{privileged: true}", effective: 1<<41 - 1, bounding: 1<<41 - 1,
+			works: []string{"write /proc/sys/net/ipv4/conf/all/forwarding 1", "open /dev/net/tun"},
+		},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w.pod(t, tc.name, `containers: [{name: main, image: "box:test", args: [wait], securityContext: `+tc.context+`}]`)
+			w.until(t, tc.name, "ready", ready)
+			for who, file := range map[string]string{"the container": "/proc/1/status", "a command in it": "/proc/self/status"} {
+				out, code := w.exec(t, tc.name, "cat", file)
+				assert.Equal(t, code, 0, out)
+				got := map[string]string{}
+				for line := range strings.SplitSeq(out, "\n") {
+					k, v, _ := strings.Cut(line, ":")
+					got[k], _, _ = strings.Cut(strings.TrimSpace(v), "\t")
+				}
+				assert.Equal(t, got["CapEff"], fmt.Sprintf("%016x", tc.effective), who)
+				assert.Equal(t, got["CapPrm"], fmt.Sprintf("%016x", tc.effective), who)
+				assert.Equal(t, got["CapBnd"], fmt.Sprintf("%016x", tc.bounding), who)
+				for k, v := range tc.status {
+					assert.Equal(t, got[k], v, "%s of %s", k, who)
+				}
+			}
+			for command, want := range tc.fails {
+				out, code := w.exec(t, tc.name, strings.Fields(command)...)
+				assert.Equal(t, code, 1, command)
+				ok := slices.ContainsFunc(strings.Split(want, "|"), func(s string) bool { return strings.Contains(out, s) })
+				assert.Assert(t, ok, "%s: %s", command, out)
+			}
+			for _, command := range tc.works {
+				out, code := w.exec(t, tc.name, strings.Fields(command)...)
+				assert.Equal(t, code, 0, "%s: %s", command, out)
+			}
+		})
+	}
+	t.Run("a command runs in the container's PID namespace", func(t *testing.T) {
+		w.pod(t, "pids", `containers: [{name: main, image: "box:test", args: [wait]}]`)
+		w.until(t, "pids", "ready", ready)
+		out, _ := w.exec(t, "pids", "id")
+		var uid, gid, pid int
+		_, err := fmt.Sscan(out, &uid, &gid, &pid)
+		assert.NilError(t, err)
+		assert.Assert(t, pid < 50, out)
+	})
+}
+
+func token(t *testing.T, w *world) {
+	w.pod(t, "caller", `containers: [{name: main, image: "box:test", args: [wait]}]`)
+	w.until(t, "caller", "ready", ready)
+	var out string
+	poll.WaitOn(t, func(poll.LogT) poll.Result { // kube-proxy may need a moment for 10.96.0.1
+		out, _ = w.exec(t, "caller", "api", "/api/v1/namespaces/default/pods")
+		return result(strings.HasPrefix(out, "403"), "%s", out)
+	}, poll.WithTimeout(20*time.Second))
+	assert.Assert(t, is.Contains(out, `system:serviceaccount:default:default`))
+
+	raw, code := w.exec(t, "caller", "cat", "/var/run/secrets/kubernetes.io/serviceaccount/token")
+	assert.Equal(t, code, 0)
+	review := func() (bool, map[string]string) {
+		r, err := w.review(t, raw)
+		assert.NilError(t, err)
+		return r.Status.Authenticated, flatten(r.Status.User.Extra)
+	}
+	ok, extra := review()
+	assert.Assert(t, ok)
+	p, err := w.client.CoreV1().Pods("default").Get(t.Context(), "caller", metav1.GetOptions{})
+	assert.NilError(t, err)
+	assert.Equal(t, extra["authentication.kubernetes.io/pod-name"], "caller")
+	assert.Equal(t, extra["authentication.kubernetes.io/node-name"], p.Spec.NodeName, "which the policy of the node daemon reads")
+	zero := int64(0)
+	assert.NilError(t, w.client.CoreV1().Pods("default").Delete(t.Context(), "caller", metav1.DeleteOptions{GracePeriodSeconds: &zero}))
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		ok, _ := review()
+		return result(!ok, "the token is still good")
+	}, poll.WithTimeout(30*time.Second)) // the API server remembers for 10 s that it was
+}
+
+func hostPaths(t *testing.T, w *world) {
+	for _, node := range []string{"node-1", "node-2"} {
+		w.pod(t, "host-"+node, `
+nodeName: `+node+`
+volumes:
+- {name: tun, hostPath: {path: /dev/net/tun, type: CharDevice}}
+- {name: state, hostPath: {path: /var/lib/isthmus, type: DirectoryOrCreate}}
+containers:
+- {name: main, image: "box:test", args: [wait], volumeMounts: [{name: tun, mountPath: /dev/net/tun}, {name: state, mountPath: /state}]}`)
+		w.until(t, "host-"+node, "ready", ready)
+	}
+	out, code := w.exec(t, "host-node-1", "open", "/dev/net/tun")
+	assert.Equal(t, code, 0, out)
+	out, code = w.exec(t, "host-node-1", "write", "/state/x", "y")
+	assert.Equal(t, code, 0, out)
+	out, _ = w.exec(t, "host-node-2", "ls", "/state")
+	assert.Equal(t, out, "", "nodes do not share their disks")
+	_, err := os.Stat("/var/lib/isthmus")
+	assert.Assert(t, os.IsNotExist(err), "the machine's own /var is not touched")
+}
+
+func refused(t *testing.T, w *world) {
+	for _, tc := range []struct{ name, spec, reason, message string }{
+		{"image", `containers: [{name: main, image: "nginx:latest"}]`, "ErrImageNeverPull", `image "nginx:latest" is not known to this lab, which pulls nothing; it has box:test`},
+		{"root", `{securityContext: {runAsNonRoot: true}, containers: [{name: main, image: "box:test"}]}`, "CreateContainerConfigError", "set runAsUser"},
+		{"command", `containers: [{name: main, image: "box:test", command: [sh]}]`, "RunContainerError", `"sh": executable file not found in PATH`},
+		{"config", `containers: [{name: main, image: "box:test", env: [{name: A, valueFrom: {configMapKeyRef: {name: nothing, key: a}}}]}]`, "CreateContainerConfigError", `configmaps "nothing" not found`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w.pod(t, "bad-"+tc.name, tc.spec)
+			p := w.until(t, "bad-"+tc.name, "waiting", func(p *corev1.Pod) bool {
+				s := p.Status.ContainerStatuses
+				return len(s) > 0 && s[0].State.Waiting != nil && s[0].State.Waiting.Reason == tc.reason
+			})
+			assert.Assert(t, is.Contains(p.Status.ContainerStatuses[0].State.Waiting.Message, tc.message))
+		})
+	}
+	w.pod(t, "bad-sysctl", `{securityContext: {sysctls: [{name: net.ipv4.ip_forward, value: "1"}]}, containers: [{name: main, image: "box:test"}]}`)
+	p := w.until(t, "bad-sysctl", "failed", func(p *corev1.Pod) bool { return p.Status.Phase == corev1.PodFailed })
+	assert.Equal(t, p.Status.Reason, "SysctlForbidden")
+}
+
+func deletion(t *testing.T, w *world) {
+	w.pod(t, "stubborn", `containers: [{name: main, image: "box:test", args: [stubborn]}]`)
+	w.until(t, "stubborn", "ready", ready)
+	pid := w.pid(t, "stubborn")
+	grace := int64(1)
+	begin := time.Now()
+	assert.NilError(t, w.client.CoreV1().Pods("default").Delete(t.Context(), "stubborn", metav1.DeleteOptions{GracePeriodSeconds: &grace}))
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		_, err := w.client.CoreV1().Pods("default").Get(t.Context(), "stubborn", metav1.GetOptions{})
+		return result(apierrors.IsNotFound(err), "%v", err)
+	}, poll.WithTimeout(10*time.Second), poll.WithDelay(20*time.Millisecond))
+	took := time.Since(begin)
+	assert.Assert(t, took >= time.Second, "the grace period was not granted: %v", took)
+	assert.Assert(t, took < 4*time.Second, "%v", took)
+	assert.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH)
+}
+
+func nothingRemains(t *testing.T, w *world) {
+	zero := int64(0)
+	for _, kind := range []string{"deployment", "daemonset"} {
+		out, err := w.kubectl(t, nil, "delete", kind, "--all")
+		assert.NilError(t, err, out)
+	}
+	assert.NilError(t, w.client.CoreV1().Pods("default").DeleteCollection(t.Context(), metav1.DeleteOptions{GracePeriodSeconds: &zero}, metav1.ListOptions{}))
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		l, err := w.client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(l.Items) > 0 {
+			return poll.Continue("%v %v", err, l)
+		}
+		return result(len(w.registry.Pods()) == 0, "%v", w.registry.Pods())
+	}, poll.WithTimeout(20*time.Second))
+	for node := range w.nodes {
+		left, err := filepath.Glob(filepath.Join(w.dir, node, "cni/ipam/lab/10.*"))
+		assert.NilError(t, err)
+		assert.Equal(t, len(left), 0, "addresses were not released: %v", left)
+	}
+	w.stop()
+	w.ended.Wait()
+	running := w.cp.Running()
+	entries, err := filepath.Glob("/proc/[0-9]*")
+	assert.NilError(t, err)
+	for _, e := range entries {
+		b, err := os.ReadFile(filepath.Join(e, "cmdline"))
+		if err != nil || len(b) == 0 {
+			continue
+		}
+		argv := strings.ReplaceAll(string(b), "\x00", " ")
+		isControlPlane := false
+		for _, pid := range running {
+			isControlPlane = isControlPlane || e == fmt.Sprintf("/proc/%d", pid)
+		}
+		assert.Assert(t, isControlPlane || e == "/proc/1", "%s is left: %s", e, argv)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	assert.NilError(t, err)
+	assert.Assert(t, !strings.Contains(string(mounts), w.dir), "a mount is left")
+}
