@@ -1,0 +1,59 @@
+package deploy
+
+import (
+	"net/netip"
+	"path/filepath"
+	"testing"
+
+	"gotest.tools/v3/assert"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+)
+
+// TestRender checks that the chart renders with what the lab says of a
+// cluster, and that this arrives where it must.
+func TestRender(t *testing.T) {
+	in := &installer{cfg: Config{Topology: &topology.Topology{}}}
+	cluster := topology.Cluster{
+		Name:         "milan",
+		PodCIDR:      netip.MustParsePrefix("10.0.0.0/16"),
+		ServiceCIDR:  netip.MustParsePrefix("10.96.0.0/16"),
+		ExternalCIDR: netip.MustParsePrefix("10.70.0.0/16"),
+		InternalCIDR: netip.MustParsePrefix("10.80.0.0/16"),
+	}
+	m, err := Render(filepath.Join("..", "..", "..", "k8s", "chart"), Release, Namespace, in.values(cluster))
+	assert.NilError(t, err)
+	assert.Assert(t, len(m.CRDs) >= 17, "%d CRDs", len(m.CRDs))
+
+	byKind := map[string][]*unstructured.Unstructured{}
+	for _, o := range m.Objects {
+		byKind[o.GetKind()] = append(byKind[o.GetKind()], o)
+	}
+	for kind, n := range map[string]int{
+		"DaemonSet": 1, "Deployment": 1, "WgGatewayServerTemplate": 1, "WgGatewayClientTemplate": 1,
+		"Network": 4, "ConfigMap": 1, "ServiceAccount": 2,
+	} {
+		assert.Assert(t, len(byKind[kind]) >= n, "%d objects of kind %s", len(byKind[kind]), kind)
+	}
+	id, _, _ := unstructured.NestedString(byKind["ConfigMap"][0].Object, "data", "CLUSTER_ID")
+	assert.Equal(t, id, "milan")
+	cidrs := map[string]bool{}
+	for _, n := range byKind["Network"] {
+		cidr, _, _ := unstructured.NestedString(n.Object, "spec", "cidr")
+		cidrs[cidr] = true
+	}
+	assert.DeepEqual(t, cidrs, map[string]bool{"10.0.0.0/16": true, "10.96.0.0/16": true, "10.70.0.0/16": true, "10.80.0.0/16": true})
+
+	containers, _, _ := unstructured.NestedSlice(byKind["DaemonSet"][0].Object, "spec", "template", "spec", "containers")
+	assert.Equal(t, containers[0].(map[string]any)["image"], Image)
+}
+
+// TestRenderRefuses shows that a value the chart does not know is an error
+// that names it.
+func TestRenderRefuses(t *testing.T) {
+	_, err := Render(filepath.Join("..", "..", "..", "k8s", "chart"), Release, Namespace, map[string]any{
+		"ipam": map[string]any{"podCIDRs": "10.0.0.0/16"},
+	})
+	assert.ErrorContains(t, err, "podCIDRs")
+}
