@@ -1,0 +1,56 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/controllers"
+)
+
+// newControllerCommand returns the command that runs once in a cluster.
+func newControllerCommand(g *globals) *cobra.Command {
+	var cfg controllers.Config
+	var pools string
+	cmd := &cobra.Command{
+		Use:   "controller",
+		Short: "Decide what must exist in this cluster",
+		Long: `Decide what must exist in this cluster: which networks peers have, which
+gateways run, and which routes lead to them. Everything that it decides is an
+object of the API.`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cfg.Namespace == "" {
+				return errors.New("--namespace is required: the namespace of the installation")
+			}
+			if pools != "" {
+				var err error
+				if cfg.Options.Pools, err = controllers.ParsePools(strings.Split(pools, ",")); err != nil {
+					return fmt.Errorf("--pools: %w", err)
+				}
+			}
+			config, err := g.restConfig("isthmus-controller")
+			if err != nil {
+				return err
+			}
+			cfg.REST, cfg.Logger = config, g.log
+			g.log.Info("controller", "version", version, "namespace", cfg.Namespace)
+			return controllers.Run(cmd.Context(), cfg)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&cfg.Namespace, "namespace", v1beta1.DefaultNamespace, "`namespace` of the installation")
+	f.StringVar(&pools, "pools", "", "`networks`, separated by commas, that remapped networks are taken from (default the private ones)")
+	f.Uint16Var(&cfg.Options.GenevePort, "geneve-port", 6091, "UDP `port` of the links between nodes and gateways")
+	f.Uint32Var(&cfg.Options.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules on nodes (default 300)")
+	f.BoolVar(&cfg.LeaderElection, "leader-election", false, "act only while holding the lease, so that several can run")
+	f.StringVar(&cfg.Identity, "identity", os.Getenv("POD_NAME"), "`name` of this replica in the lease (default the name of the host)")
+	f.DurationVar(&cfg.Resync, "resync", 0, "longest `time` between two passes (default 10m)")
+	f.StringVar(&cfg.HealthAddress, "health-address", "", "`host:port` for /healthz and /readyz; empty or 0: none")
+	f.StringVar(&cfg.MetricsAddress, "metrics-address", "", "`host:port` for /metrics; empty or 0: none")
+	return cmd
+}

@@ -1,0 +1,188 @@
+// Package controllers is the controller: it reads everything from informers,
+// asks package plan what must exist, and writes the difference.
+//
+// There is one reconcile for the whole cluster, level triggered: any change
+// leads to a pass, and a pass knows nothing of what changed. What a pass needs
+// to remember lives in objects. Nothing is decided here but how a difference is
+// written.
+package controllers
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/healthz"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+)
+
+// name of the controller: of its lease, in events and in managed fields.
+const name = "isthmus-controller"
+
+// Config is what the controller needs. REST is required.
+type Config struct {
+	REST      *rest.Config
+	Namespace string // system namespace; required
+	Options   cluster.Options
+
+	LeaderElection bool
+	// Identity tells replicas apart; the host name when empty. A container
+	// that restarts keeps it, and with it the lease.
+	Identity string
+
+	HealthAddress, MetricsAddress string // empty or "0": not served
+
+	Resync   time.Duration // a pass at least this often; default 10 min
+	Debounce time.Duration // changes are collected for this long; default 100 ms
+	Logger   *slog.Logger  // optional
+}
+
+func (c *Config) setDefaults() error {
+	if c.REST == nil {
+		return errors.New("controllers: REST is required")
+	}
+	if c.Namespace == "" {
+		return errors.New("controllers: Namespace is required: the namespace that the chart is installed in")
+	}
+	for _, p := range c.Options.Pools {
+		if !p.IsValid() || p != p.Masked() {
+			return fmt.Errorf("pool %v has host bits: write %v", p, p.Masked())
+		}
+	}
+	if c.Identity == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			return fmt.Errorf("identity: %w", err)
+		}
+		c.Identity = host
+	}
+	c.Resync = cmp.Or(c.Resync, 10*time.Minute)
+	c.Debounce = cmp.Or(c.Debounce, 100*time.Millisecond)
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// Leases outlast an API server that is away for a while: without one nobody
+// else could take over anyway.
+const (
+	leaseDuration = 30 * time.Second
+	renewDeadline = 20 * time.Second
+	retryPeriod   = 2 * time.Second
+)
+
+// Run is the controller. It returns when ctx is done, or when the lease is
+// lost.
+func Run(ctx context.Context, cfg Config) error {
+	if err := cfg.setDefaults(); err != nil {
+		return err
+	}
+	// The API server's fairness is the limit; a new peering is hundreds of
+	// objects.
+	cfg.REST = rest.CopyConfig(cfg.REST)
+	cfg.REST.QPS = -1
+
+	var lock resourcelock.Interface
+	if cfg.LeaderElection {
+		clients, err := kubernetes.NewForConfig(cfg.REST)
+		if err != nil {
+			return err
+		}
+		lock, err = resourcelock.New(resourcelock.LeasesResourceLock, cfg.Namespace, name,
+			clients.CoreV1(), clients.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: cfg.Identity})
+		if err != nil {
+			return fmt.Errorf("lease: %w", err)
+		}
+	}
+	lease, renew, retry := leaseDuration, renewDeadline, retryPeriod
+	mgr, err := ctrl.NewManager(cfg.REST, manager.Options{
+		Scheme: kube.Scheme(),
+		Cache:  cacheOptions(cfg.Namespace),
+		Logger: logr.FromSlogHandler(cfg.Logger.Handler()),
+
+		LeaderElection:                      cfg.LeaderElection,
+		LeaderElectionResourceLockInterface: lock,
+		LeaderElectionReleaseOnCancel:       true,
+		LeaseDuration:                       &lease,
+		RenewDeadline:                       &renew,
+		RetryPeriod:                         &retry,
+
+		HealthProbeBindAddress: cmp.Or(cfg.HealthAddress, "0"),
+		Metrics:                metricsserver.Options{BindAddress: cmp.Or(cfg.MetricsAddress, "0")},
+	})
+	if err != nil {
+		return err
+	}
+	r := &reconciler{
+		cfg:      cfg,
+		log:      cfg.Logger,
+		cache:    mgr.GetClient(),
+		direct:   mgr.GetAPIReader(),
+		recorder: mgr.GetEventRecorder(name),
+		scheme:   mgr.GetScheme(),
+		metrics:  newMetrics(),
+		changed:  make(chan struct{}, 1),
+		settled:  map[objectKey]settled{},
+		told:     map[toldEvent]bool{},
+	}
+	if err := r.watch(ctx, mgr.GetCache()); err != nil {
+		return err
+	}
+	var synced atomic.Bool
+	if err := errors.Join(
+		mgr.AddHealthzCheck("ping", healthz.Ping),
+		mgr.AddReadyzCheck("informers", func(*http.Request) error {
+			if !synced.Load() {
+				return errors.New("not everything has been read from the API server yet")
+			}
+			return nil
+		}),
+		mgr.Add(everywhere(func(ctx context.Context) error {
+			synced.Store(mgr.GetCache().WaitForCacheSync(ctx))
+			return nil
+		})),
+		mgr.Add(manager.RunnableFunc(r.run)),
+	); err != nil {
+		return err
+	}
+	return mgr.Start(ctx)
+}
+
+// everywhere runs in all replicas, not only in the leader.
+type everywhere func(context.Context) error
+
+// Start implements manager.Runnable.
+func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
+
+// NeedLeaderElection implements manager.LeaderElectionRunnable.
+func (everywhere) NeedLeaderElection() bool { return false }
+
+// ParsePools parses a list of pools.
+func ParsePools(list []string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, text := range list {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, fmt.Errorf("pool %q: write a network, for example 10.0.0.0/8", text)
+		}
+		out = append(out, p.Masked())
+	}
+	return out, nil
+}

@@ -1,0 +1,171 @@
+package controllers
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/plan"
+)
+
+// A reconciler holds what passes share. Nothing in it is needed to decide.
+type reconciler struct {
+	cfg      Config
+	log      *slog.Logger
+	cache    client.Client // reads from informers
+	direct   client.Reader // reads from the API server
+	recorder events.EventRecorder
+	scheme   *runtime.Scheme
+	metrics  *metrics
+
+	changed chan struct{} // of capacity 1: something changed
+	writes  writes        // that informers must have seen before the next pass
+	settled map[objectKey]settled
+	told    map[toldEvent]bool // events that stand
+}
+
+// Backoff after passes that failed.
+const (
+	firstRetry = 200 * time.Millisecond
+	lastRetry  = 5 * time.Second
+)
+
+// run makes passes until ctx is done.
+func (r *reconciler) run(ctx context.Context) error {
+	retry := time.Duration(0)
+	failure := ""
+	for {
+		start := time.Now()
+		err := r.pass(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
+		r.metrics.passed(time.Since(start), err)
+		wait := r.cfg.Resync
+		switch {
+		case err == nil:
+			if failure != "" {
+				r.log.Info("works again")
+			}
+			retry, failure = 0, ""
+		case onlyStale(err):
+			// Somebody was faster; what they wrote leads to a pass.
+			retry, wait = 0, firstRetry
+			r.log.Debug("out of date, trying again", "err", err)
+		default:
+			retry = min(max(2*retry, firstRetry), lastRetry)
+			wait = retry
+			if text := err.Error(); text != failure {
+				r.log.Error("pass failed, trying again", "err", err)
+				failure = text
+			}
+		}
+		if !r.sleep(ctx, wait) {
+			return nil
+		}
+	}
+}
+
+// sleep returns after a change, once no more came for the time of the debounce
+// or ten times that has passed; or after the longest time. It returns false
+// when ctx is done.
+func (r *reconciler) sleep(ctx context.Context, longest time.Duration) bool {
+	timer := time.NewTimer(longest)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-timer.C:
+		return true
+	case <-r.changed:
+	}
+	limit := time.NewTimer(10 * r.cfg.Debounce)
+	defer limit.Stop()
+	for {
+		quiet := time.NewTimer(r.cfg.Debounce)
+		select {
+		case <-ctx.Done():
+			quiet.Stop()
+			return false
+		case <-limit.C:
+			quiet.Stop()
+			return true
+		case <-quiet.C:
+			return true
+		case <-r.changed:
+			quiet.Stop()
+		}
+	}
+}
+
+// pass reads, plans and writes once. What fails does not keep the rest from
+// being written.
+func (r *reconciler) pass(ctx context.Context) error {
+	if err := r.writes.wait(ctx, r.cache); err != nil {
+		r.log.Warn("informers are behind what was written; going on", "err", err)
+	}
+	objects, err := r.read(ctx)
+	if err != nil {
+		return err
+	}
+	result := plan.Cluster(kube.Snapshot(objects))
+	err = r.write(ctx, result)
+	r.tell(result.Events)
+	return err
+}
+
+// onlyStale reports whether every failure was that an object had changed since
+// it was read.
+func onlyStale(err error) bool {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			if !onlyStale(e) {
+				return false
+			}
+		}
+		return true
+	}
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, errDeleting)
+}
+
+// A toldEvent is an event that has been told and still holds.
+type toldEvent struct {
+	uid, reason, message string
+}
+
+// tell emits the events that did not hold in the pass before.
+func (r *reconciler) tell(list []plan.Event) {
+	now := make(map[toldEvent]bool, len(list))
+	for _, e := range list {
+		key := toldEvent{e.Object.UID, e.Reason, e.Message}
+		now[key] = true
+		if r.told[key] {
+			continue
+		}
+		r.log.Info("event", "object", describeRef(e.Object.Kind, e.Object.Namespace, e.Object.Name), "type", e.Type, "reason", e.Reason, "message", e.Message)
+		r.recorder.Eventf(objectReference(e), nil, e.Type, e.Reason, "Plan", "%s", e.Message)
+	}
+	r.told = now
+}
+
+func objectReference(e plan.Event) *corev1.ObjectReference {
+	o := e.Object
+	ref := &corev1.ObjectReference{APIVersion: o.APIVersion, Kind: o.Kind, Namespace: o.Namespace, Name: o.Name}
+	ref.UID = uid(o.UID)
+	return ref
+}
+
+// describeRef is how an object is named in logs and errors.
+func describeRef(kind, namespace, name string) string {
+	return strings.TrimSpace(fmt.Sprintf("%s %s", kind, strings.TrimPrefix(namespace+"/"+name, "/")))
+}

@@ -1,0 +1,160 @@
+package controllers
+
+import (
+	"context"
+	"fmt"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
+	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+)
+
+// watched are the kinds that the controller reads.
+func watched() []client.Object {
+	return []client.Object{
+		&corev1.ConfigMap{}, &corev1.Namespace{}, &corev1.Node{}, &corev1.Pod{}, &corev1.Secret{}, &corev1.Service{}, &corev1.ServiceAccount{},
+		&appsv1.Deployment{}, &rbacv1.Role{}, &rbacv1.RoleBinding{}, &rbacv1.ClusterRoleBinding{},
+		&v1beta1.Configuration{}, &v1beta1.Connection{}, &v1beta1.FirewallConfiguration{}, &v1beta1.GatewayClient{},
+		&v1beta1.GatewayReport{}, &v1beta1.GatewayServer{}, &v1beta1.GeneveTunnel{}, &v1beta1.InternalFabric{},
+		&v1beta1.InternalNode{}, &v1beta1.PublicKey{}, &v1beta1.RouteConfiguration{}, &v1beta1.WgGatewayClient{},
+		&v1beta1.WgGatewayClientTemplate{}, &v1beta1.WgGatewayServer{}, &v1beta1.WgGatewayServerTemplate{},
+		&ipamv1alpha1.IP{}, &ipamv1alpha1.Network{}, &corev1beta1.ForeignCluster{},
+	}
+}
+
+// cacheOptions limits the informers to what matters: of Kubernetes' own kinds
+// what the controller made, and of pods and nodes the few fields that are read.
+func cacheOptions(namespace string) cache.Options {
+	ours := cache.ByObject{Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelManagedBy: v1beta1.ManagedBy})}
+	return cache.Options{
+		ByObject: map[client.Object]cache.ByObject{
+			&corev1.ConfigMap{}: {
+				Namespaces: map[string]cache.Config{namespace: {}},
+				Label:      labels.SelectorFromSet(labels.Set{v1beta1.LabelAppName: v1beta1.ClusterIDConfigMap}),
+			},
+			&corev1.Secret{}:             {Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelGatewayResource: "true"})},
+			&corev1.Service{}:            ours,
+			&corev1.ServiceAccount{}:     ours,
+			&appsv1.Deployment{}:         ours,
+			&rbacv1.Role{}:               ours,
+			&rbacv1.RoleBinding{}:        ours,
+			&rbacv1.ClusterRoleBinding{}: ours,
+			&corev1.Pod{}:                {Transform: stripPod},
+			&corev1.Node{}:               {Transform: stripNode},
+		},
+		DefaultTransform:            cache.TransformStripManagedFields(),
+		ReaderFailOnMissingInformer: true,
+	}
+}
+
+func stripMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
+	return metav1.ObjectMeta{
+		Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion, Generation: m.Generation,
+		Labels: m.Labels, CreationTimestamp: m.CreationTimestamp, DeletionTimestamp: m.DeletionTimestamp,
+	}
+}
+
+// stripPod keeps what says where a pod is and whether it runs.
+func stripPod(o any) (any, error) {
+	p, ok := o.(*corev1.Pod)
+	if !ok {
+		return o, nil
+	}
+	out := &corev1.Pod{ObjectMeta: stripMeta(p.ObjectMeta)}
+	out.Spec.NodeName, out.Spec.HostNetwork = p.Spec.NodeName, p.Spec.HostNetwork
+	out.Status.Phase, out.Status.PodIP, out.Status.PodIPs = p.Status.Phase, p.Status.PodIP, p.Status.PodIPs
+	for _, c := range p.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			out.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	return out, nil
+}
+
+// stripNode keeps the addresses of a node and whether it is ready.
+func stripNode(o any) (any, error) {
+	n, ok := o.(*corev1.Node)
+	if !ok {
+		return o, nil
+	}
+	out := &corev1.Node{ObjectMeta: stripMeta(n.ObjectMeta)}
+	out.Spec.PodCIDR, out.Spec.PodCIDRs = n.Spec.PodCIDR, n.Spec.PodCIDRs
+	out.Status.Addresses = n.Status.Addresses
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			out.Status.Conditions = []corev1.NodeCondition{{Type: c.Type, Status: c.Status}}
+		}
+	}
+	return out, nil
+}
+
+// watch starts an informer for every kind, and has changes lead to a pass.
+func (r *reconciler) watch(ctx context.Context, informers cache.Cache) error {
+	for _, o := range watched() {
+		informer, err := informers.GetInformer(ctx, o, cache.BlockUntilSynced(false))
+		if err != nil {
+			return fmt.Errorf("informer for %T: %w", o, err)
+		}
+		if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+			AddFunc:    func(any) { r.notify() },
+			DeleteFunc: func(any) { r.notify() },
+			UpdateFunc: func(was, is any) {
+				if matters(was, is) {
+					r.notify()
+				}
+			},
+		}); err != nil {
+			return fmt.Errorf("informer for %T: %w", o, err)
+		}
+	}
+	return nil
+}
+
+func (r *reconciler) notify() {
+	select {
+	case r.changed <- struct{}{}:
+	default: // a pass is due already
+	}
+}
+
+// matters reports whether an update can change the plan. Kubelets and gateways
+// write heartbeats.
+func matters(was, is any) bool {
+	a, ok := was.(client.Object)
+	b, ok2 := is.(client.Object)
+	if !ok || !ok2 {
+		return true
+	}
+	if a.GetResourceVersion() == b.GetResourceVersion() {
+		return false
+	}
+	a, b = forPlan(a), forPlan(b)
+	return !equality.Semantic.DeepEqual(a, b)
+}
+
+// forPlan returns a copy without what the plan does not read and changes often.
+func forPlan(o client.Object) client.Object {
+	o = o.DeepCopyObject().(client.Object)
+	o.SetResourceVersion("")
+	o.SetManagedFields(nil)
+	switch o := o.(type) {
+	case *v1beta1.Connection:
+		o.Status.Latency = v1beta1.ConnectionLatency{}
+	case *v1beta1.GatewayReport:
+		o.Status.LastHandshake = nil
+	}
+	return o
+}
+
+func uid(s string) types.UID { return types.UID(s) }
