@@ -5,9 +5,15 @@
 package supervisor
 
 import (
-	"context"
 	"errors"
-	"log/slog"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -27,30 +33,127 @@ type Config struct {
 	RunDir string     `json:"runDir"` // default: DefaultRunDir(Name); on the host's file system
 	// Ephemeral labs end with the process that started them.
 	Ephemeral bool `json:"ephemeral"`
-	// Executable is started with the argument "supervise"; default: this one.
+	// Executable is started with the argument "supervise", and with "agent"
+	// for the native world; default: this one.
 	Executable string `json:"executable,omitempty"`
+	// KubernetesLess labs have no control planes and no kubelets: for tests
+	// of the world itself.
+	KubernetesLess bool `json:"kubernetesLess,omitempty"`
+	// HostPID is the supervisor's own number on the host. Start sets it.
+	HostPID int `json:"hostPID,omitempty"`
 	// Progress hears what happens until the lab is ready. Optional.
 	Progress func(world.Progress) `json:"-"`
-	Logger   *slog.Logger         `json:"-"` // optional
 }
 
-// Start starts a lab and returns when its control planes serve, its nodes are
-// ready, or with the reason why they are not. Closing the client of an
-// ephemeral lab ends the lab.
-func Start(ctx context.Context, cfg Config) (*world.Client, error) {
-	return nil, errors.ErrUnsupported
+// Files of a lab in its run directory.
+const (
+	socketFile = "control.sock"
+	logFile    = "supervisor.log"
+	lockFile   = "lock"
+	stateDir   = "state" // a tmpfs that only the lab sees
+)
+
+// labName is what a lab may be called: it becomes a directory.
+var labName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,40}$`)
+
+func (c *Config) complete() error {
+	var errs []error
+	if !labName.MatchString(c.Name) {
+		errs = append(errs, fmt.Errorf("lab name %q: use up to 41 small letters, digits and hyphens", c.Name))
+	}
+	if c.World != Native && c.World != VM {
+		errs = append(errs, fmt.Errorf("world %q: use %s or %s", c.World, Native, VM))
+	}
+	if c.RunDir == "" {
+		c.RunDir = DefaultRunDir(c.Name)
+	}
+	if !filepath.IsAbs(c.RunDir) {
+		errs = append(errs, fmt.Errorf("run directory %q: use an absolute path", c.RunDir))
+	}
+	// A socket's path has 108 bytes.
+	if n := len(filepath.Join(c.RunDir, socketFile)); n > 107 {
+		errs = append(errs, fmt.Errorf("run directory %q: its path is %d bytes too long for a socket", c.RunDir, n-107))
+	}
+	if c.Executable == "" {
+		exe, err := os.Executable()
+		errs = append(errs, err)
+		c.Executable = exe
+	}
+	for _, b := range c.binaries() {
+		if _, err := os.Stat(filepath.Join(c.BinDir, b)); err != nil {
+			errs = append(errs, fmt.Errorf("%s is missing in %s: run `make build kubernetes cni`", b, c.BinDir))
+		}
+	}
+	return errors.Join(errs...)
 }
 
-// Serve is the supervisor itself: what the hidden command `lab supervise`
-// runs, in the namespaces that Start made. It reads its Config from file
-// descriptor 3 and returns when the lab has ended.
-func Serve(ctx context.Context, logger *slog.Logger) error { return errors.ErrUnsupported }
+func (c *Config) binaries() []string {
+	var need []string
+	if !c.KubernetesLess {
+		need = append(need, "kubernetes", "isthmus", "lab", "cni/bridge", "cni/host-local", "cni/portmap")
+	}
+	if c.World == VM && !slices.Contains(need, "lab") {
+		need = append(need, "lab")
+	}
+	return need
+}
+
+// baseDir has the run directories of this user's labs.
+func baseDir() string {
+	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && os.Getuid() != 0 {
+		return filepath.Join(dir, "isthmus-lab")
+	}
+	return "/run/isthmus-lab"
+}
 
 // DefaultRunDir is where a lab of that name has its control socket.
-func DefaultRunDir(name string) string { return "/run/isthmus-lab/" + name }
+func DefaultRunDir(name string) string { return filepath.Join(baseDir(), name) }
 
 // Find returns the client of a running lab, or world.ErrNotRunning.
-func Find(name string) (*world.Client, error) { return nil, world.ErrNotRunning }
+func Find(name string) (*world.Client, error) {
+	if !labName.MatchString(name) {
+		return nil, fmt.Errorf("lab name %q: use up to 41 small letters, digits and hyphens", name)
+	}
+	dir := DefaultRunDir(name)
+	if !running(dir) {
+		others, err := List()
+		if err != nil {
+			return nil, err
+		}
+		there := "no lab runs"
+		if len(others) > 0 {
+			there = "there runs " + strings.Join(others, ", ")
+		}
+		return nil, fmt.Errorf("lab %s: %w; %s: `lab up TOPOLOGY` starts one", name, world.ErrNotRunning, there)
+	}
+	return world.NewClient(filepath.Join(dir, socketFile)), nil
+}
 
 // List returns the names of the labs that run.
-func List() ([]string, error) { return nil, errors.ErrUnsupported }
+func List() ([]string, error) {
+	entries, err := os.ReadDir(baseDir())
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var names []string
+	for _, e := range entries {
+		if e.IsDir() && running(filepath.Join(baseDir(), e.Name())) {
+			names = append(names, e.Name())
+		}
+	}
+	return names, nil
+}
+
+// running tells whether somebody holds the lock of a run directory: the lab's
+// processes do, and only as long as they live.
+func running(dir string) bool {
+	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR, 0)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
+}

@@ -23,11 +23,11 @@ const (
 
 // AgentConfig is what the agent needs before it knows its world.
 type AgentConfig struct {
-	Listener net.Listener // of the supervisor's requests
-	BinDir   string       // has isthmus, lab, kubernetes and cni/
-	Dir      string       // for the nodes' state; empty at the start
-	Machine  bool         // a virtual machine of our own: its links and its clock are ours
-	Logger   *slog.Logger
+	Listen  string // a socket's path; with Machine an address and port
+	BinDir  string // has isthmus, lab, kubernetes and cni/
+	Dir     string // for the nodes' state; empty at the start
+	Machine bool   // a virtual machine of our own: its links and its clock are ours
+	Logger  *slog.Logger
 }
 
 // BuildRequest is what the supervisor sends once: the world to build, and the
@@ -61,6 +61,10 @@ func ServeAgent(ctx context.Context, cfg AgentConfig) error {
 	if cfg.Logger == nil {
 		cfg.Logger = slog.New(slog.DiscardHandler)
 	}
+	listener, err := listen(cfg)
+	if err != nil {
+		return err
+	}
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	a := &agent{cfg: cfg, registry: pods.NewRegistry(), end: func(err error) { end(err) }}
@@ -75,7 +79,7 @@ func ServeAgent(ctx context.Context, cfg AgentConfig) error {
 		<-ctx.Done()
 		server.Close()
 	}()
-	err := server.Serve(cfg.Listener)
+	err = server.Serve(listener)
 	if ctx.Err() != nil {
 		if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
 			return cause
@@ -84,6 +88,21 @@ func ServeAgent(ctx context.Context, cfg AgentConfig) error {
 	}
 	end(nil)
 	return err
+}
+
+// listen listens for the supervisor.
+func listen(cfg AgentConfig) (net.Listener, error) {
+	if !cfg.Machine {
+		return net.Listen("unix", cfg.Listen)
+	}
+	at, err := netip.ParseAddrPort(cfg.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("agent: listen: %w", err)
+	}
+	if err := prepareMachine(at.Addr()); err != nil {
+		return nil, err
+	}
+	return net.Listen("tcp", cfg.Listen)
 }
 
 // build makes the world and starts its nodes. It returns when every node's
@@ -122,6 +141,9 @@ func (a *agent) build(ctx context.Context, req BuildRequest, nodes *sync.WaitGro
 	}
 	progress(Progress{Message: fmt.Sprintf("network: %d namespaces, %d bridges", len(n.hosts), 1+len(req.Spec.Clusters)), Took: time.Since(start)})
 
+	if len(req.Nodes) == 0 { // a network without Kubernetes
+		return nil
+	}
 	start = time.Now()
 	count := 0
 	for _, c := range req.Spec.Clusters {

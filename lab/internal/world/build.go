@@ -15,7 +15,9 @@ func UplinkName(k int) string { return fmt.Sprintf("cp%d", k) }
 
 // UplinkMAC is the hardware address of that link in a virtual machine; 0 is
 // the one of the management network.
-func UplinkMAC(k int) net.HardwareAddr { return net.HardwareAddr{0x52, 0x54, 0x00, 0x15, 0x74, byte(k)} }
+func UplinkMAC(k int) net.HardwareAddr {
+	return net.HardwareAddr{0x52, 0x54, 0x00, 0x15, 0x74, byte(k)}
+}
 
 // A host is a namespace with a name: a node, a router, an outside host, or the
 // one with the bridges.

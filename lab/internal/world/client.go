@@ -126,14 +126,14 @@ func (c *Client) call(ctx context.Context, method, path string, body, into any) 
 
 // Status says what there is.
 func (c *Client) Status(ctx context.Context) (s Status, err error) {
-	err = c.call(ctx, http.MethodGet, pathStatus, nil, &s)
+	err = c.call(ctx, http.MethodGet, PathStatus, nil, &s)
 	return s, err
 }
 
 // Watch calls fn with each line of progress, from the first on, and returns
 // when the lab is ready, or with the error that it failed with.
 func (c *Client) Watch(ctx context.Context, fn func(Progress)) error {
-	return c.progress(ctx, http.MethodGet, pathProgress, nil, fn)
+	return c.progress(ctx, http.MethodGet, PathProgress, nil, fn)
 }
 
 func (c *Client) progress(ctx context.Context, method, path string, body any, fn func(Progress)) error {
@@ -210,7 +210,7 @@ func (c *Client) Dial(ctx context.Context, cluster, network, address string) (ne
 	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-		"http://lab"+clusterPath(pathDial, cluster)+"?address="+url.QueryEscape(address), nil)
+		"http://lab"+clusterPath(PathDial, cluster)+"?address="+url.QueryEscape(address), nil)
 	if err != nil {
 		conn.Close()
 		return nil, err
@@ -264,7 +264,7 @@ func (c *Client) RESTConfig(ctx context.Context, cluster string) (*rest.Config, 
 // for a command run in the target "<cluster>/control-plane", where KUBECONFIG
 // already names such a file.
 func (c *Client) Kubeconfig(ctx context.Context, cluster string) ([]byte, error) {
-	resp, err := c.do(ctx, http.MethodGet, clusterPath(pathKubeconfig, cluster), nil)
+	resp, err := c.do(ctx, http.MethodGet, clusterPath(PathKubeconfig, cluster), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -284,7 +284,7 @@ func (c *Client) StartComponent(ctx context.Context, cluster, component string) 
 }
 
 func (c *Client) component(ctx context.Context, cluster, component, action string) error {
-	path := strings.NewReplacer("{cluster}", url.PathEscape(cluster), "{component}", url.PathEscape(component), "{action}", action).Replace(pathComponent)
+	path := strings.NewReplacer("{cluster}", url.PathEscape(cluster), "{component}", url.PathEscape(component), "{action}", action).Replace(PathComponent)
 	return c.call(ctx, http.MethodPost, path, nil, nil)
 }
 
@@ -334,7 +334,7 @@ func (c *Client) KillContainer(ctx context.Context, target, container string) er
 
 // Down ends the lab and returns when it is gone.
 func (c *Client) Down(ctx context.Context) error {
-	if err := c.call(ctx, http.MethodPost, pathDown, nil, nil); err != nil {
+	if err := c.call(ctx, http.MethodPost, PathDown, nil, nil); err != nil {
 		return err
 	}
 	// The socket is the last thing that goes.
@@ -352,4 +352,26 @@ func (c *Client) Down(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}
+}
+
+// NewAgentClient returns a client of the agent itself, for the supervisor.
+func NewAgentClient(dial func(ctx context.Context) (net.Conn, error)) *Client { return newClient(dial) }
+
+// Build builds the world. Only the agent itself does that, and only once.
+func (c *Client) Build(ctx context.Context, req BuildRequest, progress func(Progress)) error {
+	return c.progress(ctx, http.MethodPost, pathBuild, req, progress)
+}
+
+// Clock returns the clock of the agent's machine, and sets it when now is not
+// zero.
+func (c *Client) Clock(ctx context.Context, now time.Time) (was time.Time, err error) {
+	var a clockAnswer
+	err = c.call(ctx, http.MethodPost, pathClock, clockRequest{now}, &a)
+	return a.Was, err
+}
+
+// Pods are the pods that run, by cluster.
+func (c *Client) Pods(ctx context.Context) (p map[string][]PodStatus, err error) {
+	err = c.call(ctx, http.MethodGet, pathPods, nil, &p)
+	return p, err
 }

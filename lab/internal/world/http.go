@@ -16,12 +16,12 @@ import (
 // Paths of the API. {cluster} and {component} are names. The supervisor serves
 // the first group and passes the rest on to the agent.
 const (
-	pathStatus     = "/v1/status"
-	pathProgress   = "/v1/progress"
-	pathKubeconfig = "/v1/clusters/{cluster}/kubeconfig"
-	pathDial       = "/v1/clusters/{cluster}/dial"
-	pathComponent  = "/v1/clusters/{cluster}/components/{component}/{action}" // start, stop
-	pathDown       = "/v1/down"
+	PathStatus     = "/v1/status"
+	PathProgress   = "/v1/progress"
+	PathKubeconfig = "/v1/clusters/{cluster}/kubeconfig"
+	PathDial       = "/v1/clusters/{cluster}/dial"
+	PathComponent  = "/v1/clusters/{cluster}/components/{component}/{action}" // start, stop
+	PathDown       = "/v1/down"
 
 	PathExec       = "/v1/exec"        // POST; ?target=
 	PathExecStream = "/v1/exec/stream" // websocket; ?target=

@@ -14,7 +14,7 @@ import (
 // Messages of a stream: the first is the request as JSON text, all others are
 // binary and begin with their channel.
 const (
-	channelStdin  = iota // empty: the end
+	channelStdin = iota // empty: the end
 	channelStdout
 	channelStderr
 	channelResize // JSON

@@ -1,0 +1,359 @@
+package supervisor_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket/pcapgo"
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+	"gotest.tools/v3/poll"
+	"gotest.tools/v3/skip"
+
+	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// sh runs a shell command in a target and returns what it printed.
+func sh(t *testing.T, c *world.Client, target, script string) string {
+	t.Helper()
+	r, err := c.Exec(t.Context(), world.ExecRequest{Target: target, Argv: []string{"sh", "-c", script}})
+	assert.NilError(t, err)
+	assert.Equal(t, r.Code, 0, "%s: %s: %s%s", target, script, r.Stdout, r.Stderr)
+	return string(r.Stdout)
+}
+
+func TestTheNetworkIsAsPlanned(t *testing.T) {
+	c := native(t)
+	ctx := t.Context()
+
+	for _, tt := range []struct{ name, from, script string }{
+		{"a node reaches its control plane", "milan/node-1", "busybox ping -c1 -W2 172.18.1.2"},
+		{"a node reaches the other one", "milan/node-1", "busybox ping -c1 -W2 172.18.1.12"},
+		{"a node reaches a node of the other cluster", "milan/node-1", "busybox ping -c1 -W2 172.18.2.11"},
+		{"a control plane reaches outside", "rome/control-plane", "busybox ping -c1 -W2 203.0.113.101"},
+		{"the host outside reaches a node", "user", "busybox ping -c1 -W2 172.18.2.11"},
+	} {
+		t.Run(tt.name, func(t *testing.T) { sh(t, c, tt.from, tt.script) })
+	}
+
+	t.Run("the router translates pods and no nodes", func(t *testing.T) {
+		sh(t, c, "milan/node-1", "ip address add 10.0.7.7/32 dev lo")
+		sh(t, c, "milan/router", "ip route add 10.0.7.7/32 via 172.18.1.11")
+		since := time.Now()
+		sh(t, c, "milan/node-1", "busybox ping -c1 -W2 -I 10.0.7.7 203.0.113.101; busybox ping -c1 -W2 203.0.113.101")
+		w, err := c.WirePackets(ctx, world.WireQuery{On: "wan", Since: since})
+		assert.NilError(t, err)
+		var sources []string
+		for _, f := range w.Flows {
+			if f.Proto == "icmp" && f.Dst.String() == "203.0.113.101" {
+				sources = append(sources, f.Src.String())
+			}
+		}
+		slices.Sort(sources)
+		assert.DeepEqual(t, sources, []string{"172.18.1.11", "203.0.113.1"})
+	})
+
+	t.Run("a token is found on every hop", func(t *testing.T) {
+		const token = "5ca1ab1e5ca1ab1e"
+		since := time.Now()
+		sh(t, c, "user", fmt.Sprintf("echo %s'>' | busybox nc -u -w1 172.18.1.11 7777 || true", token))
+		var got []string
+		poll.WaitOn(t, func(poll.LogT) poll.Result {
+			s, err := c.Sightings(ctx, world.SightingQuery{Token: token})
+			if err != nil {
+				return poll.Error(err)
+			}
+			got = nil
+			for _, x := range s {
+				if x.Proto == "udp" {
+					got = append(got, fmt.Sprintf("%s:%s %s %s %s", x.Host, x.Interface, x.Direction, x.Dst, x.Marker))
+				}
+			}
+			if len(got) < 5 {
+				return poll.Continue("%d sightings", len(got))
+			}
+			return poll.Success()
+		})
+		for _, want := range []string{
+			"user:eth0 out 172.18.1.11:7777 >", "wan:w-out1 in 172.18.1.11:7777 >", "milan/router:eth1 in 172.18.1.11:7777 >",
+			"milan/router:eth0 out 172.18.1.11:7777 >", "milan/node-1:eth0 in 172.18.1.11:7777 >",
+		} {
+			assert.Check(t, is.Contains(got, want))
+		}
+		w, err := c.WirePackets(ctx, world.WireQuery{On: "wan", Since: since, Contains: []string{token, "never sent"}})
+		assert.NilError(t, err)
+		assert.Check(t, w.Found[0] >= 1 && w.Found[1] == 0, "found %v", w.Found)
+		assert.Equal(t, w.Lost, 0)
+	})
+
+	t.Run("the capture file names hosts and interfaces", func(t *testing.T) {
+		var b bytes.Buffer
+		assert.NilError(t, c.WritePcap(ctx, &b))
+		r, err := pcapgo.NewNgReader(&b, pcapgo.NgReaderOptions{WantMixedLinkType: true})
+		assert.NilError(t, err)
+		n := 0
+		for {
+			if _, _, err := r.ReadPacketData(); err != nil {
+				break
+			}
+			n++
+		}
+		var names []string
+		for i := range r.NInterfaces() {
+			intf, err := r.Interface(i)
+			assert.NilError(t, err)
+			names = append(names, intf.Name)
+		}
+		assert.Check(t, n > 20, "%d packets", n)
+		for _, want := range []string{"milan/node-1:eth0", "milan/router:eth1", "user:eth0", "wan:w-router1"} {
+			assert.Check(t, is.Contains(names, want))
+		}
+	})
+
+	t.Run("a terminal", func(t *testing.T) {
+		var out bytes.Buffer
+		code, err := c.ExecStream(ctx, world.ExecRequest{Target: "milan/node-2", Argv: []string{"sh"}, TTY: true, Rows: 33, Cols: 99},
+			strings.NewReader("stty size; ip -br address show eth0; exit 5\n"), &out, &out, nil)
+		assert.NilError(t, err)
+		assert.Equal(t, code, 5)
+		assert.Check(t, is.Contains(out.String(), "33 99"))
+		assert.Check(t, is.Contains(out.String(), "172.18.1.12/24"))
+	})
+
+	t.Run("input, both outputs and the exit code", func(t *testing.T) {
+		for _, target := range []string{"milan/node-1", "rome/control-plane"} {
+			r, err := c.Exec(ctx, world.ExecRequest{Target: target, Argv: []string{"sh", "-c", "cat; echo $X >&2; exit 9"}, Stdin: []byte("in"), Env: []string{"X=err"}})
+			assert.NilError(t, err)
+			assert.DeepEqual(t, r, world.ExecResult{Stdout: []byte("in"), Stderr: []byte("err\n"), Code: 9})
+		}
+	})
+
+	t.Run("the state of every host", func(t *testing.T) {
+		s, err := c.State(ctx)
+		assert.NilError(t, err)
+		var hosts []string
+		for _, h := range s {
+			hosts = append(hosts, h.Host)
+			for _, section := range h.Sections {
+				if h.Host == "milan/router" && section.Command == "nft list ruleset" {
+					assert.Check(t, is.Contains(section.Output, "ip saddr 10.0.0.0/16 masquerade"))
+				}
+			}
+		}
+		assert.DeepEqual(t, hosts, []string{"milan/node-1", "milan/node-2", "milan/router", "rome/node-1", "rome/router", "user", "wan"})
+	})
+
+	t.Run("unknown targets are answered with those that exist", func(t *testing.T) {
+		_, err := c.Exec(ctx, world.ExecRequest{Target: "milan/node-9", Argv: []string{"true"}})
+		assert.ErrorIs(t, err, world.ErrNoTarget)
+		assert.ErrorContains(t, err, "milan/node-2")
+	})
+}
+
+func TestTheSameLabTwice(t *testing.T) {
+	skip.If(t, os.Geteuid() != 0, "needs root")
+	cfg := supervisor.Config{Name: "twice", World: supervisor.Native, Spec: two(t), BinDir: binDir(t), RunDir: runDir(t), Ephemeral: true, KubernetesLess: true}
+	c, err := supervisor.Start(t.Context(), cfg)
+	assert.NilError(t, err)
+	defer c.Close()
+	_, err = supervisor.Start(t.Context(), cfg)
+	assert.ErrorContains(t, err, "lab twice runs already")
+	assert.ErrorContains(t, err, "`lab down twice` ends it")
+}
+
+func TestWhatIsMissingIsNamed(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		cfg  supervisor.Config
+		want string
+	}{
+		{"no binaries", supervisor.Config{Name: "x", World: supervisor.Native, BinDir: t.TempDir()}, "run `make build kubernetes cni`"},
+		{"no such world", supervisor.Config{Name: "x", World: "kind", KubernetesLess: true}, `world "kind": use native or vm`},
+		{"a name that is no directory", supervisor.Config{Name: "../x", World: supervisor.Native, KubernetesLess: true}, `lab name "../x": use up to 41 small letters`},
+		{"a path too long for a socket", supervisor.Config{Name: "x", World: supervisor.Native, RunDir: "/" + strings.Repeat("x", 120), KubernetesLess: true}, "too long for a socket"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := supervisor.Start(t.Context(), tt.cfg)
+			assert.ErrorContains(t, err, tt.want)
+		})
+	}
+}
+
+func TestNoSpaceForTheRunDirectory(t *testing.T) {
+	skip.If(t, os.Geteuid() != 0, "needs root")
+	dir := runDir(t)
+	assert.NilError(t, syscall.Mount("full", dir, "tmpfs", 0, "size=4096,nr_inodes=2"))
+	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+	_, err := supervisor.Start(t.Context(), supervisor.Config{Name: "full", World: supervisor.Native, RunDir: filepath.Join(dir, "x"), BinDir: binDir(t), KubernetesLess: true})
+	assert.ErrorContains(t, err, "there is no space left for")
+	assert.ErrorContains(t, err, "XDG_RUNTIME_DIR")
+}
+
+// runLab is the runner that TestKillingTheRunner kills.
+func runLab(ctx context.Context, dir string) error {
+	top, err := topology.Load(filepath.Join("testdata", "two.yaml"))
+	if err != nil {
+		return err
+	}
+	_, err = supervisor.Start(ctx, supervisor.Config{Name: "killed", World: supervisor.Native, Spec: world.Plan(top), RunDir: dir, BinDir: "../../../bin", Ephemeral: true, KubernetesLess: true})
+	if err != nil {
+		return err
+	}
+	fmt.Println("ready")
+	select {}
+}
+
+// traces is everything that a lab could leave behind, as the host sees it.
+type traces struct {
+	mounts, links string
+	namespaces    []string
+	processes     []string // those that have to do with labs
+}
+
+func look(t *testing.T, dir string) traces {
+	t.Helper()
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	assert.NilError(t, err)
+	links, err := exec.Command("ip", "-br", "link").Output()
+	assert.NilError(t, err)
+	tr := traces{mounts: string(mounts), links: string(links)}
+	procs, err := filepath.Glob("/proc/[0-9]*")
+	assert.NilError(t, err)
+	for _, p := range procs {
+		env, err := os.ReadFile(p + "/environ")
+		if err != nil { // it has ended
+			continue
+		}
+		cmdline, _ := os.ReadFile(p + "/cmdline")
+		if !bytes.Contains(env, []byte(dir)) && !bytes.Contains(cmdline, []byte(dir)) {
+			continue
+		}
+		tr.processes = append(tr.processes, strings.ReplaceAll(string(cmdline), "\x00", " "))
+		for _, kind := range []string{"net", "mnt", "pid", "ipc"} {
+			if ns, err := os.Readlink(p + "/ns/" + kind); err == nil && !slices.Contains(tr.namespaces, ns) {
+				tr.namespaces = append(tr.namespaces, ns)
+			}
+		}
+	}
+	slices.Sort(tr.namespaces)
+	return tr
+}
+
+// everyNamespace is every namespace that any process of the host is in or
+// holds open.
+func everyNamespace(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	links, err := filepath.Glob("/proc/[0-9]*/ns/*")
+	assert.NilError(t, err)
+	open, err := filepath.Glob("/proc/[0-9]*/fd/*")
+	assert.NilError(t, err)
+	for _, l := range append(links, open...) {
+		if to, err := os.Readlink(l); err == nil && strings.Contains(to, ":[") && !strings.HasPrefix(to, "pipe") && !strings.HasPrefix(to, "socket") {
+			out = append(out, to)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func TestKillingTheRunnerLeavesNothing(t *testing.T) {
+	skip.If(t, os.Geteuid() != 0, "needs root")
+	dir := runDir(t)
+	before := look(t, dir)
+
+	cmd := exec.Command("/proc/self/exe", runner, dir)
+	cmd.Env = append(os.Environ(), "LAB_TEST_MARK="+dir)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	assert.NilError(t, err)
+	assert.NilError(t, cmd.Start())
+	line := make([]byte, 6)
+	_, err = out.Read(line)
+	assert.NilError(t, err)
+	assert.Equal(t, string(line), "ready\n")
+
+	during := look(t, dir)
+	assert.Check(t, len(during.processes) >= 4, "runner, PID 1, supervisor and agent: %q", during.processes)
+	host := look(t, "/sbin/init\x00impossible")
+	assert.Equal(t, during.mounts, before.mounts, "the lab's mounts are seen by the host")
+	assert.Equal(t, during.links, before.links, "the lab's links are in the host's namespace")
+	// The namespaces that only the lab has, nodes' and routers' among them:
+	// those that its processes have open.
+	agent := pidOf(t, dir, "agent")
+	held, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", agent))
+	assert.NilError(t, err)
+	mine := slices.DeleteFunc(slices.Clone(during.namespaces), func(ns string) bool { return slices.Contains(hostNamespaces(t), ns) })
+	for _, h := range held {
+		if to, err := os.Readlink(h); err == nil && strings.HasPrefix(to, "net:[") && !slices.Contains(mine, to) {
+			mine = append(mine, to)
+		}
+	}
+	assert.Check(t, len(mine) >= 4+6, "pid, mnt, ipc, net and six hosts: %q", mine)
+	_ = host
+
+	assert.NilError(t, cmd.Process.Signal(syscall.SIGKILL))
+	cmd.Wait()
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		now := look(t, dir)
+		if len(now.processes) > 0 {
+			return poll.Continue("processes: %q", now.processes)
+		}
+		all := everyNamespace(t)
+		for _, ns := range mine {
+			if slices.Contains(all, ns) {
+				return poll.Continue("%s is still there", ns)
+			}
+		}
+		return poll.Success()
+	}, poll.WithTimeout(20*time.Second), poll.WithDelay(50*time.Millisecond))
+	after := look(t, dir)
+	assert.Equal(t, after.mounts, before.mounts)
+	assert.Equal(t, after.links, before.links)
+	_, err = os.Stat(filepath.Join(dir, "control.sock"))
+	assert.Check(t, os.IsNotExist(err), "the control socket is still there")
+}
+
+// hostNamespaces are those that this test is in.
+func hostNamespaces(t *testing.T) []string {
+	t.Helper()
+	var out []string
+	links, err := filepath.Glob("/proc/self/ns/*")
+	assert.NilError(t, err)
+	for _, l := range links {
+		to, err := os.Readlink(l)
+		assert.NilError(t, err)
+		out = append(out, to)
+	}
+	return out
+}
+
+// pidOf finds a process of the lab by its first argument.
+func pidOf(t *testing.T, dir, argument string) int {
+	t.Helper()
+	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	assert.NilError(t, err)
+	for _, p := range procs {
+		b, err := os.ReadFile(p)
+		argv := strings.Split(string(b), "\x00")
+		if err == nil && len(argv) > 1 && argv[1] == argument && strings.Contains(string(b), dir) {
+			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p)))
+			assert.NilError(t, err)
+			return pid
+		}
+	}
+	t.Fatalf("there is no %s of the lab in %s", argument, dir)
+	return 0
+}

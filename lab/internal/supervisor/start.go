@@ -1,0 +1,241 @@
+package supervisor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// File descriptors that the supervisor inherits.
+const (
+	configFD   = 3 // the Config as JSON
+	lockFD     = 4 // holds the lock of the run directory
+	lifelineFD = 5 // ends when the process that started an ephemeral lab does
+)
+
+// answerTimeout is how long the supervisor may take to listen.
+const answerTimeout = 20 * time.Second
+
+// Start starts a lab and returns when its control planes serve and its nodes
+// are ready, or with the reason why they are not; then nothing is left of it
+// but its log. Closing the client of an ephemeral lab ends the lab.
+func Start(ctx context.Context, cfg Config) (*world.Client, error) {
+	if err := cfg.complete(); err != nil {
+		return nil, err
+	}
+	if os.Geteuid() != 0 {
+		return nil, errors.New("the lab needs root: it makes network namespaces in which pods run as any user; use sudo")
+	}
+	lock, err := prepareRunDir(cfg.RunDir, cfg.Name)
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
+
+	p, err := startProcess(cfg, lock)
+	if err != nil {
+		return nil, err
+	}
+	client := world.NewClient(filepath.Join(cfg.RunDir, socketFile))
+	client.OnClose(func() error {
+		if cfg.Ephemeral {
+			p.end()
+		}
+		return nil
+	})
+	fail := func(err error) (*world.Client, error) {
+		p.end()
+		if log := strings.TrimSpace(logEnd(filepath.Join(cfg.RunDir, logFile))); log != "" && !strings.Contains(log, err.Error()) {
+			err = fmt.Errorf("%w\nthe end of %s:\n%s", err, filepath.Join(cfg.RunDir, logFile), log)
+		}
+		return nil, fmt.Errorf("lab %s: %w", cfg.Name, err)
+	}
+	if err := p.waitListening(ctx, filepath.Join(cfg.RunDir, socketFile)); err != nil {
+		return fail(err)
+	}
+	if err := client.Watch(ctx, cfg.Progress); err != nil {
+		return fail(err)
+	}
+	return client, nil
+}
+
+// prepareRunDir makes the run directory and takes its lock. What a lab that was
+// killed has left there goes.
+func prepareRunDir(dir, name string) (*os.File, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		if errors.Is(err, fs.ErrPermission) {
+			return nil, fmt.Errorf("run directory: %w: run as root, or set XDG_RUNTIME_DIR", err)
+		}
+		return nil, noSpace(dir, fmt.Errorf("run directory: %w", err))
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, noSpace(dir, err)
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("lab %s runs already (%s is in use): `lab down %s` ends it, `--name` gives another one", name, dir, name)
+	}
+	for _, f := range []string{socketFile, logFile} {
+		if err := os.Remove(filepath.Join(dir, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			lock.Close()
+			return nil, fmt.Errorf("run directory: %w", err)
+		}
+	}
+	if err := os.MkdirAll(filepath.Join(dir, stateDir), 0o700); err != nil {
+		lock.Close()
+		return nil, noSpace(dir, err)
+	}
+	return lock, nil
+}
+
+func noSpace(dir string, err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w: there is no space left for %s: make some, or choose another place with XDG_RUNTIME_DIR", err, dir)
+	}
+	return err
+}
+
+// A process is a supervisor that we started.
+type process struct {
+	cmd      *exec.Cmd
+	lifeline *os.File // ours to close; nil for a lab that stays
+	done     chan struct{}
+}
+
+// startProcess starts the supervisor in namespaces of its own.
+func startProcess(cfg Config, lock *os.File) (*process, error) {
+	configRead, configWrite, err := os.Pipe()
+	if err != nil {
+		return nil, err
+	}
+	defer configRead.Close()
+	defer configWrite.Close()
+	log, err := os.OpenFile(filepath.Join(cfg.RunDir, logFile), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, noSpace(cfg.RunDir, err)
+	}
+	defer log.Close()
+
+	p := &process{done: make(chan struct{})}
+	p.cmd = exec.Command(cfg.Executable, "supervise")
+	p.cmd.Env = append(os.Environ(), "PATH="+searchPath(cfg.BinDir))
+	p.cmd.Dir = "/"
+	p.cmd.Stdout, p.cmd.Stderr = log, log
+	p.cmd.ExtraFiles = []*os.File{configRead, lock}
+	if cfg.Ephemeral {
+		lifelineRead, lifelineWrite, err := os.Pipe()
+		if err != nil {
+			return nil, err
+		}
+		defer lifelineRead.Close()
+		p.cmd.ExtraFiles = append(p.cmd.ExtraFiles, lifelineRead)
+		p.lifeline = lifelineWrite
+	}
+	p.cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET | unix.CLONE_NEWIPC,
+		Setsid:     true, // a Ctrl-C at the terminal is for us
+	}
+	started := make(chan error)
+	go func() {
+		// The supervisor hears of the death of the thread that started it,
+		// so this one stays until the supervisor has ended.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		err := p.cmd.Start()
+		started <- err
+		if err == nil {
+			p.cmd.Wait()
+			close(p.done)
+		}
+	}()
+	if err := <-started; err != nil {
+		if p.lifeline != nil {
+			p.lifeline.Close()
+		}
+		if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EUSERS) {
+			return nil, fmt.Errorf("new namespaces: %w: the limits in /proc/sys/user/max_*_namespaces are reached: raise them, or end other labs", err)
+		}
+		return nil, fmt.Errorf("start the supervisor: %w", err)
+	}
+	cfg.HostPID = p.cmd.Process.Pid
+	if err := json.NewEncoder(configWrite).Encode(cfg); err != nil {
+		p.end()
+		return nil, fmt.Errorf("start the supervisor: %w", err)
+	}
+	return p, nil
+}
+
+// searchPath puts the lab's binaries first and adds root's directories, which
+// a user's PATH may lack.
+func searchPath(binDir string) string {
+	dirs := []string{binDir, os.Getenv("PATH"), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	return strings.Join(dirs, ":")
+}
+
+// waitListening waits until the control socket answers.
+func (p *process) waitListening(ctx context.Context, socket string) error {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	timeout := time.NewTimer(answerTimeout)
+	defer timeout.Stop()
+	for {
+		if _, err := os.Stat(socket); err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-p.done:
+			return fmt.Errorf("the supervisor ended at once (%s)", p.cmd.ProcessState)
+		case <-timeout.C:
+			return fmt.Errorf("the supervisor did not listen within %s", answerTimeout)
+		case <-tick.C:
+		}
+	}
+}
+
+// endTimeout is how long a lab may take to end by itself.
+const endTimeout = 15 * time.Second
+
+// end ends the lab and waits until the kernel has taken its namespaces down.
+func (p *process) end() {
+	if p.lifeline != nil {
+		p.lifeline.Close()
+	}
+	// PID 1 of a namespace has a signal handler, or does not exist any more.
+	p.cmd.Process.Signal(syscall.SIGTERM)
+	timeout := time.NewTimer(endTimeout)
+	defer timeout.Stop()
+	select {
+	case <-p.done:
+	case <-timeout.C:
+		p.cmd.Process.Kill()
+		<-p.done
+	}
+}
+
+func logEnd(path string) string {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return ""
+	}
+	const most = 4000
+	if len(b) > most {
+		b = b[len(b)-most:]
+	}
+	return string(b)
+}
