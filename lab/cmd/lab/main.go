@@ -112,9 +112,23 @@ a file · 3 the machine or the lab failed · 4 nothing ran.`,
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.CompletionOptions.HiddenDefaultCmd = true
+	dir := root.PersistentFlags().String("root", "", "folder with topologies, scenarios, k8s and bin (default: found from here upwards)")
 	root.AddCommand(
+		newDoctorCommand(a, dir),
+		newUpCommand(a, dir),
+		newDownCommand(a),
+		newLsCommand(a),
+		newInspectCommand(a),
+		newExecCommand(a),
+		newShellCommand(a),
+		newKubectlCommand(a, dir),
+		newCaptureCommand(a),
+		newRunCommand(a, dir),
+		newLintCommand(a, dir),
+		newSchemaCommand(a),
 		newProbeCommand(a),
 		newSuperviseCommand(a),
+		newAgentCommand(a),
 	)
 	return root
 }

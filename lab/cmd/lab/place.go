@@ -1,0 +1,123 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"k8s.io/client-go/rest"
+
+	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
+)
+
+// A place is where the lab's files are.
+type place struct{ root string }
+
+// findPlace looks for the repository: --root, then the working directory and
+// those above, then where the binary is.
+func findPlace(root string) (place, error) {
+	if root != "" {
+		abs, err := filepath.Abs(root)
+		return place{abs}, infraError(err)
+	}
+	var starts []string
+	if wd, err := os.Getwd(); err == nil {
+		starts = append(starts, wd)
+	}
+	if exe, err := os.Executable(); err == nil {
+		starts = append(starts, filepath.Dir(exe))
+	}
+	for _, dir := range starts {
+		for {
+			if info, err := os.Stat(filepath.Join(dir, "topologies")); err == nil && info.IsDir() {
+				return place{dir}, nil
+			}
+			if parent := filepath.Dir(dir); parent != dir {
+				dir = parent
+				continue
+			}
+			break
+		}
+	}
+	return place{}, usageError("there is no folder topologies here or above: run lab in the repository, or say --root DIR")
+}
+
+func (p place) topologies() string { return filepath.Join(p.root, "topologies") }
+func (p place) scenarios() string  { return filepath.Join(p.root, "scenarios") }
+func (p place) bin() string        { return filepath.Join(p.root, "bin") }
+func (p place) chart() string      { return filepath.Join(p.root, "k8s", "chart") }
+func (p place) runs() string       { return filepath.Join(p.root, "runs") }
+
+// topologyNamed loads a topology by its name or its file.
+func (p place) topologyNamed(name string) (*topology.Topology, error) {
+	path := name
+	if !strings.HasSuffix(name, ".yaml") {
+		path = filepath.Join(p.topologies(), name+".yaml")
+	}
+	t, err := topology.Load(path)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil, usageError("there is no topology %q in %s\n%s", name, p.topologies(), yamlfile.DidYouMean(name, p.topologyNames()))
+	}
+	var bad *yamlfile.Error
+	if errors.As(err, &bad) {
+		return nil, exitError{2, bad.Error()}
+	}
+	return t, infraError(err)
+}
+
+func (p place) topologyNames() []string {
+	paths, err := filepath.Glob(filepath.Join(p.topologies(), "*.yaml"))
+	if err != nil {
+		return nil // the pattern is a constant
+	}
+	var names []string
+	for _, path := range paths {
+		names = append(names, strings.TrimSuffix(filepath.Base(path), ".yaml"))
+	}
+	return names
+}
+
+// running returns the client of the named lab, or of the only one that runs.
+func running(name string) (*world.Client, string, error) {
+	if name == "" {
+		names, err := supervisor.List()
+		if err != nil {
+			return nil, "", infraError(err)
+		}
+		switch len(names) {
+		case 0:
+			return nil, "", exitError{3, "lab: no lab is running: lab up two-clusters starts one"}
+		case 1:
+			name = names[0]
+		default:
+			return nil, "", usageError("several labs are running: say --lab %s", strings.Join(names, "|"))
+		}
+	}
+	c, err := supervisor.Find(name)
+	if errors.Is(err, world.ErrNotRunning) {
+		return nil, "", exitError{3, fmt.Sprintf("lab: no lab %q is running: lab ls lists them, lab up %s starts it", name, name)}
+	}
+	return c, name, infraError(err)
+}
+
+// labFlag adds --lab to a command that works on a running lab.
+func labFlag(cmd *cobra.Command) *string {
+	return cmd.Flags().String("lab", "", "name of the lab, when several run")
+}
+
+// clusters lets deploy reach the API servers.
+type clusters struct {
+	ctx    context.Context
+	client *world.Client
+}
+
+func (c clusters) RESTConfig(cluster string) (*rest.Config, error) {
+	return c.client.RESTConfig(c.ctx, cluster)
+}

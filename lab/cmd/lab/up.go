@@ -1,0 +1,292 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/isthmus-net/isthmus/lab/internal/deploy"
+	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// A builder builds labs and prints each phase with the time it took.
+type builder struct {
+	place place
+	out   io.Writer
+}
+
+// A built lab is one that runs, with its phases.
+type builtLab struct {
+	client   *world.Client
+	topology *topology.Topology
+	phases   []report.Phase
+}
+
+func (b builder) phase(lab *builtLab, name string, took time.Duration) {
+	lab.phases = append(lab.phases, report.Phase{Name: name, Took: report.Duration(took)})
+	fmt.Fprintf(b.out, "   %-52s %6s\n", name, report.Duration(took))
+}
+
+// build starts a lab and installs the appliance in its clusters. The lab that
+// failed on its way is taken down.
+func (b builder) build(ctx context.Context, t *topology.Topology, worldName string, ephemeral bool) (*builtLab, error) {
+	lab := &builtLab{topology: t}
+	start := time.Now()
+	client, err := supervisor.Start(ctx, supervisor.Config{
+		Name: t.Name, World: worldName, Spec: world.Plan(t), BinDir: b.place.bin(), Ephemeral: ephemeral,
+		Progress: func(p world.Progress) {
+			if p.Took > 0 || p.Error != "" {
+				b.phase(lab, strings.TrimSpace(p.Message+" "+p.Error), p.Took)
+			}
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("start lab %s (%s): %w", t.Name, worldName, err)
+	}
+	lab.client = client
+	up := time.Now()
+	b.phase(lab, "world and control planes ready", up.Sub(start))
+	if err := b.install(ctx, lab, start); err != nil {
+		return lab, err
+	}
+	return lab, nil
+}
+
+func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) error {
+	res, err := deploy.Install(ctx, deploy.Config{
+		Topology: lab.topology, Clusters: clusters{ctx, lab.client}, ChartDir: b.place.chart(),
+		Progress: func(p deploy.Phase) { b.phase(lab, p.Name, p.Took) },
+	})
+	if err != nil {
+		return fmt.Errorf("install in lab %s: %w", lab.topology.Name, err)
+	}
+	if !res.PeeringApplied.IsZero() {
+		b.phase(lab, "from the peering's objects to converged", time.Since(res.PeeringApplied))
+	}
+	b.phase(lab, "total", time.Since(start))
+	return nil
+}
+
+func newUpCommand(a *app, root *string) *cobra.Command {
+	var worldName string
+	cmd := &cobra.Command{
+		Use:   "up TOPOLOGY",
+		Short: "build a topology, install the appliance in it, and leave it up",
+		Example: `  lab up two-clusters
+  lab up two-clusters --world vm
+  lab up path/to/mine.yaml`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := findPlace(*root)
+			if err != nil {
+				return err
+			}
+			t, err := p.topologyNamed(args[0])
+			if err != nil {
+				return err
+			}
+			if c, err := supervisor.Find(t.Name); err == nil {
+				return exitError{report.ExitInfra, fmt.Sprintf("lab: lab %s is up already (%s): lab down %s takes it down", t.Name, c.Socket(), t.Name)}
+			} else if !errors.Is(err, world.ErrNotRunning) {
+				return infraError(err)
+			}
+			w, why, err := chooseWorld(cmd.Context(), p, worldName)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(a.stdout, "%s in the %s world%s\n", t.Name, w, why)
+			lab, err := builder{p, a.stdout}.build(cmd.Context(), t, w, false)
+			if err != nil {
+				if lab != nil {
+					err = fmt.Errorf("%w\nit is still up: look at it with lab inspect, take it down with lab down", err)
+				}
+				return infraError(err)
+			}
+			fmt.Fprintf(a.stdout, `
+%s
+Next:
+  lab inspect
+  lab kubectl %[2]s -- get pods -A -o wide
+  lab exec %[2]s/node-1 -- ip rule
+  lab run
+  lab down
+`, t.Drawing, t.Clusters[0].Name)
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&worldName, "world", "auto", "auto, native or vm")
+	return cmd
+}
+
+func newDownCommand(a *app) *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:     "down [LAB]",
+		Short:   "take a lab down; nothing of it stays",
+		Example: "  lab down\n  lab down two-clusters\n  lab down --all",
+		Args:    cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			names, err := supervisor.List()
+			if err != nil {
+				return infraError(err)
+			}
+			if !all && (len(args) == 1 || len(names) > 0) {
+				_, name, err := running(strings.Join(args, ""))
+				if err != nil {
+					return err
+				}
+				names = []string{name}
+			}
+			if len(names) == 0 {
+				fmt.Fprintln(a.stdout, "no lab is running")
+			}
+			for _, name := range names {
+				c, _, err := running(name)
+				if err != nil {
+					return err
+				}
+				start := time.Now()
+				if err := c.Down(cmd.Context()); err != nil {
+					return infraError(err)
+				}
+				fmt.Fprintf(a.stdout, "%s is gone (%s)\n", name, report.Duration(time.Since(start)))
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&all, "all", false, "all labs")
+	return cmd
+}
+
+func newLsCommand(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Short:   "list the labs that run",
+		Example: "  lab ls\n  lab ls --json",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			names, err := supervisor.List()
+			if err != nil {
+				return infraError(err)
+			}
+			all := []world.Status{}
+			for _, name := range names {
+				c, err := supervisor.Find(name)
+				if errors.Is(err, world.ErrNotRunning) {
+					continue // it went down in between
+				} else if err != nil {
+					return infraError(err)
+				}
+				s, err := c.Status(cmd.Context())
+				if err != nil {
+					return infraError(err)
+				}
+				all = append(all, s)
+			}
+			if asJSON {
+				return writeJSON(a.stdout, all)
+			}
+			for _, s := range all {
+				var clusters []string
+				for _, c := range s.Clusters {
+					clusters = append(clusters, fmt.Sprintf("%s (%d nodes)", c.Name, len(c.Nodes)))
+				}
+				fmt.Fprintf(a.stdout, "%-20s %-7s %-9s %s   up %s\n", s.Name, s.World, s.Phase, strings.Join(clusters, ", "), report.Duration(time.Since(s.Started)))
+			}
+			return nil
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
+	return cmd
+}
+
+func newInspectCommand(a *app) *cobra.Command {
+	var asJSON bool
+	cmd := &cobra.Command{
+		Use:     "inspect",
+		Short:   "show what there is of a lab: hosts, addresses, pods",
+		Example: "  lab inspect\n  lab inspect --json | jq .clusters",
+		Args:    cobra.NoArgs,
+	}
+	name := labFlag(cmd)
+	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		c, _, err := running(*name)
+		if err != nil {
+			return err
+		}
+		s, err := c.Status(cmd.Context())
+		if err != nil {
+			return infraError(err)
+		}
+		if asJSON {
+			return writeJSON(a.stdout, s)
+		}
+		printStatus(a.stdout, s)
+		return nil
+	}
+	return cmd
+}
+
+func printStatus(w io.Writer, s world.Status) {
+	fmt.Fprintf(w, "%s · %s world · %s · up %s · supervisor %d\n", s.Name, s.World, s.Phase, report.Duration(time.Since(s.Started)), s.PID)
+	if s.Error != "" {
+		fmt.Fprintf(w, "  error: %s\n", s.Error)
+	}
+	if s.VM != nil {
+		fmt.Fprintf(w, "  machine: %s, kernel %s, booted in %s\n", s.VM.Accelerator, s.VM.Kernel, report.Duration(s.VM.Boot))
+		for _, warning := range s.VM.Warnings {
+			fmt.Fprintf(w, "  %s\n", warning)
+		}
+	}
+	for _, c := range s.Clusters {
+		spec, _ := s.Spec.Cluster(c.Name)
+		fmt.Fprintf(w, "\n%s   pods %s, services %s\n", c.Name, spec.PodCIDR, spec.ServiceCIDR)
+		for name, state := range c.Components {
+			if state != "running" {
+				fmt.Fprintf(w, "  %s is %s\n", name, state)
+			}
+		}
+		fmt.Fprintf(w, "  %-36s %-16s %s\n", c.Name+"/router", spec.Router, spec.RouterWAN)
+		fmt.Fprintf(w, "  %-36s %s\n", c.Name+"/control-plane", spec.ControlPlane)
+		for _, n := range spec.Nodes {
+			fmt.Fprintf(w, "  %-36s %s\n", c.Name+"/"+n.Name, n.Addr)
+			for _, p := range c.Pods {
+				if p.Node == n.Name {
+					fmt.Fprintf(w, "    %-34s %s%s\n", p.Namespace+"/"+p.Name, p.IP, restarts(p))
+				}
+			}
+		}
+	}
+	for _, h := range s.Spec.Outside {
+		fmt.Fprintf(w, "\n%-38s %s\n", h.Name, h.Addr)
+	}
+}
+
+func restarts(p world.PodStatus) string {
+	n := 0
+	for _, c := range p.Containers {
+		n += c.Restarts
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("   %d restarts", n)
+}
+
+func writeJSON(w io.Writer, v any) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return infraError(e.Encode(v))
+}

@@ -1,0 +1,186 @@
+package report
+
+import (
+	"encoding/json"
+	"encoding/xml"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// A Dir is the directory of a run: runs/<time>-<seed>, with runs/latest
+// pointing to it.
+type Dir struct{ Path string }
+
+// NewDir makes the directory of a run.
+func NewDir(runs string, started time.Time, seed string) (Dir, error) {
+	name := started.UTC().Format("20060102T150405") + "-" + seed
+	path := filepath.Join(runs, name)
+	if err := os.MkdirAll(path, 0o755); err != nil {
+		return Dir{}, fmt.Errorf("directory for the results: %w", err)
+	}
+	latest := filepath.Join(runs, "latest")
+	next := latest + "." + seed
+	if err := os.Symlink(name, next); err != nil {
+		return Dir{}, fmt.Errorf("link to the results: %w", err)
+	}
+	if err := os.Rename(next, latest); err != nil {
+		return Dir{}, fmt.Errorf("link to the results: %w", err)
+	}
+	return Dir{path}, nil
+}
+
+// WriteResult writes result.json.
+func (d Dir) WriteResult(run Run) error {
+	f, err := os.Create(filepath.Join(d.Path, "result.json"))
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := WriteJSON(f, run); err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+// WriteJSON writes a run as indented JSON.
+func WriteJSON(w io.Writer, run Run) error {
+	e := json.NewEncoder(w)
+	e.SetIndent("", "  ")
+	e.SetEscapeHTML(false)
+	return e.Encode(run)
+}
+
+// ReadResult reads the result.json of a run.
+func ReadResult(path string) (Run, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return Run{}, err
+	}
+	var run Run
+	if err := json.Unmarshal(b, &run); err != nil {
+		return Run{}, fmt.Errorf("%s: %w", path, err)
+	}
+	return run, nil
+}
+
+// RowDir makes the directory for the evidence of a row.
+func (d Dir) RowDir(r Row) (string, error) {
+	path := filepath.Join(d.Path, filepath.FromSlash(r.Name))
+	return path, os.MkdirAll(path, 0o755)
+}
+
+type junitSuites struct {
+	XMLName xml.Name     `xml:"testsuites"`
+	Tests   int          `xml:"tests,attr"`
+	Fails   int          `xml:"failures,attr"`
+	Errors  int          `xml:"errors,attr"`
+	Skipped int          `xml:"skipped,attr"`
+	Time    string       `xml:"time,attr"`
+	Suites  []junitSuite `xml:"testsuite"`
+}
+
+type junitSuite struct {
+	Name    string      `xml:"name,attr"`
+	Tests   int         `xml:"tests,attr"`
+	Fails   int         `xml:"failures,attr"`
+	Errors  int         `xml:"errors,attr"`
+	Skipped int         `xml:"skipped,attr"`
+	Time    string      `xml:"time,attr"`
+	Cases   []junitCase `xml:"testcase"`
+}
+
+type junitCase struct {
+	Class   string        `xml:"classname,attr"`
+	Name    string        `xml:"name,attr"`
+	File    string        `xml:"file,attr,omitempty"`
+	Time    string        `xml:"time,attr"`
+	Failure *junitMessage `xml:"failure"`
+	Error   *junitMessage `xml:"error"`
+	Skipped *junitMessage `xml:"skipped"`
+	Out     string        `xml:"system-out,omitempty"`
+}
+
+type junitMessage struct {
+	Message string `xml:"message,attr"`
+	Text    string `xml:",chardata"`
+}
+
+// WriteJUnit writes a run as JUnit XML: a suite per scenario, a case per row.
+func WriteJUnit(w io.Writer, run Run) error {
+	all := junitSuites{Time: seconds(run.Took)}
+	for _, s := range run.Scenarios {
+		suite := junitSuite{Name: s.Name}
+		var took Duration
+		for _, r := range s.Rows {
+			took += r.Took
+			suite.add(s, r)
+		}
+		suite.Time = seconds(took)
+		all.Tests += suite.Tests
+		all.Fails += suite.Fails
+		all.Errors += suite.Errors
+		all.Skipped += suite.Skipped
+		all.Suites = append(all.Suites, suite)
+	}
+	if _, err := io.WriteString(w, xml.Header); err != nil {
+		return err
+	}
+	e := xml.NewEncoder(w)
+	e.Indent("", "  ")
+	if err := e.Encode(all); err != nil {
+		return err
+	}
+	_, err := io.WriteString(w, "\n")
+	return err
+}
+
+func (suite *junitSuite) add(s Scenario, r Row) {
+	c := junitCase{Class: s.Name, Name: r.Name, File: s.File, Time: seconds(r.Took)}
+	if r.Sabotage != "" {
+		c.Name += " [" + r.Sabotage + "]"
+	}
+	switch r.Verdict {
+	case Fail, XPass:
+		c.Failure = &junitMessage{firstFault(r), faults(r)}
+		suite.Fails++
+	case Infra:
+		c.Error = &junitMessage{r.Reason, r.Reason}
+		suite.Errors++
+	case Skip, XFail:
+		c.Skipped = &junitMessage{string(r.Verdict) + ": " + r.Reason, ""}
+		suite.Skipped++
+	}
+	for _, st := range r.Steps {
+		c.Out += fmt.Sprintf("%s (%s)\n", st.Name, st.Took)
+		for _, n := range st.Notes {
+			c.Out += "  " + n + "\n"
+		}
+	}
+	suite.Tests++
+	suite.Cases = append(suite.Cases, c)
+}
+
+func firstFault(r Row) string {
+	for _, s := range r.Steps {
+		for _, f := range s.Failures {
+			return s.Name + ": want " + f.Want + ", got " + f.Got
+		}
+	}
+	return r.Reason
+}
+
+func faults(r Row) string {
+	var b strings.Builder
+	for _, s := range r.Steps {
+		for _, f := range s.Failures {
+			printFault(&b, f)
+		}
+	}
+	return b.String()
+}
+
+func seconds(d Duration) string { return fmt.Sprintf("%.3f", time.Duration(d).Seconds()) }

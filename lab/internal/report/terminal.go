@@ -1,0 +1,215 @@
+package report
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+)
+
+// MarshalJSON writes seconds with three digits.
+func (d Duration) MarshalJSON() ([]byte, error) {
+	return fmt.Appendf(nil, "%.3f", time.Duration(d).Seconds()), nil
+}
+
+// UnmarshalJSON reads seconds.
+func (d *Duration) UnmarshalJSON(b []byte) error {
+	var s float64
+	if err := json.Unmarshal(b, &s); err != nil {
+		return err
+	}
+	*d = Duration(s * float64(time.Second))
+	return nil
+}
+
+// String is for people: 0.8s, 12.4s, 2m05s.
+func (d Duration) String() string {
+	t := time.Duration(d)
+	if t >= time.Minute {
+		return fmt.Sprintf("%dm%02ds", int(t.Minutes()), int(t.Seconds())%60)
+	}
+	return fmt.Sprintf("%.1fs", t.Seconds())
+}
+
+// PrintScenario prints one line when all its rows went as they should, and
+// what went wrong otherwise.
+func PrintScenario(w io.Writer, s Scenario, run Run) {
+	c := count(s.Rows)
+	var took time.Duration
+	for _, r := range s.Rows {
+		took += time.Duration(r.Took)
+	}
+	rows := fmt.Sprintf("%d rows", len(s.Rows))
+	if len(s.Rows) == 1 {
+		rows = "1 row"
+	}
+	if run.Sabotage {
+		rows = strings.Replace(rows, "row", "sabotage", 1)
+	}
+	switch {
+	case c[Fail]+c[XPass]+c[Infra] > 0:
+		fmt.Fprintf(w, " ✗ %-24s %-12s %s\n", s.Name, rows, Duration(took))
+	case c[Pass]+c[XFail] > 0:
+		fmt.Fprintf(w, " ✓ %-24s %-12s %s%s\n", s.Name, rows, Duration(took), retried(s.Rows))
+	default:
+		fmt.Fprintf(w, " – %-24s skipped: %s\n", s.Name, s.Rows[0].Reason)
+		return
+	}
+	for _, r := range s.Rows {
+		switch r.Verdict {
+		case Fail, XPass, Infra:
+			printRow(w, r, run)
+		case XFail, Skip:
+			fmt.Fprintf(w, "     – %s %s: %s\n", r.Name, r.Verdict, r.Reason)
+		}
+	}
+}
+
+func retried(rows []Row) string {
+	n := 0
+	for _, r := range rows {
+		n += r.Retries
+	}
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("   (%d retries after errors of the lab)", n)
+}
+
+func printRow(w io.Writer, r Row, run Run) {
+	fmt.Fprintf(w, "   ✗ %s  %s\n", r.Name, r.Took)
+	if r.Sabotage != "" {
+		fmt.Fprintf(w, "       sabotage   %s\n", r.Sabotage)
+	}
+	if r.Verdict == Infra {
+		field(w, "the lab", r.Reason)
+	} else if r.Reason != "" {
+		field(w, "", r.Reason)
+	}
+	for i, s := range r.Steps {
+		if len(s.Failures) == 0 || run.Sabotage {
+			continue
+		}
+		fmt.Fprintf(w, "     step %d  %s\n", i+1, s.Name)
+		for _, f := range s.Failures {
+			printFault(w, f)
+		}
+	}
+	pattern := r.Name
+	if r.Bundle != "" {
+		field(w, "evidence", r.Bundle)
+	}
+	world := ""
+	if run.World != "" {
+		world = " --world " + run.World
+	}
+	sabotage := ""
+	if run.Sabotage {
+		sabotage = " --sabotage"
+	}
+	field(w, "again", fmt.Sprintf("lab run %s --seed %s%s%s --keep", pattern, run.Seed, world, sabotage))
+	if r.Bundle != "" {
+		field(w, "packets", fmt.Sprintf("tcpdump -nr %s/capture.pcapng | less", r.Bundle))
+	}
+}
+
+func printFault(w io.Writer, f Fault) {
+	field(w, "expect", f.Expectation+placeOf(f))
+	field(w, "want", f.Want)
+	field(w, "got", f.Got)
+	field(w, "why", f.Why)
+	if len(f.Path) > 0 || len(f.Reply) > 0 {
+		reply := "none"
+		if len(f.Reply) > 0 {
+			reply = strings.Join(f.Reply, " ─ ")
+		}
+		path := "none"
+		if len(f.Path) > 0 {
+			path = strings.Join(f.Path, " ─ ")
+		}
+		field(w, "path", path)
+		field(w, "reply", reply)
+	}
+}
+
+func placeOf(f Fault) string {
+	if f.Place == "" {
+		return ""
+	}
+	return "  (" + f.Place + ")"
+}
+
+// field prints a name and a value that may have several lines.
+func field(w io.Writer, name, value string) {
+	if value == "" {
+		return
+	}
+	for i, line := range strings.Split(strings.TrimRight(value, "\n"), "\n") {
+		if i > 0 {
+			name = ""
+		}
+		fmt.Fprintf(w, "       %-9s %s\n", name, line)
+	}
+}
+
+// PrintSummary prints the last line of a run.
+func PrintSummary(w io.Writer, run Run) {
+	var all []Row
+	for _, s := range run.Scenarios {
+		all = append(all, s.Rows...)
+	}
+	c := count(all)
+	what := "rows"
+	if run.Sabotage {
+		what = "sabotages"
+	}
+	parts := []string{fmt.Sprintf("%d passed", c[Pass])}
+	for _, v := range []Verdict{Fail, XFail, XPass, Skip, Infra} {
+		if c[v] > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", c[v], map[Verdict]string{
+				Fail: "failed", XFail: "failed as known", XPass: "passed unexpectedly", Skip: "skipped", Infra: "not judged: the lab failed",
+			}[v]))
+		}
+	}
+	retries := 0
+	for _, l := range run.Labs {
+		retries += l.Retries
+	}
+	for _, r := range all {
+		retries += r.Retries
+	}
+	if retries > 0 {
+		parts = append(parts, fmt.Sprintf("%d retries after errors of the lab", retries))
+	}
+	fmt.Fprintf(w, "%d %s: %s · %s\n", len(all), what, strings.Join(parts, ", "), run.Took)
+}
+
+func count(rows []Row) map[Verdict]int {
+	c := map[Verdict]int{}
+	for _, r := range rows {
+		c[r.Verdict]++
+	}
+	return c
+}
+
+// ExitCode is what a run ends with. In CI a skip is a failure.
+func (run Run) ExitCode(ci bool) int {
+	ran, failed, infra := false, false, false
+	for _, s := range run.Scenarios {
+		for _, r := range s.Rows {
+			ran = ran || r.Verdict != Skip
+			failed = failed || r.Verdict.Failed(ci)
+			infra = infra || r.Verdict == Infra
+		}
+	}
+	switch {
+	case failed:
+		return ExitFail
+	case infra:
+		return ExitInfra
+	case !ran:
+		return ExitNone
+	}
+	return ExitPass
+}

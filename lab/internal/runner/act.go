@@ -1,0 +1,257 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// fieldOwner is the lab's name in the managed fields of what it applies.
+const fieldOwner = "isthmus-lab-scenario"
+
+// An undoList takes back what a row did, last first.
+type undoList []func(context.Context) error
+
+func (u *undoList) add(f func(context.Context) error) { *u = append(*u, f) }
+
+func (u *undoList) run(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	var errs []error
+	for i := len(*u) - 1; i >= 0; i-- {
+		errs = append(errs, (*u)[i](ctx))
+	}
+	*u = nil
+	return errors.Join(errs...)
+}
+
+// act does one thing. A fault is something that the product, not the lab,
+// got wrong.
+func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, undo *undoList) (*report.Fault, error) {
+	switch a := a.(type) {
+	case *scenario.Apply:
+		return r.apply(ctx, row, a, undo)
+	case *scenario.Delete:
+		return nil, r.delete(ctx, a)
+	case *scenario.Exec:
+		return r.execOnce(ctx, row, a, undo)
+	case *scenario.Kill:
+		target, err := killTarget(ctx, row, a.Of.Operand)
+		if err != nil {
+			return nil, err
+		}
+		return nil, r.World.KillContainer(ctx, target, "")
+	case *scenario.Flow:
+		f, err := row.OpenFlow(ctx, a.From.Operand, a.To.Operand, a.Proto, a.Interval)
+		if err != nil {
+			return nil, err
+		}
+		row.Flows[a.Name] = f
+		return nil, nil
+	}
+	return nil, fmt.Errorf("no way to do %T", a)
+}
+
+func killTarget(ctx context.Context, row *expect.Row, o operand.Operand) (string, error) {
+	return row.Directory.PodTarget(ctx, o)
+}
+
+func (r *Runner) apply(ctx context.Context, row *expect.Row, a *scenario.Apply, undo *undoList) (*report.Fault, error) {
+	text, err := row.Expand(ctx, a.Objects)
+	if err != nil {
+		return nil, err
+	}
+	objects, err := scenario.ParseObjects(text)
+	if err != nil {
+		return nil, err
+	}
+	for _, o := range objects {
+		err := r.applyOne(ctx, a.In, o, undo)
+		if a.Refused == "" {
+			if err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if fault := refusal(a, o, err); fault != nil {
+			return fault, nil
+		}
+	}
+	return nil, nil
+}
+
+// refusal checks that an object was refused with the message expected.
+func refusal(a *scenario.Apply, o *unstructured.Unstructured, err error) *report.Fault {
+	name := strings.ToLower(o.GetKind()) + "/" + o.GetName()
+	fault := &report.Fault{Expectation: name + " is refused", Want: fmt.Sprintf("refused with a message that matches %q", a.Refused)}
+	if err == nil {
+		fault.Got = "the API server accepted it"
+		return fault
+	}
+	if matched, reErr := regexp.MatchString(a.Refused, err.Error()); reErr == nil && matched {
+		return nil
+	}
+	fault.Got = err.Error()
+	return fault
+}
+
+func (r *Runner) applyOne(ctx context.Context, cluster string, o *unstructured.Unstructured, undo *undoList) error {
+	m, err := r.api.MappingOf(ctx, cluster, o.GroupVersionKind())
+	if err != nil {
+		return err
+	}
+	if m.Scope.Name() == meta.RESTScopeNameNamespace && o.GetNamespace() == "" {
+		o.SetNamespace("default")
+	}
+	res, err := r.api.Resource(ctx, cluster, m, o.GetNamespace())
+	if err != nil {
+		return err
+	}
+	before, err := res.Get(ctx, o.GetName(), metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	existed := err == nil
+	if _, err := res.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: fieldOwner, Force: true}); err != nil {
+		return err
+	}
+	undo.add(func(ctx context.Context) error {
+		if !existed {
+			return r.remove(ctx, cluster, m, o.GetNamespace(), o.GetName())
+		}
+		old := before.DeepCopy()
+		old.SetManagedFields(nil)
+		old.SetResourceVersion("")
+		_, err := res.Update(ctx, old, metav1.UpdateOptions{})
+		return err
+	})
+	return nil
+}
+
+func (r *Runner) delete(ctx context.Context, a *scenario.Delete) error {
+	o, err := r.api.Find(ctx, a.In, a.Object, a.Namespace)
+	if err != nil {
+		return err
+	}
+	if o == nil {
+		return fmt.Errorf("there is no %s in %s", a.Object, a.In)
+	}
+	m, err := r.api.MappingOf(ctx, a.In, o.GroupVersionKind())
+	if err != nil {
+		return err
+	}
+	return r.remove(ctx, a.In, m, o.GetNamespace(), o.GetName())
+}
+
+// removeTime is how long an object's finalizers are given.
+const removeTime = 30 * time.Second
+
+// remove deletes an object and waits until it, or at least this incarnation
+// of it, is gone.
+func (r *Runner) remove(ctx context.Context, cluster string, m *meta.RESTMapping, namespace, name string) error {
+	res, err := r.api.Resource(ctx, cluster, m, namespace)
+	if err != nil {
+		return err
+	}
+	old, err := res.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	if err := res.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	what := strings.ToLower(m.GroupVersionKind.Kind) + "/" + name
+	return until(ctx, removeTime, what+" is still there", func(ctx context.Context) (bool, error) {
+		now, err := res.Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return true, nil
+		}
+		return err == nil && now.GetUID() != old.GetUID(), err
+	})
+}
+
+// until calls done every 100 ms until it is, at most for timeout.
+func until(ctx context.Context, timeout time.Duration, otherwise string, done func(context.Context) (bool, error)) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("after %v %s", timeout, otherwise))
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		ok, err := done(ctx)
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		if ok || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-tick.C:
+		}
+	}
+}
+
+func (r *Runner) execOnce(ctx context.Context, row *expect.Row, a *scenario.Exec, undo *undoList) (*report.Fault, error) {
+	ran, err := r.exec(ctx, row, a)
+	if err != nil {
+		return nil, err
+	}
+	if a.Undo != "" {
+		// The address a name stands for may have changed by then: expand now.
+		text, err := row.Expand(ctx, a.Undo)
+		if err != nil {
+			return nil, err
+		}
+		undo.add(func(ctx context.Context) error {
+			res, err := r.shell(ctx, row, a.On.Operand, text)
+			if err == nil && res.Code != 0 {
+				err = fmt.Errorf("undo on %s: %s: exit code %d: %s", a.On, text, res.Code, strings.TrimSpace(string(res.Stderr)))
+			}
+			return err
+		})
+	}
+	if ran.Code != 0 && !a.Fails {
+		return nil, fmt.Errorf("exit code %d: %s", ran.Code, strings.TrimSpace(string(ran.Stdout)+string(ran.Stderr)))
+	}
+	return nil, nil
+}
+
+// exec runs the command of an action and remembers its output.
+func (r *Runner) exec(ctx context.Context, row *expect.Row, a *scenario.Exec) (expect.Ran, error) {
+	text, err := row.Expand(ctx, a.Run)
+	if err != nil {
+		return expect.Ran{}, err
+	}
+	res, err := r.shell(ctx, row, a.On.Operand, text)
+	if err != nil {
+		return expect.Ran{}, err
+	}
+	ran := expect.Ran{Command: strings.TrimSpace(text), ExecResult: res}
+	row.Outputs[a.Name], row.Outputs[""] = ran, ran
+	return ran, nil
+}
+
+func (r *Runner) shell(ctx context.Context, row *expect.Row, on operand.Operand, text string) (world.ExecResult, error) {
+	target, err := row.ExecTarget(ctx, on)
+	if err != nil {
+		return world.ExecResult{}, err
+	}
+	return r.World.Exec(ctx, world.ExecRequest{Target: target, Host: true, Argv: []string{"sh", "-c", text}})
+}

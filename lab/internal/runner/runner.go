@@ -1,0 +1,379 @@
+// Package runner runs the rows of scenarios on a lab: it acts, looks until
+// what is expected holds or the time is over, undoes what it did, and looks
+// after itself: no errors in logs, nothing left over. With sabotage it breaks
+// one thing and expects the row to fail where the scenario says.
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// A World is what the runner needs of a lab; *world.Client is one.
+type World interface {
+	expect.World
+	StopComponent(ctx context.Context, cluster, component string) error
+	StartComponent(ctx context.Context, cluster, component string) error
+	KillContainer(ctx context.Context, target, container string) error
+	WritePcap(ctx context.Context, w io.Writer) error
+}
+
+// A Runner runs scenarios of one topology on one lab. World is required.
+type Runner struct {
+	World World
+	Seed  string
+	// Converged waits until the appliance has applied everything.
+	Converged func(ctx context.Context) error
+	// Bundle, when set, writes the evidence for a row that failed and returns
+	// the directory.
+	Bundle func(ctx context.Context, row *report.Row) (string, error)
+	// Progress, when set, hears what is being done.
+	Progress func(text string)
+
+	api *expect.API
+	rng *rand.Rand
+	// needsConvergence: the row before may have disturbed the appliance.
+	needsConvergence bool
+}
+
+func (r *Runner) setup() {
+	if r.api == nil {
+		r.api = expect.NewAPI(r.World.RESTConfig)
+		var seed [32]byte
+		copy(seed[:], r.Seed+time.Now().Format(time.RFC3339Nano))
+		r.rng = rand.New(rand.NewChaCha8(seed))
+	}
+}
+
+// tokenLength is the number of letters of a token: enough that no two probes
+// share one, and that no other traffic has one by chance.
+const tokenLength = 16
+
+func (r *Runner) token() string {
+	const letters = "abcdefghijklmnopqrstuvwxyz234567"
+	b := make([]byte, tokenLength)
+	for i := range b {
+		b[i] = letters[r.rng.IntN(len(letters))]
+	}
+	return string(b)
+}
+
+func (r *Runner) say(format string, args ...any) {
+	if r.Progress != nil {
+		r.Progress(fmt.Sprintf(format, args...))
+	}
+}
+
+// newRow makes what the steps of a row share.
+func (r *Runner) newRow(ctx context.Context, s *scenario.Scenario) (*expect.Row, error) {
+	r.setup()
+	row := &expect.Row{
+		World: r.World, Topology: s.Topology, API: r.api,
+		Directory: expect.NewDirectory(r.World, r.api, s.Topology),
+		NewToken:  r.token,
+		Started:   time.Now(),
+		Flows:     map[string]*expect.FlowState{},
+		Outputs:   map[string]expect.Ran{},
+	}
+	logs, err := r.World.Logs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	row.LogMarks = expect.Marks(logs)
+	return row, nil
+}
+
+// Run runs one row. An error of the lab is the verdict infra.
+func (r *Runner) Run(ctx context.Context, s *scenario.Scenario, sr scenario.Row) report.Row {
+	r.say("%s", sr.Name)
+	out := report.Row{Name: sr.Name}
+	start := time.Now()
+	err := r.run(ctx, s, sr, &out)
+	out.Took = report.Duration(time.Since(start))
+	out.Verdict, out.Reason = verdict(&out, s.XFail, err)
+	if (out.Verdict == report.Fail || out.Verdict == report.Infra) && r.Bundle != nil {
+		bundle, err := r.Bundle(context.WithoutCancel(ctx), &out)
+		if err != nil {
+			out.Reason = strings.TrimSpace(out.Reason + "\nno evidence was written: " + err.Error())
+		}
+		out.Bundle = bundle
+	}
+	return out
+}
+
+func verdict(out *report.Row, xfail string, err error) (report.Verdict, string) {
+	failed := slices.ContainsFunc(out.Steps, func(s report.Step) bool { return len(s.Failures) > 0 })
+	switch {
+	case err != nil:
+		return report.Infra, err.Error()
+	case failed && xfail != "":
+		return report.XFail, xfail
+	case failed:
+		return report.Fail, ""
+	case xfail != "":
+		return report.XPass, "passed although it is known to fail: " + xfail
+	}
+	return report.Pass, ""
+}
+
+func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row, out *report.Row) (err error) {
+	row, err := r.newRow(ctx, s)
+	if err != nil {
+		return err
+	}
+	if err := r.settle(ctx); err != nil {
+		return err
+	}
+	steps := s.Build(sr)
+	if disturbs(steps) {
+		if row.Before, err = expect.Observe(ctx, r.World, r.api, s.Topology); err != nil {
+			return fmt.Errorf("look at what there is before: %w", err)
+		}
+	}
+	var undo undoList
+	failed := false
+	for _, st := range steps {
+		rs := r.step(ctx, s, row, st, &undo)
+		out.Steps = append(out.Steps, rs.Step)
+		if rs.err != nil {
+			err = rs.err
+			break
+		}
+		if failed = len(rs.Failures) > 0; failed {
+			break // what follows builds on it
+		}
+	}
+	// Whatever happened, the next row finds the lab as this one did.
+	after := context.WithoutCancel(ctx)
+	closeFlows(row)
+	err = errors.Join(err, undo.run(after))
+	if disturbs(steps) {
+		r.needsConvergence = true
+	}
+	if err != nil || failed || ctx.Err() != nil {
+		return errors.Join(err, ctx.Err())
+	}
+	out.Steps = append(out.Steps, r.hygiene(ctx, s, row, disturbs(steps)))
+	return nil
+}
+
+// disturbs tells whether steps do more than send traffic.
+func disturbs(steps []scenario.Step) bool {
+	return slices.ContainsFunc(steps, func(st scenario.Step) bool {
+		return slices.ContainsFunc(st.Do, func(a scenario.Action) bool {
+			_, flow := a.(*scenario.Flow)
+			return !flow
+		})
+	})
+}
+
+// settle waits for the appliance when the row before disturbed it.
+func (r *Runner) settle(ctx context.Context) error {
+	if !r.needsConvergence || r.Converged == nil {
+		return nil
+	}
+	r.say("waiting for the clusters to converge")
+	if err := r.Converged(ctx); err != nil {
+		return fmt.Errorf("the clusters did not converge after the row before: %w", err)
+	}
+	r.needsConvergence = false
+	return nil
+}
+
+type ranStep struct {
+	report.Step
+	err error
+}
+
+func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, undo *undoList) ranStep {
+	out := ranStep{Step: report.Step{Name: st.Name}}
+	row.StepStarted = time.Now()
+	defer func() { out.Took = report.Duration(time.Since(row.StepStarted)) }()
+	var stop *scenario.Stop
+	var again []*scenario.Exec
+	for _, a := range st.Do {
+		switch a := a.(type) {
+		case *scenario.Stop:
+			stop = a
+			continue
+		case *scenario.Exec:
+			if a.Again {
+				again = append(again, a)
+			}
+		}
+		fault, err := r.act(ctx, row, a, undo)
+		if err != nil {
+			out.err = fmt.Errorf("step %q: %s: %w", st.Name, a, err)
+			return out
+		}
+		if fault != nil {
+			fault.Place = s.Place(st.Pos)
+			out.Failures = append(out.Failures, *fault)
+			return out
+		}
+	}
+	if stop != nil {
+		r.whileStopped(ctx, s, row, st, stop, &out)
+		return out
+	}
+	r.expectAll(ctx, s, row, st, again, time.Now().Add(st.Within), &out)
+	return out
+}
+
+// expectAll looks at each expectation until it holds or the deadline is over.
+func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, again []*scenario.Exec, deadline time.Time, out *ranStep) {
+	for _, e := range st.Expect {
+		res, err := r.await(ctx, row, e, again, deadline)
+		if err != nil {
+			out.err = fmt.Errorf("step %q: %s: %w", st.Name, e, err)
+			return
+		}
+		if res.OK {
+			out.Notes = append(out.Notes, res.Notes...)
+			continue
+		}
+		out.Failures = append(out.Failures, report.Fault{
+			Expectation: e.String(), Place: s.Place(e.Pos),
+			Want: res.Want, Got: res.Got, Why: res.Why, Path: res.Path, Reply: res.Reply,
+		})
+		if e.Name == "reach" {
+			return // source, path and never speak about this probe
+		}
+	}
+}
+
+// await looks again and again, at first at short distances.
+func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, deadline time.Time) (expect.Result, error) {
+	pause := 50 * time.Millisecond
+	for first := true; ; first = false {
+		if !first && e.Name == "output" {
+			for _, a := range again {
+				if _, err := r.exec(ctx, row, a); err != nil {
+					return expect.Result{}, err
+				}
+			}
+		}
+		res, err := e.Check(ctx, row)
+		if err != nil || res.OK || res.Final || time.Now().Add(pause).After(deadline) {
+			return res, err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return res, ctx.Err()
+		case <-timer.C:
+		}
+		pause = min(pause*2, 500*time.Millisecond)
+	}
+}
+
+// whileStopped ends a component, demands that the expectations hold at once
+// and until its time is over, and starts it again.
+func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, stop *scenario.Stop, out *ranStep) {
+	if err := r.World.StopComponent(ctx, stop.In, stop.Component); err != nil {
+		out.err = fmt.Errorf("step %q: %s: %w", st.Name, stop, err)
+		return
+	}
+	end := time.Now().Add(stop.For)
+	rounds := 0
+	for time.Now().Before(end) && out.err == nil && len(out.Failures) == 0 {
+		out.Notes = nil
+		r.expectAll(ctx, s, row, st, nil, end, out)
+		rounds++
+		pause := time.NewTimer(min(500*time.Millisecond, max(0, time.Until(end))))
+		select {
+		case <-ctx.Done():
+		case <-pause.C:
+		}
+		pause.Stop()
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	out.Notes = append(out.Notes, fmt.Sprintf("held %d times in %v without %s", rounds, stop.For, stop.Component))
+	start := time.Now()
+	if err := r.World.StartComponent(context.WithoutCancel(ctx), stop.In, stop.Component); err != nil {
+		out.err = errors.Join(out.err, fmt.Errorf("step %q: start %s in %s again: %w", st.Name, stop.Component, stop.In, err))
+		return
+	}
+	out.Notes = append(out.Notes, fmt.Sprintf("%s healthy again after %v", stop.Component, time.Since(start).Round(10*time.Millisecond)))
+}
+
+// hygieneStep is the step that every row ends with.
+const hygieneStep = "afterwards: clean logs, nothing left over"
+
+// leftoverTime is how long the appliance is given to tidy up.
+const leftoverTime = 20 * time.Second
+
+func (r *Runner) hygiene(ctx context.Context, s *scenario.Scenario, row *expect.Row, leftovers bool) report.Step {
+	start := time.Now()
+	out := report.Step{Name: hygieneStep}
+	logs, err := r.World.Logs(ctx)
+	if err != nil {
+		out.Failures = append(out.Failures, report.Fault{Expectation: "clean logs", Want: "logs to look at", Got: err.Error()})
+	}
+	for _, l := range expect.Fresh(logs, row.LogMarks) {
+		if bad := errorLines(l, s); len(bad) > 0 {
+			out.Failures = append(out.Failures, report.Fault{
+				Expectation: "clean logs", Want: "no error in the log of " + l.Name,
+				Got: fmt.Sprintf("%d error lines", len(bad)), Why: strings.Join(bad[:min(3, len(bad))], "\n"),
+			})
+		}
+	}
+	if leftovers {
+		e := expect.Checked{Name: "gone", Expectation: &expect.Gone{}}
+		res, err := r.await(ctx, row, e, nil, time.Now().Add(leftoverTime))
+		if err != nil {
+			res.Got = err.Error()
+		}
+		if !res.OK {
+			out.Failures = append(out.Failures, report.Fault{Expectation: e.String(), Want: res.Want, Got: res.Got, Why: res.Why})
+		}
+	}
+	out.Took = report.Duration(time.Since(start))
+	return out
+}
+
+// errorLines are the error lines of one of our daemons that the scenario does
+// not allow.
+func errorLines(l world.Log, s *scenario.Scenario) []string {
+	parts := strings.Split(l.Name, "/")
+	if len(parts) != 4 || !strings.HasPrefix(parts[1], "liqo") {
+		return nil // not a container of the appliance
+	}
+	var bad []string
+	for line := range strings.Lines(l.Text) {
+		line = strings.TrimSpace(line)
+		isError := strings.Contains(line, `"level":"ERROR"`) || strings.Contains(line, "level=ERROR") ||
+			strings.Contains(line, "panic:") || strings.Contains(line, "DATA RACE")
+		if !isError {
+			continue
+		}
+		allowed := false
+		for _, re := range s.AllowLogs {
+			allowed = allowed || re.MatchString(line)
+		}
+		if !allowed {
+			bad = append(bad, line)
+		}
+	}
+	return bad
+}
+
+func closeFlows(row *expect.Row) {
+	for _, f := range row.Flows {
+		f.Close()
+	}
+}

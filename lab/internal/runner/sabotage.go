@@ -1,0 +1,241 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+)
+
+// policyName is the name of the policy that withholds an object, and of its
+// binding.
+const policyName = "isthmus-lab-withhold"
+
+// sabotageWithin is how long an expectation of a sabotaged row is given: it
+// must fail, so the scenario's own patience would only cost time. It is more
+// than a daemon needs to apply what was changed.
+const sabotageWithin = 4 * time.Second
+
+// RunSabotage breaks what a sabotage names, runs the row and returns whether
+// it failed where it should: that is the verdict pass.
+func (r *Runner) RunSabotage(ctx context.Context, s *scenario.Scenario, sr scenario.Row, sab scenario.Sabotage) report.Row {
+	r.setup()
+	out := report.Row{Name: sr.Name, Sabotage: sab.String()}
+	r.say("%s: %s", sr.Name, sab)
+	start := time.Now()
+	err := r.runSabotage(ctx, s, sr, sab, &out)
+	out.Took = report.Duration(time.Since(start))
+	if err != nil {
+		out.Verdict, out.Reason = report.Infra, err.Error()
+		return out
+	}
+	var red string
+	for _, st := range out.Steps {
+		if len(st.Failures) > 0 {
+			red = st.Name
+			break
+		}
+	}
+	switch red {
+	case sab.Fails:
+		out.Verdict = report.Pass
+	case "":
+		out.Verdict, out.Reason = report.Fail, "it stayed green: nothing of the scenario depends on "+sab.String()
+	default:
+		out.Verdict, out.Reason = report.Fail, fmt.Sprintf("it failed at %q instead of at %q", red, sab.Fails)
+	}
+	return out
+}
+
+func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scenario.Row, sab scenario.Sabotage, out *report.Row) (err error) {
+	if err := r.settle(ctx); err != nil {
+		return err
+	}
+	row, err := r.newRow(ctx, s)
+	if err != nil {
+		return err
+	}
+	steps := s.Build(sr)
+	if row.Before, err = expect.Observe(ctx, r.World, r.api, s.Topology); err != nil {
+		return err
+	}
+	var undo undoList
+	r.needsConvergence = true
+	defer func() { err = errors.Join(err, undo.run(context.WithoutCancel(ctx))) }()
+	if sab.Plant != nil {
+		err = r.plant(ctx, row, sab.Plant, &undo)
+	} else {
+		err = r.withhold(ctx, sab, &undo)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", sab, err)
+	}
+	defer closeFlows(row)
+	for _, st := range steps {
+		if st.Name == sab.Fails {
+			st.Within = min(st.Within, sabotageWithin)
+		}
+		rs := r.step(ctx, s, row, st, &undo)
+		out.Steps = append(out.Steps, rs.Step)
+		if rs.err != nil && st.Name == sab.Fails {
+			// The sabotage may hit the action itself: what it needs is gone.
+			out.Steps[len(out.Steps)-1].Failures = append(rs.Failures, report.Fault{Expectation: "the step's actions", Want: "done", Got: rs.err.Error()})
+			return nil
+		}
+		if rs.err != nil {
+			return rs.err
+		}
+		if len(rs.Failures) > 0 {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (r *Runner) plant(ctx context.Context, row *expect.Row, p *scenario.Plant, undo *undoList) error {
+	a := &scenario.Exec{On: p.On, Run: p.Run, Undo: p.Undo}
+	_, err := r.execOnce(ctx, row, a, undo)
+	return err
+}
+
+// withhold makes the API server refuse one object by its name, then deletes
+// it: the live controllers can't bring it back, and the live daemons take its
+// effects away themselves.
+func (r *Runner) withhold(ctx context.Context, sab scenario.Sabotage, undo *undoList) error {
+	object, err := r.api.Find(ctx, sab.In, sab.Withhold, sab.Namespace)
+	if err != nil {
+		return err
+	}
+	if object == nil {
+		return fmt.Errorf("there is no %s in %s", sab.Withhold, sab.In)
+	}
+	m, err := r.api.MappingOf(ctx, sab.In, object.GroupVersionKind())
+	if err != nil {
+		return err
+	}
+	if err := r.refuse(ctx, sab, m, object, undo); err != nil {
+		return err
+	}
+	return r.remove(ctx, sab.In, m, object.GetNamespace(), object.GetName())
+}
+
+// inForceTime is how long a policy may take; 119 ms were measured.
+const inForceTime = 15 * time.Second
+
+// comebackTime is how long the controller may take to make the object again:
+// it retries with growing pauses.
+const comebackTime = 60 * time.Second
+
+func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.RESTMapping, object *unstructured.Unstructured, undo *undoList) error {
+	policy, binding := policyFor(m, object)
+	for _, o := range []runtime.Object{policy, binding} {
+		u, err := toUnstructured(o)
+		if err != nil {
+			return err
+		}
+		pm, err := r.api.MappingOf(ctx, sab.In, u.GroupVersionKind())
+		if err != nil {
+			return err
+		}
+		res, err := r.api.Resource(ctx, sab.In, pm, "")
+		if err != nil {
+			return err
+		}
+		if _, err := res.Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: fieldOwner, Force: true}); err != nil {
+			return err
+		}
+		undo.add(func(ctx context.Context) error { return r.remove(ctx, sab.In, pm, "", u.GetName()) })
+	}
+	res, err := r.api.Resource(ctx, sab.In, m, object.GetNamespace())
+	if err != nil {
+		return err
+	}
+	// Undone last first, so this runs before the policy is removed; what must
+	// come back is waited for at the very end.
+	back := func(ctx context.Context) error {
+		return until(ctx, comebackTime, fmt.Sprintf("%s has not come back to %s", sab.Withhold, sab.In), func(ctx context.Context) (bool, error) {
+			_, err := res.Get(ctx, object.GetName(), metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				return false, nil
+			}
+			return err == nil, err
+		})
+	}
+	*undo = append(undoList{back}, *undo...)
+
+	probe := object.DeepCopy()
+	probe.SetResourceVersion("")
+	probe.SetUID("")
+	probe.SetManagedFields(nil)
+	return until(ctx, inForceTime, "the policy is not in force", func(ctx context.Context) (bool, error) {
+		_, err := res.Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err != nil && strings.Contains(err.Error(), policyName), nil
+	})
+}
+
+// policyFor makes the policy that refuses to create one object.
+func policyFor(m *meta.RESTMapping, object *unstructured.Unstructured) (*admissionv1.ValidatingAdmissionPolicy, *admissionv1.ValidatingAdmissionPolicyBinding) {
+	fail := admissionv1.Fail
+	exact := admissionv1.Exact
+	condition := fmt.Sprintf("object.metadata.name == %q", object.GetName())
+	if ns := object.GetNamespace(); ns != "" {
+		condition += fmt.Sprintf(" && object.metadata.namespace == %q", ns)
+	}
+	policy := &admissionv1.ValidatingAdmissionPolicy{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "admissionregistration.k8s.io/v1", Kind: "ValidatingAdmissionPolicy"},
+		ObjectMeta: metav1.ObjectMeta{Name: policyName},
+		Spec: admissionv1.ValidatingAdmissionPolicySpec{
+			FailurePolicy: &fail,
+			MatchConstraints: &admissionv1.MatchResources{
+				MatchPolicy: &exact,
+				ResourceRules: []admissionv1.NamedRuleWithOperations{{
+					RuleWithOperations: admissionv1.RuleWithOperations{
+						Operations: []admissionv1.OperationType{admissionv1.Create},
+						Rule: admissionv1.Rule{
+							APIGroups:   []string{m.Resource.Group},
+							APIVersions: []string{m.Resource.Version},
+							Resources:   []string{m.Resource.Resource},
+						},
+					},
+				}},
+			},
+			MatchConditions: []admissionv1.MatchCondition{{Name: "this-one", Expression: condition}},
+			Validations: []admissionv1.Validation{{
+				Expression: "false",
+				Message:    policyName + ": the lab withholds this object",
+			}},
+		},
+	}
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "admissionregistration.k8s.io/v1", Kind: "ValidatingAdmissionPolicyBinding"},
+		ObjectMeta: metav1.ObjectMeta{Name: policyName},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{
+			PolicyName:        policyName,
+			ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny},
+		},
+	}
+	return policy, binding
+}
+
+func toUnstructured(o runtime.Object) (*unstructured.Unstructured, error) {
+	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(o)
+	if err != nil {
+		return nil, err
+	}
+	delete(m, "status")
+	u := &unstructured.Unstructured{Object: m}
+	unstructured.RemoveNestedField(u.Object, "metadata", "creationTimestamp")
+	return u, nil
+}
