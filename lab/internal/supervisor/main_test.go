@@ -43,6 +43,7 @@ func TestMain(m *testing.M) {
 		f.StringVar(&cfg.Listen, "listen", "", "")
 		f.StringVar(&cfg.Dir, "dir", "", "")
 		f.StringVar(&cfg.BinDir, "bin-dir", "", "")
+		f.BoolVar(&cfg.Machine, "machine", false, "")
 		f.Parse(os.Args[2:])
 		err = world.ServeAgent(ctx, cfg)
 	case pods.InitArgument:
