@@ -68,7 +68,7 @@ func full() map[string]any {
 	v["networking"] = map[string]any{"gatewayTemplates": map[string]any{
 		"wireguard": map[string]any{"implementation": "userspace"},
 		"server": map[string]any{"service": map[string]any{
-			"annotations": map[string]any{"lb.example.com/internal": "true"}, "allocateLoadBalancerNodePorts": false,
+			"annotations": map[string]any{"lb.example.com/internal": "true"},
 		}},
 		"pod":       map[string]any{"nodeSelector": map[string]any{"edge": "true"}},
 		"container": map[string]any{"gateway": map[string]any{"resources": map[string]any{"requests": map[string]any{"cpu": "10m"}}}},

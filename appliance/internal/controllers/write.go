@@ -58,20 +58,30 @@ func (r *reconciler) write(ctx context.Context, result plan.Result) error {
 	w := &writer{reconciler: r, latest: map[objectKey]client.Object{}}
 	each(w, result.Applies, func(o plan.Object) error { return w.apply(ctx, o) })
 	each(w, result.Keys, func(k plan.KeySecret) error { return w.keySecret(ctx, k) })
-	var before, workloads []plan.Object
-	for _, o := range result.Objects {
-		if o.GetObjectKind().GroupVersionKind().Kind == "Deployment" {
-			workloads = append(workloads, o)
-		} else {
-			before = append(before, o)
-		}
+	for _, wave := range waves(result.Objects) {
+		each(w, wave, func(o plan.Object) error { return w.object(ctx, o) })
 	}
-	each(w, before, func(o plan.Object) error { return w.object(ctx, o) })
-	each(w, workloads, func(o plan.Object) error { return w.object(ctx, o) })
 	each(w, result.Statuses, func(o plan.Object) error { return w.status(ctx, o) })
 	w.prune(ctx, result.Objects)
 	r.metrics.planned(len(result.Objects))
 	return errors.Join(w.errs...)
+}
+
+// waves sorts objects by when they can be written: bindings after what they
+// bind, Deployments after what their pods need.
+func waves(list []plan.Object) [3][]plan.Object {
+	var out [3][]plan.Object
+	for _, o := range list {
+		i := 0
+		switch o.GetObjectKind().GroupVersionKind().Kind {
+		case "RoleBinding", "ClusterRoleBinding":
+			i = 1
+		case "Deployment":
+			i = 2
+		}
+		out[i] = append(out[i], o)
+	}
+	return out
 }
 
 // each calls do for all of list, some at a time.
