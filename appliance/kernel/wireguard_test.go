@@ -1,0 +1,336 @@
+package kernel
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/poll"
+
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
+)
+
+const tunnel = "liqo-tunnel"
+
+// A side is one end of a tunnel in a namespace of its own.
+type side struct {
+	test *nettest.NS
+	cfg  Config
+	*NetNS
+}
+
+// tunnelSides returns two namespaces joined by a veth, 192.0.2.1 and .2.
+// They are opened with the implementation, or the test is skipped.
+func tunnelSides(t *testing.T, impl Implementation) (server, client *side) {
+	t.Helper()
+	nettest.Need(t, "ip")
+	sides := make([]*side, 2)
+	for i := range sides {
+		s := &side{test: nettest.Another(t), cfg: Config{
+			Implementation: impl,
+			StateDir:       t.TempDir(),
+			PrivateKey:     func(string) ([32]byte, error) { return key(byte(i + 1)), nil },
+			Logger:         slog.New(slog.DiscardHandler),
+		}}
+		s.open(t)
+		feature := FeatureWireGuard
+		if impl == Userspace {
+			feature = FeatureTUN
+		}
+		need(t, s.NetNS, feature)
+		sides[i] = s
+	}
+	veth(t, sides[0].test, sides[1].test, "192.0.2.1/24", "192.0.2.2/24")
+	t.Cleanup(func() {
+		for _, s := range sides {
+			assert.Check(t, s.Close())
+		}
+	})
+	return sides[0], sides[1]
+}
+
+func (s *side) open(t *testing.T) {
+	t.Helper()
+	var err error
+	s.test.Do(func() { s.NetNS, err = Open(s.cfg) })
+	assert.NilError(t, err)
+}
+
+func serverState() netstate.State {
+	return netstate.State{
+		Links:     []netstate.Link{{Name: tunnel, Kind: netstate.KindWireGuard, MTU: 1380, Description: "tunnel to rome", Forwarding: true, RPFilter: 2}},
+		Addresses: []netstate.Address{{Dev: tunnel, Prefix: prefix("169.254.18.1/30")}},
+		WireGuard: []netstate.WireGuard{{Dev: tunnel, ListenPort: 51840, PublicKey: public(1), Peers: []netstate.WireGuardPeer{
+			{PublicKey: public(2), AllowedIPs: []netip.Prefix{prefix("169.254.18.2/32"), prefix("10.2.0.0/16"), prefix("fd02::/64")}},
+		}}},
+	}
+}
+
+func clientState() netstate.State {
+	return netstate.State{
+		Links:     []netstate.Link{{Name: tunnel, Kind: netstate.KindWireGuard, MTU: 1380, Description: "tunnel to milan"}},
+		Addresses: []netstate.Address{{Dev: tunnel, Prefix: prefix("169.254.18.2/30")}},
+		WireGuard: []netstate.WireGuard{{Dev: tunnel, PublicKey: public(2), Peers: []netstate.WireGuardPeer{
+			{PublicKey: public(1), Endpoint: netip.MustParseAddrPort("192.0.2.1:51840"), AllowedIPs: []netip.Prefix{prefix("169.254.18.1/32")}},
+		}}},
+	}
+}
+
+// exchange sends a datagram through the tunnel and waits for it.
+func exchange(t *testing.T, from, to *side, dst string) {
+	t.Helper()
+	in := listen(t, to.test, netip.MustParseAddrPort(dst+":0"))
+	out := listen(t, from.test, netip.MustParseAddrPort("0.0.0.0:0"))
+	at := in.LocalAddr().(*net.UDPAddr).AddrPort()
+	send(t, out, at)
+	receive(t, in)
+	assert.NilError(t, in.Close())
+	assert.NilError(t, out.Close())
+}
+
+func both(t *testing.T, f func(t *testing.T, impl Implementation)) {
+	for _, impl := range []Implementation{Kernel, Userspace} {
+		t.Run(string(impl), func(t *testing.T) {
+			t.Parallel()
+			if impl == Kernel {
+				// Open refuses to be opened where there is none.
+				probe, _ := openWith(t)
+				need(t, probe, FeatureWireGuard)
+			}
+			f(t, impl)
+		})
+	}
+}
+
+func TestWireGuard(t *testing.T) {
+	both(t, func(t *testing.T, impl Implementation) {
+		server, client := tunnelSides(t, impl)
+		converge(t, server.NetNS, serverState())
+		converge(t, client.NetNS, clientState())
+		assert.Equal(t, server.Implementation(), impl)
+		exchange(t, client, server, "169.254.18.1")
+		exchange(t, server, client, "169.254.18.2")
+
+		peers, err := server.Peers(tunnel)
+		assert.NilError(t, err)
+		assert.Equal(t, len(peers), 1)
+		assert.Equal(t, peers[0].PublicKey, public(2))
+		assert.Equal(t, peers[0].Endpoint.Addr(), addr("192.0.2.2"))
+		assert.Assert(t, peers[0].Rx > 0 && peers[0].Tx > 0 && time.Since(peers[0].LastHandshake) < time.Minute, "%+v", peers[0])
+		_, err = server.Peers("absent")
+		assert.ErrorContains(t, err, "absent")
+
+		// What was learned is left alone: there is nothing to do.
+		left := netstate.Diff(observe(t, server.NetNS), serverState())
+		assert.Assert(t, left.Empty(), left.String())
+
+		// The link carries what people and we need to know.
+		out := server.test.Run("ip", "-d", "link", "show", tunnel)
+		assert.Assert(t, strings.Contains(out, "alias isthmus: tunnel to rome"), out)
+		assert.Assert(t, strings.Contains(out, "mtu 1380"), out)
+		out = client.test.Run("ip", "link", "show", tunnel)
+		assert.Assert(t, strings.Contains(out, "192.0.2.1:51840"), out)
+		server.test.Do(func() {
+			for name, want := range map[string]string{"forwarding": "1\n", "rp_filter": "2\n"} {
+				b, err := os.ReadFile("/proc/sys/net/ipv4/conf/" + tunnel + "/" + name)
+				assert.NilError(t, err)
+				assert.Equal(t, string(b), want, name)
+			}
+		})
+	})
+}
+
+// TestWireGuardWalk changes keys, ports, endpoints, allowed IPs and peers in
+// every order; traffic flows whenever it should.
+func TestWireGuardWalk(t *testing.T) {
+	both(t, func(t *testing.T, impl Implementation) {
+		server, client := tunnelSides(t, impl)
+		change := func(s netstate.State, f func(*netstate.WireGuard)) netstate.State {
+			w := s.WireGuard[0]
+			w.Peers = append([]netstate.WireGuardPeer(nil), w.Peers...)
+			f(&w)
+			s.WireGuard = []netstate.WireGuard{w}
+			return s
+		}
+		third := netstate.WireGuardPeer{PublicKey: public(3), Endpoint: netip.MustParseAddrPort("[2001:db8::7]:9"), AllowedIPs: []netip.Prefix{prefix("10.3.0.0/16"), prefix("fd03::/64")}, Keepalive: 25}
+		states := []netstate.State{
+			clientState(),
+			change(clientState(), func(w *netstate.WireGuard) { w.Peers = append(w.Peers, third) }),
+			change(clientState(), func(w *netstate.WireGuard) {
+				w.Peers[0].AllowedIPs = append([]netip.Prefix{prefix("10.3.0.0/16")}, w.Peers[0].AllowedIPs...)
+			}),
+			change(clientState(), func(w *netstate.WireGuard) { w.ListenPort = 51999 }),
+			change(clientState(), func(w *netstate.WireGuard) { w.Peers[0].Keepalive = 10 }),
+			change(clientState(), func(w *netstate.WireGuard) { w.Peers = nil }),
+			change(clientState(), func(w *netstate.WireGuard) { w.Peers = []netstate.WireGuardPeer{third} }),
+			change(clientState(), func(w *netstate.WireGuard) {
+				p := third
+				p.Endpoint = netip.AddrPort{}
+				w.Peers = append(w.Peers, p)
+			}),
+			{},
+		}
+		converge(t, server.NetNS, serverState())
+		for round := range 2 {
+			for from := range states {
+				for to := range states {
+					if from == to || (from+to+round)%2 == 0 && impl == Userspace {
+						continue // each pair once in the two rounds
+					}
+					converge(t, client.NetNS, states[from])
+					converge(t, client.NetNS, states[to])
+				}
+			}
+			converge(t, client.NetNS, clientState())
+			exchange(t, client, server, "169.254.18.1")
+		}
+
+		// A changed endpoint is set, an unchanged one not, however the peer
+		// was reached meanwhile.
+		moved := change(clientState(), func(w *netstate.WireGuard) { w.Peers[0].Endpoint = netip.MustParseAddrPort("192.0.2.99:51840") })
+		converge(t, client.NetNS, moved)
+		peers, err := client.Peers(tunnel)
+		assert.NilError(t, err)
+		assert.Equal(t, peers[0].Endpoint.String(), "192.0.2.99:51840")
+		exchange(t, server, client, "169.254.18.2") // the server knows where we are, we learn where it is
+		peers, err = client.Peers(tunnel)
+		assert.NilError(t, err)
+		assert.Equal(t, peers[0].Endpoint.String(), "192.0.2.1:51840")
+		converge(t, client.NetNS, moved)
+		peers, err = client.Peers(tunnel)
+		assert.NilError(t, err)
+		assert.Equal(t, peers[0].Endpoint.String(), "192.0.2.1:51840")
+	})
+}
+
+// TestKeysChange gives the server a new key pair and tells the client.
+func TestKeysChange(t *testing.T) {
+	both(t, func(t *testing.T, impl Implementation) {
+		server, client := tunnelSides(t, impl)
+		current := byte(1)
+		server.cfg.PrivateKey = func(string) ([32]byte, error) { return key(current), nil }
+		assert.NilError(t, server.Close())
+		server.open(t)
+		converge(t, server.NetNS, serverState())
+		converge(t, client.NetNS, clientState())
+		exchange(t, client, server, "169.254.18.1")
+
+		next := serverState()
+		next.WireGuard[0].PublicKey = public(4)
+		err := server.Apply(t.Context(), netstate.Diff(observe(t, server.NetNS), next))
+		assert.ErrorContains(t, err, "the two halves in the Secret do not match")
+		private := wgtypes.Key(key(1)).String()
+		assert.Assert(t, !strings.Contains(err.Error(), private))
+
+		// WireGuard answers no more than one handshake in 50 ms.
+		poll.WaitOn(t, func(poll.LogT) poll.Result {
+			peers, err := server.Peers(tunnel)
+			if err != nil {
+				return poll.Error(err)
+			}
+			if time.Since(peers[0].LastHandshake) < 100*time.Millisecond {
+				return poll.Continue("the last handshake was just now")
+			}
+			return poll.Success()
+		}, poll.WithDelay(10*time.Millisecond))
+		current = 4
+		converge(t, server.NetNS, next)
+		peer := clientState()
+		peer.WireGuard[0].Peers[0].PublicKey = public(4)
+		converge(t, client.NetNS, peer)
+		exchange(t, client, server, "169.254.18.1")
+	})
+}
+
+// TestUserspaceRestart ends the process that serves WireGuard, as far as a
+// test can, and starts it again: the client never dials, so the server must.
+func TestUserspaceRestart(t *testing.T) {
+	t.Parallel()
+	server, client := tunnelSides(t, Userspace)
+	converge(t, server.NetNS, serverState())
+	converge(t, client.NetNS, clientState())
+	exchange(t, client, server, "169.254.18.1")
+	file := filepath.Join(server.cfg.StateDir, "wireguard-"+tunnel+".json")
+	var remembered []byte
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		b, err := os.ReadFile(file)
+		if err != nil || !bytes.Contains(b, []byte("192.0.2.2:")) {
+			return poll.Continue("endpoint not remembered: %s %v", b, err)
+		}
+		remembered = b
+		return poll.Success()
+	}, poll.WithDelay(20*time.Millisecond))
+	assert.Assert(t, !bytes.Contains(remembered, []byte(key(1).String())), "a private key is written to disk")
+
+	// The client talks all the time.
+	in := listen(t, server.test, netip.MustParseAddrPort("0.0.0.0:7000"))
+	ctx, cancel := context.WithCancel(t.Context())
+	out := listen(t, client.test, netip.MustParseAddrPort("0.0.0.0:0"))
+	talked := make(chan struct{})
+	go func() {
+		defer close(talked)
+		tick := time.NewTicker(10 * time.Millisecond)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			<-tick.C
+			_, _ = out.WriteToUDPAddrPort([]byte("x"), netip.MustParseAddrPort("169.254.18.1:7000"))
+		}
+	}()
+	defer func() { cancel(); <-talked }()
+	receive(t, in)
+
+	start := time.Now()
+	assert.NilError(t, server.Close())
+	assert.NilError(t, os.WriteFile(file, remembered, 0o600)) // as if it had been killed
+	for in.SetReadDeadline(time.Now().Add(-1)) == nil {
+		if _, _, err := in.ReadFromUDPAddrPort(make([]byte, 10)); err != nil {
+			break
+		}
+	}
+	server.open(t)
+	converge(t, server.NetNS, serverState())
+	receive(t, in)
+	gap := time.Since(start)
+	t.Logf("gap: %v", gap)
+	assert.Assert(t, gap < 3*time.Second)
+}
+
+// TestWireGuardByHand changes a device behind our back.
+func TestWireGuardByHand(t *testing.T) {
+	t.Parallel()
+	server, _ := tunnelSides(t, Userspace)
+	converge(t, server.NetNS, serverState())
+	for _, argv := range [][]string{
+		{"ip", "link", "set", tunnel, "down"},
+		{"ip", "link", "set", tunnel, "mtu", "1300"},
+		{"ip", "link", "set", tunnel, "alias", "isthmus: something else"},
+		{"ip", "addr", "flush", "dev", tunnel},
+		{"ip", "addr", "add", "10.99.0.1/24", "dev", tunnel},
+		{"ip", "link", "del", tunnel},
+	} {
+		t.Run(strings.Join(argv, " "), func(t *testing.T) {
+			for len(server.Changed()) > 0 {
+				<-server.Changed()
+			}
+			server.test.Run(argv...)
+			select {
+			case <-server.Changed():
+			case <-time.After(5 * time.Second):
+				t.Fatal("the change was not announced")
+			}
+			assert.Assert(t, !netstate.Diff(observe(t, server.NetNS), serverState()).Empty(), "the change was not seen")
+			converge(t, server.NetNS, serverState())
+			quiet(t, server.NetNS, serverState())
+		})
+	}
+}
