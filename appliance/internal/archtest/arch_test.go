@@ -302,7 +302,11 @@ func constant(e ast.Expr) bool {
 	case *ast.ParenExpr:
 		return constant(e.X)
 	case *ast.CallExpr:
-		switch fun := e.Fun.(type) {
+		fun := e.Fun
+		if generic, ok := fun.(*ast.IndexExpr); ok {
+			fun = generic.X // reflect.TypeFor[int]
+		}
+		switch fun := fun.(type) {
 		case *ast.SelectorExpr:
 			x, _ := fun.X.(*ast.Ident)
 			if x == nil {
