@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
@@ -109,7 +110,7 @@ type Result[In any] struct {
 	Duration  time.Duration
 }
 
-// A PanicError is a panic of Desired. The data plane is left as it is.
+// A PanicError is a panic of Read or Desired. The data plane is left as it is.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -215,12 +216,20 @@ func (l *loop[In]) pass(ctx context.Context) {
 
 // reconcile is the whole path of data, once.
 func (l *loop[In]) reconcile(ctx context.Context) (res Result[In]) {
-	in, err := l.Source.Read(ctx)
+	err := guard(func() (err error) {
+		res.Input, err = l.Source.Read(ctx)
+		return err
+	})
 	if err != nil {
-		return Result[In]{Err: fmt.Errorf("read what is known: %w", err)}
+		res.Err = fmt.Errorf("read what is known: %w", err)
+		return res
 	}
-	res.Input = in
-	if res.Desired, res.Objects, err = compute(l.Desired, in); err != nil {
+	err = guard(func() error {
+		res.Desired, res.Objects = l.Desired(res.Input)
+		return nil
+	})
+	if err != nil {
+		res.Desired, res.Objects = netstate.State{}, nil
 		res.Err = fmt.Errorf("compute the desired state: %w", err)
 		return res
 	}
@@ -244,16 +253,15 @@ func (l *loop[In]) reconcile(ctx context.Context) (res Result[In]) {
 	return res
 }
 
-// compute calls f and turns a panic into an error: a bug there must not
-// stop the daemon that keeps the data plane up.
-func compute[In any](f func(In) (netstate.State, []cluster.Applied), in In) (st netstate.State, objects []cluster.Applied, err error) {
+// guard calls f and turns a panic into an error: a bug in reading or computing
+// must not stop the daemon that keeps the data plane up.
+func guard(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
-			st, objects, err = netstate.State{}, nil, &PanicError{Value: r, Stack: debug.Stack()}
+			err = &PanicError{Value: r, Stack: debug.Stack()}
 		}
 	}()
-	st, objects = f(in)
-	return st, objects, nil
+	return f()
 }
 
 // relog is how often a failure that stays the same is logged.
@@ -268,7 +276,7 @@ func (l *loop[In]) log(ctx context.Context, res Result[In]) {
 		}
 		l.lastErr = ""
 		if !res.Changes.Empty() {
-			l.Logger.InfoContext(ctx, "changed", "changes", fmt.Sprint(res.Changes), "took", res.Duration.Round(time.Microsecond))
+			l.Logger.InfoContext(ctx, "changed", "changes", shorten(res.Changes), "took", res.Duration.Round(time.Microsecond))
 		}
 		return
 	}
@@ -276,4 +284,18 @@ func (l *loop[In]) log(ctx context.Context, res Result[In]) {
 		l.Logger.ErrorContext(ctx, "pass failed, retrying", "err", res.Err, "failed", l.failures+1)
 		l.lastErr, l.loggedAt = text, time.Now()
 	}
+}
+
+// maxLines is how many changes are logged one by one; a first pass on a large
+// cluster has thousands.
+const maxLines = 40
+
+// shorten returns the changes as text, the first of them if they are many.
+func shorten(c netstate.Changes) string {
+	lines := strings.Split(strings.TrimSuffix(c.String(), "\n"), "\n")
+	if len(lines) > maxLines {
+		more := fmt.Sprintf("… and %d lines more", len(lines)-maxLines)
+		lines = append(lines[:maxLines:maxLines], more)
+	}
+	return strings.Join(lines, "\n")
 }

@@ -351,6 +351,16 @@ func TestEndKeepsDataPlane(t *testing.T) {
 	})
 }
 
+func TestLongLog(t *testing.T) {
+	var c netstate.Changes
+	for i := range 1000 {
+		c.AddRoutes = append(c.AddRoutes, netstate.Route{Table: 7, Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24), Dev: "liqo.rome"})
+	}
+	text := shorten(c)
+	assert.Equal(t, strings.Count(text, "\n"), maxLines)
+	assert.Assert(t, strings.HasSuffix(text, "… and 960 lines more"), text)
+}
+
 func TestConfig(t *testing.T) {
 	assert.ErrorContains(t, Run(t.Context(), Config[prefixes]{}), "required")
 }

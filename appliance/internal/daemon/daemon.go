@@ -122,17 +122,7 @@ func (g *group) wait(ctx context.Context) error {
 	return err
 }
 
-// checkVersion refuses kernels that are too old.
-func checkVersion(features []kernel.Feature) error {
-	for _, f := range features {
-		if f.Name == kernel.FeatureVersion && f.Err != nil {
-			return fmt.Errorf("%w: isthmus needs Linux 5.10 or later", f.Err)
-		}
-	}
-	return nil
-}
-
-// probes of the default route: addresses for documentation (RFC 5737, RFC
+// Where the default route is asked for: addresses for documentation (RFC 5737, RFC
 // 3849), which nobody routes specially.
 var (
 	anywhere4 = netip.AddrFrom4([4]byte{192, 0, 2, 1})

@@ -186,6 +186,7 @@ type gateway struct {
 	mtu     int
 	applied []cluster.Applied
 	ready   Condition
+	fits    Condition
 }
 
 func (gw *gateway) run(ctx context.Context, g *group) error {
@@ -204,6 +205,7 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	g.run("connection status", func() error { return gw.connection.run(ctx) })
 	g.run("report", func() error { return gw.reports.run(ctx) })
 	g.run("underlay", func() error { return gw.below.run(ctx) })
+	g.run("features", func() error { return gw.watchFeatures(ctx, gw.publish) })
 	g.run("conncheck", func() error { return gw.watchTunnel(ctx, g) })
 	return agent.Run(ctx, agent.Config[desired.GatewayInput]{
 		Source: source[desired.GatewayInput]{
@@ -285,7 +287,7 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 		gw.health.waiting("the first pass failed: " + o.err.Error())
 	}
 	gw.mu.Lock()
-	gw.ready = readyCondition(o)
+	gw.ready, gw.fits = readyCondition(o), mtuCondition(r.Input)
 	if o.computed() {
 		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
 		gw.applied = applied(o.results, failed, gw.applied, time.Now())
@@ -302,6 +304,21 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	gw.publish()
 }
 
+// mtuCondition says whether the MTU that somebody wrote fits into the network
+// below.
+func mtuCondition(in desired.GatewayInput) Condition {
+	outer := in.PeerEndpoint.Addr()
+	if !outer.IsValid() {
+		outer = in.PodIP
+	}
+	derived := desired.WireGuardMTU(in.Underlay.To(in.PeerEndpoint.Addr()), outer)
+	mtu, problem := desired.ChooseMTU(in.MTU, derived)
+	if problem != "" {
+		return Condition{"MTUFits", "TooLarge", problem, false}
+	}
+	return Condition{"MTUFits", "Fits", fmt.Sprintf("packets of %d bytes fit into the network below, which has room for %d", mtu, derived), true}
+}
+
 // publish has the report written as it is now.
 func (gw *gateway) publish() {
 	gw.mu.Lock()
@@ -310,12 +327,12 @@ func (gw *gateway) publish() {
 		MTU:            gw.mtu,
 		Applied:        slices.Clone(gw.applied),
 	}
-	ready := gw.ready
+	ready, fits := gw.ready, gw.fits
 	gw.mu.Unlock()
 	if ready.Type == "" {
 		return // there was no pass yet
 	}
-	st.Conditions = []Condition{ready, gw.geneveCondition()}
+	st.Conditions = []Condition{ready, gw.geneveCondition(), fits}
 	if p, ok := gw.peer(); ok {
 		st.Endpoint, st.LastHandshake = p.Endpoint, p.LastHandshake
 	}

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -60,9 +61,8 @@ func openHost(ctx context.Context, cfg kernel.Config, log *slog.Logger) (*host, 
 		below:   newUnderlayWatch(ns),
 	}
 	h.probeFeatures(ctx)
-	if err := checkVersion(h.features); err != nil {
-		ns.Close()
-		return nil, err
+	if err := h.feature(kernel.FeatureVersion); err != nil {
+		return nil, errors.Join(err, ns.Close())
 	}
 	return h, nil
 }
@@ -74,6 +74,25 @@ func (h *host) probeFeatures(ctx context.Context) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.features = features
+}
+
+// featureInterval is how often a feature that is missing is looked for again.
+const featureInterval = 30 * time.Second
+
+// watchFeatures looks for Geneve again as long as it is missing.
+func (h *host) watchFeatures(ctx context.Context, publish func()) error {
+	tick := time.NewTicker(featureInterval)
+	defer tick.Stop()
+	for h.feature(kernel.FeatureGeneve) != nil {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+			h.probeFeatures(ctx)
+		}
+	}
+	publish()
+	return nil
 }
 
 // feature returns why the kernel lacks a feature; nil when it doesn't.

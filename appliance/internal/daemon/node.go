@@ -107,18 +107,17 @@ func (n *node) run(ctx context.Context, g *group) error {
 		}
 		return err
 	}
-	view, err := n.cfg.API.Read(ctx)
-	if err != nil {
-		return fmt.Errorf("read the objects: %w", err)
-	}
-	for _, in := range view.Input.Nodes {
-		if in.Name == n.cfg.NodeName { // what the previous process reported
-			n.applied = in.Applied
+	if view, err := n.cfg.API.Read(ctx); err == nil {
+		for _, in := range view.Input.Nodes {
+			if in.Name == n.cfg.NodeName { // what the previous process reported
+				n.applied = in.Applied
+			}
 		}
 	}
 	fan := newFanout(ctx, g, n.cfg.API.Changed())
 	g.run("status", func() error { return n.status.run(ctx) })
 	g.run("underlay", func() error { return n.below.run(ctx) })
+	g.run("features", func() error { return n.watchFeatures(ctx, n.publish) })
 	detectNow := fan.subscribe()
 	g.run("source detection", func() error { return n.detectSources(ctx, detectNow) })
 	return agent.Run(ctx, agent.Config[desired.NodeInput]{
@@ -165,38 +164,37 @@ func (n *node) report(r agent.Result[desired.NodeInput]) {
 func (n *node) detectSources(ctx context.Context, changed <-chan struct{}) error {
 	tick := time.NewTicker(detectInterval)
 	defer tick.Stop()
-	probe := time.NewTicker(featureInterval)
-	defer probe.Stop()
-	for first := true; ; first = false {
-		view, err := n.cfg.API.Read(ctx)
-		if err != nil {
-			return fmt.Errorf("read the objects: %w", err)
-		}
-		s := detect(n.ns, n.cfg.NodeName, view.GatewayPods)
-		n.mu.Lock()
-		was := n.sources
-		n.sources = s
-		n.mu.Unlock()
-		if first || !s.equal(was) {
-			n.log.Info("addresses towards gateways", "local", s.local, "remote", s.remote, "problems", strings.Join(s.problems, "; "))
-			n.publish()
+	for {
+		// That the objects can't be read is the loop's to complain about.
+		if view, err := n.cfg.API.Read(ctx); err == nil {
+			n.update(detect(n.ns, n.cfg.NodeName, view.GatewayPods))
 		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 		case <-changed:
-		case <-probe.C:
-			if n.feature(kernel.FeatureGeneve) != nil {
-				n.probeFeatures(ctx)
-				n.publish()
-			}
 		}
 	}
 }
 
-// featureInterval is how often a feature that is missing is looked for again.
-const featureInterval = 30 * time.Second
+// update takes the result of a detection.
+func (n *node) update(s sources) {
+	n.mu.Lock()
+	same := s.equal(n.sources)
+	n.sources = s
+	n.mu.Unlock()
+	if same {
+		return
+	}
+	level := slog.LevelInfo
+	if len(s.problems) > 0 {
+		level = slog.LevelWarn
+	}
+	n.log.Log(context.Background(), level, "addresses towards gateways",
+		"local", s.local, "remote", s.remote, "problems", strings.Join(s.problems, "; "))
+	n.publish()
+}
 
 // publish has the status written as it is now.
 func (n *node) publish() {

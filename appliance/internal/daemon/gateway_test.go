@@ -1,0 +1,399 @@
+package daemon
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
+)
+
+// Two clusters: milan is the server, rome the client.
+var (
+	milanAddr = netip.AddrFrom4([4]byte{203, 0, 113, 1})
+	romeAddr  = netip.AddrFrom4([4]byte{203, 0, 113, 2})
+)
+
+// childConfig names the environment variable by which the test binary runs one
+// gateway, as a process of its own, instead of the tests.
+const childConfig = "ISTHMUS_TEST_GATEWAY"
+
+// A child is what such a process is told.
+type child struct {
+	Mode, KeysDir, StateDir string
+	Endpoint                string
+	PeerKey                 []byte
+	Implementation          kernel.Implementation
+}
+
+// config returns the configuration of a gateway whose API is view in memory.
+func (c child) config(log *slog.Logger) (GatewayConfig, *memoryAPI[kube.GatewayView]) {
+	name, remote := "rome", "rome"
+	pods := "10.2.0.0/16"
+	if c.Mode == cluster.Client {
+		name, remote = "milan", "milan"
+		pods = "10.1.0.0/16"
+	}
+	m := func(kind string) cluster.Meta {
+		return cluster.Meta{Ref: cluster.Ref{Kind: kind, Namespace: "liqo-tenant-" + remote, Name: name}, Generation: 1}
+	}
+	view := kube.GatewayView{Input: desired.GatewayInput{
+		Name: name, Namespace: "liqo-tenant-" + remote, RemoteID: remote, Mode: c.Mode,
+		Configurations: []cluster.Configuration{{
+			Meta: m("Configuration"), RemoteID: remote,
+			Remote: cluster.CIDRs{Pod: []netip.Prefix{netip.MustParsePrefix(pods)}},
+		}},
+	}}
+	if len(c.PeerKey) > 0 {
+		view.Input.PublicKeys = []cluster.PublicKey{{Meta: m("PublicKey"), RemoteID: remote, Key: c.PeerKey}}
+	}
+	api := newMemoryAPI(view)
+	cfg := GatewayConfig{
+		Name: name, Namespace: "liqo-tenant-" + remote, RemoteID: remote, Mode: c.Mode, NodeName: "n1",
+		KeysDir: c.KeysDir, StateDir: c.StateDir, Implementation: c.Implementation,
+		PingInterval: 100 * time.Millisecond, StatusInterval: time.Second,
+		API: api, HealthAddress: ":8081", MetricsAddress: ":8081", Logger: log,
+		WriteConnection: func(context.Context, ConnectionStatus) error { return nil },
+		WriteReport:     func(context.Context, ReportStatus) error { return nil },
+	}
+	if c.Mode == cluster.Client {
+		cfg.EndpointHost, cfg.EndpointPort = c.Endpoint, 51840
+	}
+	return cfg, api
+}
+
+// childGateway is the other process.
+func childGateway() int {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	var c child
+	if err := json.Unmarshal([]byte(os.Getenv(childConfig)), &c); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	cfg, _ := c.config(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	if err := RunGateway(ctx, cfg); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+// start runs the process in a namespace, its log to w.
+func (c child) start(t *testing.T, ns *nettest.NS, w *logBuffer) *exec.Cmd {
+	t.Helper()
+	b, err := json.Marshal(c)
+	assert.NilError(t, err)
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), childConfig+"="+string(b))
+	cmd.Stderr = w
+	ns.Do(func() { assert.Check(t, cmd.Start()) })
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	return cmd
+}
+
+// implementation returns the WireGuard of this kernel, or skips.
+func implementation(t *testing.T, ns *nettest.NS) kernel.Implementation {
+	t.Helper()
+	var features []kernel.Feature
+	ns.Do(func() {
+		k, err := kernel.Open(kernel.Config{})
+		if !assert.Check(t, err) {
+			return
+		}
+		features = k.Features(t.Context())
+		assert.Check(t, k.Close())
+	})
+	if kernel.Missing(features, kernel.FeatureWireGuard) == nil {
+		return kernel.Kernel
+	}
+	if err := kernel.Missing(features, kernel.FeatureTUN); err != nil {
+		nettest.SkipOrFail(t, "WireGuard", err)
+	}
+	return kernel.Userspace
+}
+
+// TestTunnel runs both gateways of a peering as they are, from the first
+// object to the answer through the tunnel.
+func TestTunnel(t *testing.T) {
+	nettest.Need(t, "ip")
+	milan, rome := nettest.Another(t), nettest.Another(t)
+	impl := implementation(t, milan)
+	wire(t, milan, rome, milanAddr, romeAddr)
+
+	type side struct {
+		ns   *nettest.NS
+		c    child
+		cfg  GatewayConfig
+		api  *memoryAPI[kube.GatewayView]
+		conn latest[ConnectionStatus]
+		rep  latest[ReportStatus]
+		log  *logBuffer
+	}
+	server := &side{ns: milan, c: child{Mode: cluster.Server, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto}}
+	client := &side{ns: rome, c: child{Mode: cluster.Client, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto, Endpoint: milanAddr.String()}}
+	serverKey, clientKey := writeKeys(t, server.c.KeysDir), writeKeys(t, client.c.KeysDir)
+	for _, s := range []*side{server, client} {
+		log, text := newLog(t, s.c.Mode)
+		s.log = text
+		s.cfg, s.api = s.c.config(log)
+		s.cfg.WriteConnection, s.cfg.WriteReport = s.conn.write, s.rep.write
+		inNS(t, s.ns, func(ctx context.Context) error { return RunGateway(ctx, s.cfg) })
+	}
+
+	// Ready before anybody knows the peer's key: the keys are exchanged after
+	// both gateways are ready.
+	for _, s := range []*side{server, client} {
+		within(t, 5*time.Second, func() error {
+			code, body, err := get(s.ns, "http://127.0.0.1:8081/readyz")
+			if err != nil || code != 200 {
+				return fmt.Errorf("readyz of the %s: %d %q %v", s.c.Mode, code, body, err)
+			}
+			return nil
+		})
+	}
+	assert.Equal(t, server.conn.n, 0)
+
+	for _, p := range []struct {
+		s   *side
+		key []byte
+	}{{server, clientKey.PublicKey().Bytes()}, {client, serverKey.PublicKey().Bytes()}} {
+		m := cluster.Meta{Ref: cluster.Ref{Kind: "PublicKey", Name: p.s.cfg.RemoteID}}
+		p.s.api.set(func(v *kube.GatewayView) {
+			v.Input.PublicKeys = []cluster.PublicKey{{Meta: m, RemoteID: p.s.cfg.RemoteID, Key: p.key}}
+		})
+	}
+	connected := func(s *side) func() error {
+		return func() error {
+			st := s.conn.get()
+			if st.Value != "Connected" || !strings.HasSuffix(st.Latency, "s") {
+				return fmt.Errorf("%s: %+v", s.c.Mode, st)
+			}
+			return nil
+		}
+	}
+	took := within(t, 10*time.Second, connected(server)) + within(t, 10*time.Second, connected(client))
+	t.Logf("connected %v after the keys were there, latency %s", took.Round(time.Millisecond), client.conn.get().Latency)
+
+	within(t, 5*time.Second, func() error {
+		r := client.rep.get()
+		if r.Endpoint != netip.AddrPortFrom(milanAddr, 51840) || r.LastHandshake.IsZero() || r.MTU != 1440 || r.Implementation != string(impl) {
+			return fmt.Errorf("%+v", r)
+		}
+		return nil
+	})
+	within(t, 5*time.Second, func() error {
+		if r := server.rep.get(); r.Endpoint.Addr() != romeAddr {
+			return fmt.Errorf("%+v", r)
+		}
+		return nil
+	})
+	code, body, err := get(rome, "http://127.0.0.1:8081/metrics")
+	assert.NilError(t, err)
+	assert.Equal(t, code, 200)
+	for _, line := range []string{
+		`liqo_peer_is_connected{cluster_id="milan",driver="wireguard"} 1`,
+		`liqo_peer_receive_bytes_total{cluster_id="milan",driver="wireguard"}`,
+		`liqo_peer_transmit_bytes_total{cluster_id="milan",driver="wireguard"}`,
+		`liqo_peer_latency_us{cluster_id="milan",driver="wireguard"}`,
+		`liqo_wireguard_implementation{driver="wireguard",implementation="` + string(impl) + `"} 1`,
+	} {
+		assert.Assert(t, strings.Contains(body, line), "%s is not in\n%s", line, body)
+	}
+
+	// The underlay becomes smaller, and nobody tells us: so does the tunnel.
+	rome.Run("ip", "link", "set", "eth0", "mtu", "1400")
+	within(t, 5*time.Second, func() error {
+		if r := client.rep.get(); r.MTU != 1340 {
+			return fmt.Errorf("MTU %d", r.MTU)
+		}
+		return nil
+	})
+
+	// The wire is cut and mended.
+	rome.Run("ip", "link", "set", "eth0", "down")
+	within(t, 10*time.Second, func() error {
+		if st := client.conn.get(); st.Value != "Error" || st.Latency != "N/A" {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+	rome.Run("ip", "link", "set", "eth0", "up")
+	rome.Run("ip", "route", "add", "default", "via", milanAddr.String())
+	within(t, 30*time.Second, connected(client))
+
+	// A new key pair of the server, exchanged: the tunnel comes back.
+	newKey := writeKeys(t, server.c.KeysDir)
+	client.api.set(func(v *kube.GatewayView) {
+		k := v.Input.PublicKeys[0]
+		k.Key = newKey.PublicKey().Bytes()
+		v.Input.PublicKeys = []cluster.PublicKey{k}
+	})
+	handshake := time.Now()
+	within(t, 30*time.Second, func() error {
+		if r := client.rep.get(); !r.LastHandshake.After(handshake) {
+			return errors.New("no handshake with the new key")
+		}
+		return connected(client)()
+	})
+	for _, s := range []*side{server, client} {
+		assert.Assert(t, !strings.Contains(s.log.String(), "panic"), s.log.String())
+	}
+}
+
+// echo answers datagrams in a namespace until the test ends.
+func echo(t *testing.T, ns *nettest.NS, port int) {
+	t.Helper()
+	var c *net.UDPConn
+	ns.Do(func() {
+		var err error
+		c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+		assert.Check(t, err)
+	})
+	t.Cleanup(func() { c.Close() })
+	go func() {
+		buf := make([]byte, 64)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(buf)
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err == nil {
+				_, _ = c.WriteToUDPAddrPort(buf[:n], from)
+			}
+		}
+	}()
+}
+
+// TestRestart kills a gateway as hard as it gets and measures for how long the
+// tunnel does not carry anything.
+func TestRestart(t *testing.T) {
+	nettest.Need(t, "ip")
+	milan, rome := nettest.Another(t), nettest.Another(t)
+	impl := implementation(t, milan)
+	wire(t, milan, rome, milanAddr, romeAddr)
+	serverSide := child{Mode: cluster.Server, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: impl}
+	clientSide := child{Mode: cluster.Client, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: impl, Endpoint: milanAddr.String()}
+	serverSide.PeerKey = writeKeys(t, clientSide.KeysDir).PublicKey().Bytes()
+	clientSide.PeerKey = writeKeys(t, serverSide.KeysDir).PublicKey().Bytes()
+
+	for _, ns := range []*nettest.NS{milan, rome} { // through the tunnel or not at all
+		ns.Run("ip", "route", "add", "unreachable", "169.254.0.0/16")
+	}
+
+	logs := &logBuffer{}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of both:\n%s", logs)
+		}
+	})
+	processes := map[string]*exec.Cmd{"server": serverSide.start(t, milan, logs), "client": clientSide.start(t, rome, logs)}
+	echo(t, milan, 7)
+	var stream *net.UDPConn
+	rome.Do(func() {
+		var err error
+		stream, err = net.ListenUDP("udp4", nil)
+		assert.Check(t, err)
+	})
+	defer stream.Close()
+
+	// exchange sends one datagram and waits a little for the answer to it.
+	dst := netip.AddrPortFrom(netip.AddrFrom4([4]byte{169, 254, 18, 1}), 7)
+	var number uint64
+	exchange := func() bool {
+		number++
+		msg := fmt.Sprint(number)
+		_, _ = stream.WriteToUDPAddrPort([]byte(msg), dst) // no tunnel is a loss
+		_ = stream.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		buf := make([]byte, 64)
+		for {
+			n, _, err := stream.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return false
+			}
+			if string(buf[:n]) == msg {
+				return true
+			}
+		}
+	}
+	up := func() error {
+		if !exchange() {
+			return errors.New("no answer through the tunnel")
+		}
+		return nil
+	}
+	within(t, 20*time.Second, up)
+	// What userspace WireGuard remembers is written once a second: a server
+	// that is killed sooner than that after its peer moved knows the old place.
+	known := ""
+	remembered := func() {
+		if impl != kernel.Userspace {
+			return
+		}
+		within(t, 10*time.Second, func() error {
+			b, err := os.ReadFile(filepath.Join(serverSide.StateDir, "wireguard-"+desired.TunnelInterface+".json"))
+			if err != nil || string(b) == known {
+				return fmt.Errorf("the server does not know yet where its peer is: %v", err)
+			}
+			known = string(b)
+			return nil
+		})
+	}
+	remembered()
+	for _, who := range []string{"server", "client", "server"} {
+		assert.NilError(t, processes[who].Process.Kill())
+		_ = processes[who].Wait()
+		start := time.Now()
+		if who == "server" {
+			processes[who] = serverSide.start(t, milan, logs)
+		} else {
+			processes[who] = clientSide.start(t, rome, logs)
+		}
+		within(t, 30*time.Second, up)
+		gap := time.Since(start)
+		if who == "client" {
+			remembered()
+		}
+		t.Logf("%s killed: %v without an answer (%s WireGuard)", who, gap.Round(time.Millisecond), impl)
+		assert.Assert(t, gap < 3*time.Second, "the restart of the %s took %v", who, gap)
+	}
+}
+
+func TestGatewayConfig(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(*GatewayConfig)
+		want   string
+	}{
+		{"no name", func(c *GatewayConfig) { c.Name = "" }, "name is required"},
+		{"no mode", func(c *GatewayConfig) { c.Mode = "peer" }, `mode "peer"`},
+		{"nowhere to dial", func(c *GatewayConfig) { c.Mode = cluster.Client }, "endpoint-address"},
+		{"implementation", func(c *GatewayConfig) { c.Implementation = "fast" }, `implementation "fast"`},
+		{"no API", func(c *GatewayConfig) { c.API = nil }, "API"},
+	} {
+		cfg, _ := child{Mode: cluster.Server, KeysDir: "/k"}.config(nil)
+		tc.change(&cfg)
+		assert.ErrorContains(t, RunGateway(t.Context(), cfg), tc.want, tc.name)
+	}
+}
