@@ -73,6 +73,7 @@ func mapper() meta.RESTMapper {
 		}
 		plural := k.version.WithResource(k.resource)
 		m.AddSpecific(k.version.WithKind(k.name), plural, plural, scope)
+		m.AddSpecific(k.version.WithKind(k.name+"List"), plural, plural, scope) // what caches of several namespaces ask for
 	}
 	return m
 }

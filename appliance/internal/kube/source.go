@@ -20,6 +20,7 @@ import (
 	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
 // A source is a set of informers. It tells when something changed that
@@ -158,9 +159,6 @@ type NodeSource struct {
 type NodeSourceConfig struct {
 	Config *rest.Config // required
 	Node   string       // name of the Node; required
-	// Label is the value of labels that name the node, where it differs from
-	// Node because that is longer than a label may be.
-	Label  string
 	Logger *slog.Logger // optional
 }
 
@@ -180,15 +178,12 @@ func NewNodeSource(cfg NodeSourceConfig) (*NodeSource, error) {
 	if cfg.Config == nil || cfg.Node == "" {
 		return nil, errors.New("kube: Config and Node are required")
 	}
-	if cfg.Label == "" {
-		cfg.Label = cfg.Node
-	}
 	label := func(key, value string) cache.ByObject {
 		return cache.ByObject{Label: labels.SelectorFromSet(labels.Set{key: value})}
 	}
 	s, err := newSource(cfg.Config, map[client.Object]cache.ByObject{
 		&networkingv1beta1.InternalNode{}:          {Field: fields.OneTermEqualSelector("metadata.name", cfg.Node)},
-		&networkingv1beta1.GeneveTunnel{}:          label(networkingv1beta1.LabelNodeName, cfg.Label),
+		&networkingv1beta1.GeneveTunnel{}:          label(networkingv1beta1.LabelNodeName, plan.Label(cfg.Node)),
 		&networkingv1beta1.InternalFabric{}:        {},
 		&networkingv1beta1.RouteConfiguration{}:    label(networkingv1beta1.LabelRouteCategory, networkingv1beta1.CategoryFabric),
 		&networkingv1beta1.FirewallConfiguration{}: label(networkingv1beta1.LabelFirewallCategory, networkingv1beta1.CategoryFabric),
@@ -209,7 +204,7 @@ func (s *NodeSource) Read(ctx context.Context) (NodeView, error) {
 	var p problems
 	v := NodeView{Input: desired.NodeInput{
 		Name:      s.cfg.Node,
-		Label:     s.cfg.Label,
+		Label:     plan.Label(s.cfg.Node),
 		Fabrics:   list(ctx, s.source, &p, &networkingv1beta1.InternalFabricList{}, InternalFabric),
 		Tunnels:   list(ctx, s.source, &p, &networkingv1beta1.GeneveTunnelList{}, GeneveTunnel),
 		Nodes:     list(ctx, s.source, &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
@@ -238,11 +233,9 @@ type GatewaySourceConfig struct {
 	Namespace string       // tenant namespace; required
 	System    string       // system namespace; required
 	RemoteID  string       // cluster ID of the peer; required
+	Node      string       // name of the Node that the gateway's pod runs on
 	Mode      string       // cluster.Server or cluster.Client; required
-	// Connection and Report are the names of the objects in Namespace that
-	// the gateway reports in. Empty: gw-<Name>.
-	Connection, Report string
-	Logger             *slog.Logger // optional
+	Logger    *slog.Logger // optional
 }
 
 // A GatewayView is what the API says about one gateway.
@@ -269,12 +262,6 @@ func NewGatewaySource(cfg GatewaySourceConfig) (*GatewaySource, error) {
 	if cfg.Mode != cluster.Server && cfg.Mode != cluster.Client {
 		return nil, fmt.Errorf("kube: mode %q: write %s or %s", cfg.Mode, cluster.Server, cluster.Client)
 	}
-	if cfg.Connection == "" {
-		cfg.Connection = networkingv1beta1.GatewayNamePrefix + cfg.Name
-	}
-	if cfg.Report == "" {
-		cfg.Report = networkingv1beta1.GatewayNamePrefix + cfg.Name
-	}
 	tenant := map[string]cache.Config{cfg.Namespace: {}}
 	named := func(name string) cache.ByObject {
 		return cache.ByObject{Namespaces: tenant, Field: fields.OneTermEqualSelector("metadata.name", name)}
@@ -291,8 +278,8 @@ func NewGatewaySource(cfg GatewaySourceConfig) (*GatewaySource, error) {
 		&networkingv1beta1.InternalNode{}:          {},
 		&networkingv1beta1.RouteConfiguration{}:    category(networkingv1beta1.LabelRouteCategory),
 		&networkingv1beta1.FirewallConfiguration{}: category(networkingv1beta1.LabelFirewallCategory),
-		&networkingv1beta1.Connection{}:            named(cfg.Connection),
-		&networkingv1beta1.GatewayReport{}:         named(cfg.Report),
+		&networkingv1beta1.Connection{}:            named(plan.GatewayName(cfg.Name)),
+		&networkingv1beta1.GatewayReport{}:         named(plan.GatewayName(cfg.Name)),
 	}
 	if cfg.Mode == cluster.Client {
 		selected[&networkingv1beta1.GatewayClient{}] = named(cfg.Name)
@@ -318,6 +305,8 @@ func (s *GatewaySource) Read(ctx context.Context) (GatewayView, error) {
 		Namespace:      s.cfg.Namespace,
 		RemoteID:       s.cfg.RemoteID,
 		Mode:           s.cfg.Mode,
+		NodeName:       s.cfg.Node,
+		NodeLabel:      plan.Label(s.cfg.Node),
 		Configurations: list(ctx, s.source, &p, &networkingv1beta1.ConfigurationList{}, Configuration),
 		PublicKeys:     list(ctx, s.source, &p, &networkingv1beta1.PublicKeyList{}, PublicKey),
 		Fabrics:        list(ctx, s.source, &p, &networkingv1beta1.InternalFabricList{}, InternalFabric),

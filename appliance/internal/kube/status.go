@@ -17,6 +17,7 @@ import (
 
 	v1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
 // Field managers of server-side apply. What one of them wrote and no longer
@@ -69,8 +70,9 @@ type ConnectionStatus struct {
 // the caller's decision.
 func (s *GatewaySource) WriteConnection(ctx context.Context, want ConnectionStatus) error {
 	var have v1beta1.Connection
-	if err := s.known(ctx, client.ObjectKey{Namespace: s.cfg.Namespace, Name: s.cfg.Connection}, &have); err != nil {
-		return fmt.Errorf("Connection %s/%s: %w", s.cfg.Namespace, s.cfg.Connection, err)
+	name := plan.GatewayName(s.cfg.Name)
+	if err := s.known(ctx, client.ObjectKey{Namespace: s.cfg.Namespace, Name: name}, &have); err != nil {
+		return fmt.Errorf("Connection %s/%s: %w", s.cfg.Namespace, name, err)
 	}
 	latency := v1beta1.ConnectionLatency{Value: want.Latency, Timestamp: stamp(want.At)}
 	if have.Status.Value == want.Value && have.Status.Latency.Value == latency.Value &&
@@ -78,7 +80,7 @@ func (s *GatewaySource) WriteConnection(ctx context.Context, want ConnectionStat
 		return nil
 	}
 	status := v1beta1.ConnectionStatus{Value: want.Value, Latency: latency}
-	return s.apply(ctx, "Connection", s.cfg.Namespace, s.cfg.Connection, GatewayManager, &status)
+	return s.apply(ctx, "Connection", s.cfg.Namespace, name, GatewayManager, &status)
 }
 
 // A ReportStatus is what a gateway says of itself.
@@ -96,8 +98,9 @@ type ReportStatus struct {
 // difference: there is one every two minutes.
 func (s *GatewaySource) WriteReport(ctx context.Context, want ReportStatus) error {
 	var have v1beta1.GatewayReport
-	if err := s.known(ctx, client.ObjectKey{Namespace: s.cfg.Namespace, Name: s.cfg.Report}, &have); err != nil {
-		return fmt.Errorf("GatewayReport %s/%s: %w", s.cfg.Namespace, s.cfg.Report, err)
+	name := plan.GatewayName(s.cfg.Name)
+	if err := s.known(ctx, client.ObjectKey{Namespace: s.cfg.Namespace, Name: name}, &have); err != nil {
+		return fmt.Errorf("GatewayReport %s/%s: %w", s.cfg.Namespace, name, err)
 	}
 	status := v1beta1.GatewayReportStatus{
 		ObservedGeneration: have.Generation,
@@ -119,7 +122,7 @@ func (s *GatewaySource) WriteReport(ctx context.Context, want ReportStatus) erro
 		holds(h.Conditions, status.Conditions) {
 		return nil
 	}
-	return s.apply(ctx, "GatewayReport", s.cfg.Namespace, s.cfg.Report, GatewayManager, &status)
+	return s.apply(ctx, "GatewayReport", s.cfg.Namespace, name, GatewayManager, &status)
 }
 
 // known reads an object from the informers, or, where they do not have it

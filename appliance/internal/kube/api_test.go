@@ -1,0 +1,435 @@
+package kube_test
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/poll"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/envtest"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	v1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+)
+
+// binary returns bin/kubernetes, or skips; in CI its absence is a failure.
+func binary(t *testing.T) string {
+	path, err := filepath.Abs("../../../bin/kubernetes")
+	assert.NilError(t, err)
+	if _, err := os.Stat(path); err != nil {
+		assert.Assert(t, os.Getenv("CI") == "", "bin/kubernetes is missing: run `make kubernetes`")
+		t.Skip("bin/kubernetes is missing: run `make kubernetes`")
+	}
+	return path
+}
+
+// startAPI starts a real API server with our CRDs, and returns how to stop it.
+func startAPI(t *testing.T) (*envtest.Environment, *rest.Config) {
+	bin, dir := binary(t), t.TempDir()
+	ctrllog.SetLogger(logr.Discard())
+	for _, name := range []string{"etcd", "kube-apiserver", "kubectl"} {
+		assert.NilError(t, os.Symlink(bin, filepath.Join(dir, name)))
+	}
+	env := &envtest.Environment{
+		BinaryAssetsDirectory:    dir,
+		CRDDirectoryPaths:        []string{"../../../k8s/crds"},
+		ErrorIfCRDPathMissing:    true,
+		ControlPlaneStartTimeout: time.Minute,
+		ControlPlaneStopTimeout:  time.Minute,
+	}
+	env.ControlPlane.Etcd = &envtest.Etcd{Path: filepath.Join(dir, "etcd")}
+	env.ControlPlane.Etcd.Configure().Disable("advertise-client-urls").Disable("unsafe-no-fsync")
+	config, err := env.Start()
+	assert.NilError(t, err)
+	t.Cleanup(func() { _ = env.Stop() })
+	return env, config
+}
+
+// as returns the configuration of a user who may do what the rules say.
+func as(t *testing.T, env *envtest.Environment, admin client.Client, name string, rules map[string][]rbacv1.PolicyRule) *rest.Config {
+	ctx := t.Context()
+	subject := []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: name}}
+	for ns, r := range rules {
+		m := metav1.ObjectMeta{Namespace: ns, Name: name}
+		if ns == "" {
+			assert.NilError(t, admin.Create(ctx, &rbacv1.ClusterRole{ObjectMeta: m, Rules: r}))
+			assert.NilError(t, admin.Create(ctx, &rbacv1.ClusterRoleBinding{ObjectMeta: m, Subjects: subject,
+				RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: name}}))
+			continue
+		}
+		assert.NilError(t, admin.Create(ctx, &rbacv1.Role{ObjectMeta: m, Rules: r}))
+		assert.NilError(t, admin.Create(ctx, &rbacv1.RoleBinding{ObjectMeta: m, Subjects: subject,
+			RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: name}}))
+	}
+	user, err := env.AddUser(envtest.User{Name: name}, nil)
+	assert.NilError(t, err)
+	return user.Config()
+}
+
+var read = []string{"get", "list", "watch"}
+
+// A line is the only way to the API server, and can be cut.
+type line struct {
+	mu    sync.Mutex
+	cut   bool
+	conns []net.Conn
+}
+
+func (l *line) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.cut {
+		return nil, syscall.ECONNREFUSED
+	}
+	c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+	if err == nil {
+		l.conns = append(l.conns, c)
+	}
+	return c, err
+}
+
+func (l *line) sever() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cut = true
+	for _, c := range l.conns {
+		_ = c.Close()
+	}
+}
+
+func (l *line) restore() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.cut = false
+}
+
+// eventually waits for a condition of what a source reads.
+func eventually[T any](t *testing.T, src interface {
+	Read(context.Context) (T, error)
+}, want string, done func(T) bool) T {
+	t.Helper()
+	var last T
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		v, err := src.Read(t.Context())
+		if err != nil {
+			return poll.Error(err)
+		}
+		last = v
+		if done(v) {
+			return poll.Success()
+		}
+		return poll.Continue("waiting for %s", want)
+	}, poll.WithTimeout(40*time.Second), poll.WithDelay(20*time.Millisecond))
+	return last
+}
+
+// A daemon with the least rights sees what concerns it and nothing else,
+// reports, and goes on with what it knows when the API server is gone.
+func TestSources(t *testing.T) {
+	env, config := startAPI(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	admin, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	assert.NilError(t, err)
+	const L, T, other = "liqo", "liqo-tenant-rome", "liqo-tenant-oslo"
+	for _, ns := range []string{L, T, other} {
+		assert.NilError(t, admin.Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: ns}}))
+	}
+	create := func(objects ...client.Object) {
+		t.Helper()
+		for _, o := range objects {
+			assert.NilError(t, admin.Create(ctx, o))
+		}
+	}
+	group := []string{v1beta1.GroupVersion.Group}
+	nodeConfig := as(t, env, admin, "node", map[string][]rbacv1.PolicyRule{"": {
+		{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: read},
+		{APIGroups: group, Verbs: read, Resources: []string{"internalfabrics", "genevetunnels", "routeconfigurations", "firewallconfigurations"}},
+		// By name: nothing of other nodes is asked for.
+		{APIGroups: group, Verbs: read, Resources: []string{"internalnodes"}, ResourceNames: []string{"node-1"}},
+		{APIGroups: group, Verbs: []string{"patch"}, Resources: []string{"internalnodes/status"}, ResourceNames: []string{"node-1"}},
+	}})
+	var wire line
+	nodeConfig.Dial = wire.dial
+	gatewayConfig := as(t, env, admin, "gateway", map[string][]rbacv1.PolicyRule{
+		"": {{APIGroups: group, Verbs: read, Resources: []string{"internalnodes"}}},
+		L:  {{APIGroups: group, Verbs: read, Resources: []string{"routeconfigurations", "firewallconfigurations"}}},
+		T: {
+			{APIGroups: group, Verbs: read, Resources: []string{"configurations", "publickeies", "genevetunnels", "internalfabrics", "routeconfigurations", "firewallconfigurations"}},
+			{APIGroups: group, Verbs: read, Resources: []string{"gatewayservers"}, ResourceNames: []string{"rome"}},
+			{APIGroups: group, Verbs: read, Resources: []string{"connections", "gatewayreports"}, ResourceNames: []string{"gw-rome"}},
+			{APIGroups: group, Verbs: []string{"patch"}, Resources: []string{"connections/status", "gatewayreports/status"}, ResourceNames: []string{"gw-rome"}},
+		},
+	})
+
+	node, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: nodeConfig, Node: "node-1"})
+	assert.NilError(t, err)
+	gateway, err := kube.NewGatewaySource(kube.GatewaySourceConfig{
+		Config: gatewayConfig, Name: "rome", Namespace: T, System: L, RemoteID: "rome", Mode: cluster.Server, Node: "node-1",
+	})
+	assert.NilError(t, err)
+	ended := make(chan error, 2)
+	go func() { ended <- node.Start(ctx) }()
+	go func() { ended <- gateway.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		assert.NilError(t, <-ended)
+		assert.NilError(t, <-ended)
+	})
+	assert.NilError(t, node.Synced(ctx))
+	assert.NilError(t, gateway.Synced(ctx))
+
+	m := func(ns, name string, labels ...string) metav1.ObjectMeta {
+		out := metav1.ObjectMeta{Namespace: ns, Name: name, Labels: map[string]string{v1beta1.LabelRemoteClusterID: "rome"}}
+		for i := 0; i+1 < len(labels); i += 2 {
+			out.Labels[labels[i]] = labels[i+1]
+		}
+		return out
+	}
+	route := func(ns, name, category, unique, dst string) *v1beta1.RouteConfiguration {
+		to, dev := v1beta1.CIDR(dst), "eth0"
+		return &v1beta1.RouteConfiguration{
+			ObjectMeta: m(ns, name, v1beta1.LabelRouteCategory, category, v1beta1.LabelRouteUnique, unique),
+			Spec: v1beta1.RouteConfigurationSpec{Table: v1beta1.RouteTable{Name: name, Rules: []v1beta1.Rule{{
+				Dst: &to, Routes: []v1beta1.Route{{Dst: &to, Dev: &dev}},
+			}}}},
+		}
+	}
+	inode := func(name, ip string) *v1beta1.InternalNode {
+		return &v1beta1.InternalNode{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1beta1.InternalNodeSpec{
+			Interface: v1beta1.InternalNodeSpecInterface{
+				Gateway: v1beta1.InternalNodeGatewayInterface{Name: "liqo." + name},
+				Node:    v1beta1.InternalNodeNodeInterface{IP: v1beta1.IP(ip)},
+			}}}
+	}
+	tunnel := func(ns, node string, id uint32) *v1beta1.GeneveTunnel {
+		return &v1beta1.GeneveTunnel{ObjectMeta: m(ns, "rome-"+node, v1beta1.LabelNodeName, node), Spec: v1beta1.GeneveTunnelSpec{
+			ID:                id,
+			InternalNodeRef:   &corev1.ObjectReference{Name: node},
+			InternalFabricRef: &corev1.ObjectReference{Name: "rome", Namespace: ns},
+		}}
+	}
+	pod := &corev1.Pod{
+		ObjectMeta: m(T, "gw-rome", v1beta1.LabelComponent, v1beta1.ComponentGateway, v1beta1.LabelActive, "true"),
+		Spec:       corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "gateway", Image: "isthmus"}}},
+	}
+	create(
+		inode("node-1", "10.80.0.2"), inode("node-2", "10.80.0.3"),
+		&v1beta1.InternalFabric{ObjectMeta: m(T, "rome"), Spec: v1beta1.InternalFabricSpec{
+			RemoteCIDRs: []v1beta1.CIDR{"10.1.0.0/16"}, GatewayIP: "10.127.65.9",
+			Interface: v1beta1.InternalFabricSpecInterface{
+				Node:    v1beta1.InternalFabricNodeInterface{Name: "liqo.rome"},
+				Gateway: v1beta1.InternalFabricGatewayInterface{IP: "10.80.0.5"},
+			},
+		}},
+		tunnel(T, "node-1", 1), tunnel(T, "node-2", 2), tunnel(other, "node-1", 3),
+		route(T, "rome-node-gw", v1beta1.CategoryFabric, "", "10.1.0.7/16"), // with host bits
+		route(T, "rome-gw-ext", v1beta1.CategoryGateway, "rome", "10.2.0.0/16"),
+		route(L, "everyone", v1beta1.CategoryGateway, "", "10.3.0.0/16"),
+		route(other, "oslo-gw-ext", v1beta1.CategoryGateway, "rome", "10.4.0.0/16"),
+		&v1beta1.GatewayServer{ObjectMeta: m(T, "rome"), Spec: v1beta1.GatewayServerSpec{
+			MTU: 1400, Endpoint: v1beta1.Endpoint{Ports: []int32{51840}},
+		}},
+		&v1beta1.PublicKey{ObjectMeta: m(T, "rome", v1beta1.LabelGatewayResource, "true"), Spec: v1beta1.PublicKeySpec{PublicKey: make([]byte, 32)}},
+		&v1beta1.Configuration{ObjectMeta: m(T, "rome"), Spec: v1beta1.ConfigurationSpec{
+			Remote: v1beta1.ClusterConfig{CIDR: v1beta1.ClusterConfigCIDR{Pod: []v1beta1.CIDR{"10.1.0.0/16"}}},
+		}},
+		&v1beta1.Connection{ObjectMeta: m(T, "gw-rome"), Spec: v1beta1.ConnectionSpec{Type: v1beta1.ConnectionTypeServer}},
+		&v1beta1.GatewayReport{ObjectMeta: m(T, "gw-rome")},
+		pod,
+	)
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.127.65.9", PodIPs: []corev1.PodIP{{IP: "10.127.65.9"}}}
+	assert.NilError(t, admin.Status().Update(ctx, pod))
+
+	nodeView := eventually(t, node, "the node's objects", func(v kube.NodeView) bool {
+		return len(v.GatewayPods) == 1 && len(v.Input.Tunnels) == 2 && len(v.Input.Routes) == 1 && len(v.Input.Nodes) == 1
+	})
+	assert.Equal(t, nodeView.Input.Nodes[0].InternalIP, netip.MustParseAddr("10.80.0.2"))
+	assert.Equal(t, nodeView.Input.Routes[0].Rules[0].Dst, netip.MustParsePrefix("10.1.0.0/16"))
+	assert.Equal(t, len(nodeView.Input.Problems), 2) // the host bits of rule and route
+	assert.Equal(t, nodeView.GatewayPods[0].Node, "node-1")
+
+	gatewayView := eventually(t, gateway, "the gateway's objects", func(v kube.GatewayView) bool {
+		return v.Gateway != nil && v.Connection != nil && len(v.Input.Tunnels) == 2 && len(v.Input.Nodes) == 2 &&
+			len(v.Input.Routes) == 2 && len(v.Input.Configurations) == 1 && len(v.Input.PublicKeys) == 1 && len(v.Input.Fabrics) == 1
+	})
+	assert.Equal(t, gatewayView.Gateway.MTU, 1400)
+	assert.Equal(t, gatewayView.Gateway.Port, uint16(51840))
+
+	t.Run("status of the node", func(t *testing.T) {
+		drain(node.Changed())
+		want := kube.NodeStatus{
+			Local: netip.MustParseAddr("10.127.65.1"), Kernel: "6.1.0",
+			Applied: []cluster.Applied{
+				{Object: nodeView.Input.Routes[0].Ref, ObservedGeneration: 1, OK: true},
+				{Object: nodeView.Input.Tunnels[0].Ref, ObservedGeneration: 1, Message: "no"},
+			},
+			Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Message: "all is well"}},
+		}
+		assert.NilError(t, node.WriteStatus(ctx, want))
+		have := &v1beta1.InternalNode{}
+		key := client.ObjectKey{Name: "node-1"}
+		assert.NilError(t, admin.Get(ctx, key, have))
+		assert.Equal(t, string(*have.Status.NodeIP.Local), "10.127.65.1")
+		assert.Assert(t, have.Status.NodeIP.Remote == nil)
+		assert.Equal(t, len(have.Status.Applied), 2)
+		assert.Equal(t, have.Status.Conditions[0].ObservedGeneration, int64(1))
+		version := have.ResourceVersion
+
+		// The same again, later, writes nothing.
+		eventually(t, node, "its own status", func(v kube.NodeView) bool { return v.Input.Nodes[0].Local.IsValid() })
+		assert.NilError(t, node.WriteStatus(ctx, want))
+		assert.NilError(t, admin.Get(ctx, key, have))
+		assert.Equal(t, have.ResourceVersion, version)
+
+		// What is not known any more goes away; a condition of somebody else
+		// stays.
+		have.Status.Conditions = append(have.Status.Conditions, metav1.Condition{
+			Type: "Valid", Status: metav1.ConditionTrue, Reason: "Fine", LastTransitionTime: metav1.Now(),
+		})
+		assert.NilError(t, admin.Status().Update(ctx, have))
+		want.Local, want.Remote = netip.Addr{}, netip.MustParseAddr("fd00::11")
+		want.Applied = want.Applied[:1]
+		assert.NilError(t, node.WriteStatus(ctx, want))
+		assert.NilError(t, admin.Get(ctx, key, have))
+		assert.Assert(t, have.Status.NodeIP.Local == nil)
+		assert.Equal(t, string(*have.Status.NodeIP.Remote), "fd00::11")
+		assert.Equal(t, len(have.Status.Applied), 1)
+		assert.Equal(t, len(have.Status.Conditions), 2)
+
+		gv := eventually(t, gateway, "the node's address", func(v kube.GatewayView) bool {
+			for _, n := range v.Input.Nodes {
+				if n.Name == "node-1" && n.Remote.IsValid() {
+					return true
+				}
+			}
+			return false
+		})
+		assert.Equal(t, len(gv.Input.Problems), 0)
+	})
+
+	t.Run("another node's status", func(t *testing.T) {
+		s, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: nodeConfig, Node: "node-2"})
+		assert.NilError(t, err)
+		err = s.Client().Status().Patch(ctx, inode("node-2", "10.80.0.3"), client.RawPatch("application/merge-patch+json", []byte(`{"status":{"kernel":"x"}}`)))
+		assert.ErrorContains(t, err, "forbidden")
+	})
+
+	t.Run("status of the gateway", func(t *testing.T) {
+		drain(gateway.Changed())
+		at := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+		connection := kube.ConnectionStatus{Value: v1beta1.Connected, Latency: "2ms", At: at}
+		assert.NilError(t, gateway.WriteConnection(ctx, connection))
+		report := kube.ReportStatus{
+			Implementation: "kernel", MTU: 1440, Endpoint: "203.0.113.2:51840", LastHandshake: at,
+			Applied: []cluster.Applied{{Object: gatewayView.Input.Routes[0].Ref, ObservedGeneration: 1, OK: true}},
+		}
+		assert.NilError(t, gateway.WriteReport(ctx, report))
+
+		var conn v1beta1.Connection
+		var rep v1beta1.GatewayReport
+		key := client.ObjectKey{Namespace: T, Name: "gw-rome"}
+		assert.NilError(t, admin.Get(ctx, key, &conn))
+		assert.NilError(t, admin.Get(ctx, key, &rep))
+		assert.Equal(t, conn.Status.Value, v1beta1.Connected)
+		assert.Equal(t, conn.Status.Latency.Value, "2ms")
+		assert.Equal(t, rep.Status.MTU, 1440)
+		assert.Assert(t, rep.Status.LastHandshake.Time.Equal(at))
+
+		// Its own reports wake nobody, and the next handshake is no news.
+		eventually(t, gateway, "its own connection", func(v kube.GatewayView) bool { return v.Connection.Value == "Connected" })
+		report.LastHandshake = at.Add(2 * time.Minute)
+		assert.NilError(t, gateway.WriteReport(ctx, report))
+		assert.NilError(t, gateway.WriteConnection(ctx, connection))
+		version := rep.ResourceVersion
+		assert.NilError(t, admin.Get(ctx, key, &rep))
+		assert.Equal(t, rep.ResourceVersion, version)
+		select {
+		case <-gateway.Changed():
+			t.Error("a status of its own woke the gateway")
+		default:
+		}
+	})
+
+	t.Run("a change wakes", func(t *testing.T) {
+		drain(node.Changed())
+		rc := &v1beta1.RouteConfiguration{}
+		key := client.ObjectKey{Namespace: T, Name: "rome-node-gw"}
+		assert.NilError(t, admin.Get(ctx, key, rc))
+		rc.Spec.Table.Rules[0].Iif = ptr("eth1")
+		assert.NilError(t, admin.Update(ctx, rc))
+		select {
+		case <-node.Changed():
+		case <-time.After(20 * time.Second):
+			t.Fatal("nobody was told")
+		}
+		eventually(t, node, "the change", func(v kube.NodeView) bool { return v.Input.Routes[0].Rules[0].IIF == "eth1" })
+	})
+
+	t.Run("without the API server", func(t *testing.T) {
+		before, err := node.Read(ctx)
+		assert.NilError(t, err)
+		wire.sever()
+		after, err := node.Read(ctx)
+		assert.NilError(t, err)
+		assert.Equal(t, len(after.Input.Tunnels), len(before.Input.Tunnels))
+		assert.Equal(t, len(after.GatewayPods), 1)
+		assert.ErrorContains(t, node.WriteStatus(ctx, kube.NodeStatus{Kernel: "new"}), "InternalNode node-1")
+
+		// A daemon that starts now waits, and applies nothing meanwhile.
+		late, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: nodeConfig, Node: "node-1"})
+		assert.NilError(t, err)
+		short, stop := context.WithTimeout(ctx, 200*time.Millisecond)
+		defer stop()
+		done := make(chan error, 1)
+		go func() { done <- late.Start(short) }()
+		_, err = late.Read(short)
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+		assert.NilError(t, <-done)
+
+		// What happened meanwhile is there when the API server is back.
+		assert.NilError(t, admin.Delete(ctx, tunnel(T, "node-1", 1)))
+		wire.restore()
+		eventually(t, node, "what happened meanwhile", func(v kube.NodeView) bool { return len(v.Input.Tunnels) == 1 })
+	})
+}
+
+func ptr[T any](v T) *T { return &v }
+
+func drain(ch <-chan struct{}) {
+	for {
+		select {
+		case <-ch:
+		default:
+			return
+		}
+	}
+}
+
+func TestSourceConfig(t *testing.T) {
+	for _, tt := range []struct{ name, mode, want string }{
+		{"", cluster.Server, "kube: Config, Name, Namespace, System and RemoteID are required"},
+		{"rome", "both", `kube: mode "both": write server or client`},
+	} {
+		_, err := kube.NewGatewaySource(kube.GatewaySourceConfig{
+			Config: &rest.Config{Host: "https://127.0.0.1:1"}, Name: tt.name, Namespace: "t", System: "l", RemoteID: "rome", Mode: tt.mode,
+		})
+		assert.Error(t, err, tt.want)
+	}
+	_, err := kube.NewNodeSource(kube.NodeSourceConfig{})
+	assert.Error(t, err, "kube: Config and Node are required")
+}
