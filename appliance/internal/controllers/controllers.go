@@ -83,9 +83,9 @@ func (c *Config) setDefaults() error {
 // Leases outlast an API server that is away for a while: without one nobody
 // else could take over anyway.
 const (
-	leaseDuration = 30 * time.Second
-	renewDeadline = 20 * time.Second
-	retryPeriod   = 2 * time.Second
+	leaseDuration = 60 * time.Second
+	renewDeadline = 50 * time.Second
+	retryPeriod   = 5 * time.Second
 )
 
 // Run is the controller. It returns when ctx is done, or when the lease is

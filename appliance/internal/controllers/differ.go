@@ -51,7 +51,7 @@ func difference(want, live client.Object) string {
 			continue
 		}
 		if filledIn(kind) {
-			if !equality.Semantic.DeepDerivative(w, l) {
+			if !contains(l, w) {
 				return field.name
 			}
 		} else if !equality.Semantic.DeepEqual(w, l) {
@@ -67,7 +67,7 @@ func partDifference(want, live client.Object) string {
 		return "metadata.labels"
 	}
 	w, l, ok := part{"spec", "Spec"}.of(want, live)
-	if ok && !equality.Semantic.DeepDerivative(w, l) {
+	if ok && !contains(l, w) {
 		return "spec"
 	}
 	return ""

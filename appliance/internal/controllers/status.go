@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -35,6 +36,7 @@ func (w *writer) status(ctx context.Context, want plan.Object) error {
 	if o == nil {
 		return nil
 	}
+	changes := statusChanges(o, live)
 	err = w.cache.Status().Update(ctx, o, client.FieldOwner(name))
 	if apierrors.IsNotFound(err) {
 		return nil // deleted meanwhile
@@ -42,7 +44,7 @@ func (w *writer) status(ctx context.Context, want plan.Object) error {
 	if err != nil {
 		return fmt.Errorf("%v: status: %w", key, err)
 	}
-	w.log.Info("status", "object", key.String(), "is", summary(o))
+	w.log.Info("status", "object", key.String(), "changed", changes)
 	w.metrics.wrote(key.Kind, "status")
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -151,7 +153,7 @@ func (w *writer) foreignClusterStatus(ctx context.Context, key objectKey, want, 
 	if err := w.cache.Status().Apply(ctx, client.ApplyConfigurationFromUnstructured(u), client.FieldOwner(name), client.ForceOwnership); err != nil {
 		return fmt.Errorf("%v: status: %w", key, client.IgnoreNotFound(err))
 	}
-	w.log.Info("status", "object", key.String(), "is", foreignClusterSummary(module))
+	w.log.Info("status", "object", key.String(), "connection", foreignClusterSummary(module))
 	w.metrics.wrote(key.Kind, "status")
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -159,16 +161,25 @@ func (w *writer) foreignClusterStatus(ctx context.Context, key objectKey, want, 
 	return nil
 }
 
-// summary says in a few words what a status says.
-func summary(o client.Object) string {
-	out := ""
-	for _, c := range conditionsOf(reflect.ValueOf(o).Elem().FieldByName("Status")) {
-		if out != "" {
-			out += ", "
+// statusChanges names the fields of the status in which two objects differ,
+// and says what conditions became.
+func statusChanges(is, was client.Object) string {
+	a, b := reflect.ValueOf(is).Elem().FieldByName("Status"), reflect.ValueOf(was).Elem().FieldByName("Status")
+	var out []string
+	for i := range a.NumField() {
+		if equality.Semantic.DeepEqual(a.Field(i).Interface(), b.Field(i).Interface()) {
+			continue
 		}
-		out += c.Type + "=" + string(c.Status) + " " + c.Reason
+		field, _, _ := strings.Cut(a.Type().Field(i).Tag.Get("json"), ",")
+		if list, ok := a.Field(i).Interface().([]metav1.Condition); ok {
+			for _, c := range list {
+				out = append(out, fmt.Sprintf("%s=%s (%s)", c.Type, c.Status, c.Reason))
+			}
+			continue
+		}
+		out = append(out, field)
 	}
-	return out
+	return strings.Join(out, ", ")
 }
 
 func foreignClusterSummary(m *corev1beta1.Module) string {
