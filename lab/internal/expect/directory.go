@@ -120,6 +120,10 @@ func (d *Directory) Address(ctx context.Context, o operand.Operand, viewer strin
 	if o.RemappedIn != "" {
 		viewer = o.RemappedIn
 	}
+	o, err := d.Settle(ctx, o)
+	if err != nil {
+		return netip.Addr{}, err
+	}
 	a, err := d.address(o)
 	if err != nil || d.stale(o, viewer) {
 		if err := d.Refresh(ctx); err != nil {
@@ -140,6 +144,36 @@ func (d *Directory) Address(ctx context.Context, o operand.Operand, viewer strin
 		}
 	}
 	return a, nil
+}
+
+// text is what an operand stands for in a text: an address, or a Node's name.
+func (d *Directory) text(ctx context.Context, o operand.Operand) (string, error) {
+	if o.Attr == operand.NodeAttr {
+		o, err := d.Settle(ctx, o)
+		return operand.NodeName(o.Node), err
+	}
+	a, err := d.Address(ctx, o, "")
+	return a.String(), err
+}
+
+// Settle turns the node that a gateway runs on, or another one, into that
+// node.
+func (d *Directory) Settle(ctx context.Context, o operand.Operand) (operand.Operand, error) {
+	if o.Kind != operand.GatewayNode {
+		return o, nil
+	}
+	pod, err := d.Pod(ctx, operand.Operand{Kind: operand.Gateway, Cluster: o.Cluster, Peer: o.Peer})
+	if err != nil {
+		return o, err
+	}
+	c, _ := d.topology.Cluster(o.Cluster)
+	for n := 1; n <= c.Nodes; n++ {
+		if (operand.NodeName(n) == pod.Node) != o.Other {
+			o.Kind, o.Node = operand.Node, n
+			return o, nil
+		}
+	}
+	return o, fmt.Errorf("%s: the gateway runs on %s, which is no node of the topology", o, pod.Node)
 }
 
 // stale tells whether the answer depends on something that changes while a

@@ -207,12 +207,12 @@ func (row *Row) Expand(ctx context.Context, text string) (string, error) {
 			errs = append(errs, err)
 			return m
 		}
-		a, err := row.Directory.Address(ctx, o, "")
+		value, err := row.Directory.text(ctx, o)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", m, err))
 			return m
 		}
-		return a.String()
+		return value
 	})
 	return out, errors.Join(errs...)
 }

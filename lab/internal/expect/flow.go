@@ -48,6 +48,9 @@ func (e *Flow) Check(_ context.Context, row *Row) (Result, error) {
 		res.Got, res.Why, res.Final = "it broke", s.broken, true
 	case s.reports < 2 || s.received == 0:
 		res.Why = "it has not spoken yet since the step began"
+	case time.Since(row.StepStarted) < freshness:
+		// A stream that has just broken looks alive for a while.
+		res.Why = "it has been watched for less than " + freshness.String()
 	case e.Gap > 0 && s.gap > e.Gap:
 		res.Why = fmt.Sprintf("silent for %v", s.gap.Round(time.Millisecond))
 		res.Final = true

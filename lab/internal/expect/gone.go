@@ -139,8 +139,6 @@ func kernelLines(s world.StateSection) []string {
 				add("table", table)
 			} else if m := chainLine.FindStringSubmatch(line); m != nil && !others.MatchString(table+" "+m[1]) {
 				add("chain", table+" "+m[1])
-			} else if strings.Contains(line, "isthmus-lab") {
-				add("nft", line)
 			}
 		}
 	}

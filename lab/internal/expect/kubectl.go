@@ -33,7 +33,7 @@ type Kubectl struct {
 func (e *Kubectl) Lint(l *Linter) {
 	l.Cluster(&e.In)
 	l.Regexp(&e.Matches)
-	for _, text := range []*string{&e.Is, &e.Prints, &e.Run} {
+	for _, text := range []*string{&e.Get, &e.Is, &e.Prints, &e.Run} {
 		l.Text(text)
 	}
 	switch {
@@ -43,7 +43,7 @@ func (e *Kubectl) Lint(l *Linter) {
 		l.Problem(e, "", "say what the command prints: prints, or matches")
 	case e.Run != "" && (e.Is != "" || e.Field != "" || e.Absent || e.Namespace != ""):
 		l.Problem(e, "", "field, is, absent and namespace belong to get")
-	case e.Get != "" && strings.Count(e.Get, "/") != 1:
+	case e.Get != "" && strings.Count(inBraces.ReplaceAllString(e.Get, "x"), "/") != 1:
 		l.Problem(&e.Get, "such as internalnode/node-1", "%q is not kind/name", e.Get)
 	case e.Field != "" && e.Is == "" && e.Matches == "" && !e.Absent:
 		l.Problem(&e.Field, "is, matches or absent", "say what the field must be")
@@ -62,12 +62,16 @@ func (e *Kubectl) Check(ctx context.Context, row *Row) (Result, error) {
 	if e.Run != "" {
 		return e.checkCommand(ctx, row)
 	}
-	want := e.Get
+	get, err := row.Expand(ctx, e.Get)
+	if err != nil {
+		return Result{Want: e.Get, Got: "unknown", Why: err.Error()}, nil
+	}
+	want := get
 	if e.Absent && e.Field == "" {
 		want = "no " + want
 	}
 	res := Result{Want: want + " in " + e.In}
-	o, err := row.API.Find(ctx, e.In, e.Get, e.Namespace)
+	o, err := row.API.Find(ctx, e.In, get, e.Namespace)
 	switch {
 	case err != nil && meta.IsNoMatchError(err):
 		res.Got = err.Error()
@@ -93,15 +97,15 @@ func (e *Kubectl) Check(ctx context.Context, row *Row) (Result, error) {
 	res.Got = fmt.Sprintf("%s = %q", e.Field, value)
 	switch {
 	case e.Absent:
-		res.OK, res.Want = value == "", e.Get+" without "+e.Field
+		res.OK, res.Want = value == "", get+" without "+e.Field
 	case e.Matches != "":
 		matched, err := regexp.MatchString(e.Matches, value)
 		if err != nil {
 			return Result{}, err
 		}
-		res.OK, res.Want = matched, fmt.Sprintf("%s %s matches %q", e.Get, e.Field, e.Matches)
+		res.OK, res.Want = matched, fmt.Sprintf("%s %s matches %q", get, e.Field, e.Matches)
 	default:
-		res.OK, res.Want = value == is, fmt.Sprintf("%s %s = %q", e.Get, e.Field, is)
+		res.OK, res.Want = value == is, fmt.Sprintf("%s %s = %q", get, e.Field, is)
 		if is != e.Is {
 			res.Want += " (" + e.Is + ")"
 		}

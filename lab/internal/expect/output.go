@@ -16,7 +16,7 @@ type Output struct {
 	Matches  string `lab:"matches" doc:"regular expression for all it printed"`
 	Code     *int   `lab:"code" doc:"its exit code"`
 
-	expanded [2]string
+	expanded [3]string
 }
 
 // Lint checks the name and the texts.
@@ -24,6 +24,7 @@ func (e *Output) Lint(l *Linter) {
 	l.Regexp(&e.Matches)
 	l.Text(&e.Contains)
 	l.Text(&e.Lacks)
+	l.Text(&e.Matches)
 	if !l.Execs[e.Of] {
 		l.Problem(e, "run it with do: { exec: … } in this step or an earlier one", "there is no output to look at")
 	}
@@ -38,7 +39,7 @@ func (e *Output) Check(ctx context.Context, row *Row) (Result, error) {
 	if !ok {
 		return Result{Want: "a command's output", Got: "none", Final: true}, nil
 	}
-	for i, text := range []string{e.Contains, e.Lacks} {
+	for i, text := range []string{e.Contains, e.Lacks, e.Matches} {
 		expanded, err := row.Expand(ctx, text)
 		if err != nil {
 			return Result{Want: text, Got: "no address", Why: err.Error()}, nil
@@ -53,7 +54,7 @@ func (e *Output) Check(ctx context.Context, row *Row) (Result, error) {
 	matched := true
 	if e.Matches != "" {
 		var err error
-		if matched, err = regexp.MatchString(e.Matches, text); err != nil {
+		if matched, err = regexp.MatchString(e.expanded[2], text); err != nil {
 			return Result{}, err
 		}
 	}

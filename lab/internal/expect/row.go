@@ -76,7 +76,8 @@ func (row *Row) ExecTarget(ctx context.Context, o operand.Operand) (string, erro
 	if o.Kind == operand.Controller {
 		return row.Directory.PodTarget(ctx, o)
 	}
-	return o.HostName(row.Topology), nil
+	o, err := row.Directory.Settle(ctx, o)
+	return o.HostName(row.Topology), err
 }
 
 // probeTimeout is how long a probe waits for its answer. Within it UDP and

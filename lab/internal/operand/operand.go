@@ -5,6 +5,7 @@ package operand
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,6 +21,7 @@ const (
 	Pod          Kind = "pod"           // milan/web
 	Node         Kind = "node"          // milan/node-1
 	Gateway      Kind = "gateway"       // milan/gateway, or milan/gateway.rome of several
+	GatewayNode  Kind = "gateway-node"  // milan/gateway.node: the node that the gateway runs on; .othernode: the first of the others
 	Router       Kind = "router"        // milan/router
 	ControlPlane Kind = "control-plane" // milan/control-plane
 	Daemon       Kind = "daemon"        // milan/node-1.daemon: the pod of the node daemon there
@@ -35,6 +37,7 @@ type Attr string
 const (
 	IP       Attr = "ip"       // the address others reach it by; what no attribute means, too
 	Internal Attr = "internal" // nodes and gateways: the address of the internal CIDR
+	NodeAttr Attr = "nodename" // in texts: the name of the Node object
 )
 
 // An Operand is a parsed name.
@@ -44,7 +47,8 @@ type Operand struct {
 	Name    string // of a pod or an outside host
 	Node    int    // of a node, a daemon, or of the node of a pod of the topology
 	Host    bool   // a pod in the host network: its packets are the node's
-	Peer    string // of a gateway: the cluster at the other end
+	Peer    string // of a gateway and its node: the cluster at the other end
+	Other   bool   // of a gateway-node: the first node that the gateway is not on
 	Attr    Attr
 	// RemappedIn is set for remapped(x, cluster): the address by which that
 	// cluster knows x.
@@ -147,14 +151,14 @@ func parseOutside(text string, t *topology.Topology) (Operand, error) {
 func parseGateway(o Operand, attrs []string, t *topology.Topology) (Operand, error) {
 	o.Kind = Gateway
 	peers := t.Peers(o.Cluster)
-	if len(attrs) > 0 && !isAttr(attrs[0]) {
+	if len(attrs) > 0 && !isAttr(attrs[0]) && !isGatewayNode(attrs[0]) {
 		for _, p := range peers {
 			if p == attrs[0] {
 				o.Peer = p
 			}
 		}
 		if o.Peer == "" {
-			return Operand{}, fail(yamlfile.DidYouMean(attrs[0], append(peers, string(IP), string(Internal))), "%s does not peer with %q", o.Cluster, attrs[0])
+			return Operand{}, fail(yamlfile.DidYouMean(attrs[0], append(slices.Clone(peers), "ip", "internal", "node", "othernode")), "%s does not peer with %q", o.Cluster, attrs[0])
 		}
 		attrs = attrs[1:]
 	}
@@ -166,6 +170,13 @@ func parseGateway(o Operand, attrs []string, t *topology.Topology) (Operand, err
 		return Operand{}, fail(fmt.Sprintf("write %s/gateway.%s", o.Cluster, peers[0]), "%s has %d gateways", o.Cluster, len(peers))
 	default:
 		o.Peer = peers[0]
+	}
+	if len(attrs) > 0 && isGatewayNode(attrs[0]) {
+		o.Kind, o.Other = GatewayNode, attrs[0] == "othernode"
+		if c, _ := t.Cluster(o.Cluster); o.Other && c.Nodes < 2 {
+			return o, fail("", "%s has no other node than the gateway's", o.Cluster)
+		}
+		attrs = attrs[1:]
 	}
 	return withAttr(o, attrs, o.Cluster+"/gateway")
 }
@@ -196,14 +207,18 @@ func withAttr(o Operand, attrs []string, text string) (Operand, error) {
 		return o, fail(yamlfile.DidYouMean(attrs[0], []string{"ip", "internal", "node", "daemon"}), "%q: no such part of a %s", text, o.Kind)
 	}
 	o.Attr = Attr(attrs[0])
-	if o.Attr == Internal && o.Kind != Node && o.Kind != Gateway {
+	if o.Attr == Internal && o.Kind != Node && o.Kind != Gateway && o.Kind != GatewayNode {
 		return o, fail("only nodes and gateways have one", "%q: a %s has no address of the internal CIDR", text, o.Kind)
+	}
+	if o.Attr == NodeAttr && o.Kind != Node && o.Kind != GatewayNode {
+		return o, fail("such as milan/web.node.nodename", "%q: only nodes have the name of a Node object", text)
 	}
 	return o, nil
 }
 
 // HostName is the name under which captures know the host whose interfaces
-// an operand's packets pass.
+// an operand's packets pass. Which node a gateway runs on only a running lab
+// knows: then it is empty.
 func (o Operand) HostName(t *topology.Topology) string {
 	switch o.Kind {
 	case Pod:
@@ -229,7 +244,11 @@ func (o Operand) HostName(t *topology.Topology) string {
 // NodeName is the name of a cluster's n-th node, from 1.
 func NodeName(n int) string { return fmt.Sprintf("node-%d", n) }
 
-func isAttr(s string) bool { return s == string(IP) || s == string(Internal) }
+func isAttr(s string) bool {
+	return s == string(IP) || s == string(Internal) || s == string(NodeAttr)
+}
+
+func isGatewayNode(s string) bool { return s == "node" || s == "othernode" }
 
 func splitDots(s string) []string {
 	if s == "" {

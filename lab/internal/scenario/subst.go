@@ -71,6 +71,9 @@ func part(t *topology.Topology, value, name string) (string, error) {
 		return "{" + value + "." + name + "}", nil
 	}
 	o, err := operand.Parse(value, t)
+	if _, whole := t.Cluster(value); whole {
+		o, err = operand.Operand{Cluster: value}, nil
+	}
 	if err != nil {
 		return value, err
 	}
