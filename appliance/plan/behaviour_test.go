@@ -3,6 +3,7 @@ package plan_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/ipam"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
@@ -565,4 +567,36 @@ func TestPure(t *testing.T) {
 	plan.Cluster(s)
 	assert.Equal(t, fmt.Sprintf("%+v", s), before)
 	var _ cluster.Snapshot = s
+}
+
+// A peering of IPv6 clusters: the same, with IPv6 next hops; what overlaps
+// goes into the cluster's own unique local range.
+func TestIPv6(t *testing.T) {
+	w := newWorld(t, "milan")
+	w.create(&corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: "liqo"}})
+	w.yaml(templates)
+	w.node("node-1", "2001:db8::11", "fd10:0:0:1::/64")
+	w.network(v1beta1.NetworkTypePod, "fd10::/56")
+	w.network(v1beta1.NetworkTypeExternal, "fd70::/64")
+	w.network(v1beta1.NetworkTypeInternal, "fd80::/64")
+	w.namespace("rome")
+	w.configure("rome", "fd10::/56", "fd71::/64")
+	w.client("rome")
+	w.settle()
+	w.kubelet("node-1")
+	r := w.settle()
+	assert.Assert(t, cmp.Len(r.Events, 0))
+	ours := ipam.ULA("milan")
+	remapped := get[*v1beta1.Configuration](w, "liqo-tenant-rome", "rome").Status.Remote.CIDR
+	assert.Assert(t, ours.Overlaps(netip.MustParsePrefix(string(remapped.Pod[0]))), remapped.Pod[0])
+	assert.DeepEqual(t, remapped.External, []v1beta1.CIDR{"fd71::/64"})
+
+	rules := get[*v1beta1.RouteConfiguration](w, "liqo-tenant-rome", "rome-node-gw").Spec.Table.Rules
+	assert.Equal(t, *rules[0].Dst, v1beta1.CIDR("fd80::2/128"))
+	assert.Equal(t, *rules[1].Routes[0].Gw, v1beta1.IP("fd80::2"))
+	rules = get[*v1beta1.RouteConfiguration](w, "liqo-tenant-rome", "rome-gw-ext").Spec.Table.Rules
+	assert.Equal(t, *rules[1].Routes[0].Dst, v1beta1.CIDR("fd10::/56"))
+	assert.Assert(t, rules[1].Routes[0].Gw == nil)
+	rules = get[*v1beta1.RouteConfiguration](w, "liqo", "milan-node-1-gw-node").Spec.Table.Rules
+	assert.Equal(t, *rules[1].Routes[0].Dst, v1beta1.CIDR("fd10:0:0:1::/64"))
 }
