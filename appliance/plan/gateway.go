@@ -134,7 +134,7 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 		return
 	}
 	values := templateValues{
-		Name: GatewayName(g.Name), Namespace: g.Namespace, GatewayUID: g.UID, ClusterID: g.RemoteID, SecretName: w.secret,
+		Name: GatewayName(g.Name), GatewayName: g.Name, Namespace: g.Namespace, GatewayUID: g.UID, ClusterID: g.RemoteID, SecretName: w.secret,
 	}
 	var err error
 	if g.Role == cluster.Server {

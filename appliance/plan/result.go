@@ -35,7 +35,8 @@ type Object interface {
 }
 
 // A Result is what must be so in a cluster. Everything in it is ordered: by
-// kind, namespace and name.
+// kind, namespace and name. Parts of an object may be shared within it: copy
+// it deeply before changing it.
 type Result struct {
 	// Objects must exist, with these labels, owners and specs, and without
 	// regard to their status. Each carries the label
@@ -49,8 +50,8 @@ type Result struct {
 	// whoever writes them keeps the old time if the status is the same.
 	Statuses []Object
 	// Applies are objects of others of which the controller owns a few
-	// fields: tenant namespaces (a label). They are to be written by
-	// server-side apply.
+	// fields: a label of tenant namespaces, and spec.local of Configurations
+	// that do not have it. They are to be written by server-side apply.
 	Applies []Object
 	// Keys are the Secrets that must exist with a key pair.
 	Keys []KeySecret
@@ -63,7 +64,7 @@ type Result struct {
 type KeySecret struct {
 	Namespace, Name string
 	Labels          map[string]string
-	Owner           metav1.OwnerReference // of a WgGatewayServer or WgGatewayClient; zero as long as that has no UID
+	Owner           metav1.OwnerReference // the GatewayServer or GatewayClient
 }
 
 // Types of events.

@@ -15,12 +15,14 @@ import (
 
 // templateValues are what the strings of a gateway template can refer to.
 type templateValues struct {
-	Spec       any    // of the GatewayServer or GatewayClient
-	Name       string // of what belongs to the gateway: gw-<its name>
-	Namespace  string
-	GatewayUID string
-	ClusterID  string // of the remote cluster
-	SecretName string // with the keys
+	Spec any    // of the GatewayServer or GatewayClient
+	Name string // of what belongs to the gateway: gw-<its name>, or a hash if that is too long
+	// GatewayName is the name of the GatewayServer or GatewayClient itself.
+	GatewayName string
+	Namespace   string
+	GatewayUID  string
+	ClusterID   string // of the remote cluster
+	SecretName  string // with the keys
 }
 
 // render fills a gateway template in and decodes the result into out, a
