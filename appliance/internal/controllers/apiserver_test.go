@@ -1,0 +1,158 @@
+package controllers
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/poll"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+)
+
+const token = "of-this-test-only"
+
+// startAPIServer runs etcd and kube-apiserver until the test ends, with our
+// CRDs.
+func startAPIServer(t *testing.T) (*rest.Config, client.Client) {
+	t.Helper()
+	root, err := filepath.Abs("../../..")
+	assert.NilError(t, err)
+	binary := filepath.Join(root, "bin", "kubernetes")
+	if _, err := os.Stat(binary); err != nil {
+		why := "needs bin/kubernetes: run make build first"
+		if os.Getenv("CI") != "" {
+			t.Fatal(why)
+		}
+		t.Skip(why)
+	}
+	dir := t.TempDir()
+	etcd, peer, api := freePort(t), freePort(t), freePort(t)
+
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	assert.NilError(t, err)
+	accountKey := filepath.Join(dir, "sa.key")
+	writeFile(t, accountKey, pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}))
+	tokens := filepath.Join(dir, "tokens.csv")
+	writeFile(t, tokens, []byte(token+",admin,admin,system:masters\n"))
+
+	start(t, dir, binary, "etcd", "--data-dir="+filepath.Join(dir, "etcd"),
+		fmt.Sprintf("--listen-client-urls=http://127.0.0.1:%d", etcd), fmt.Sprintf("--listen-peer-urls=http://127.0.0.1:%d", peer))
+	start(t, dir, binary, "kube-apiserver", fmt.Sprintf("--etcd-servers=http://127.0.0.1:%d", etcd),
+		"--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", "--endpoint-reconciler-type=none",
+		fmt.Sprintf("--secure-port=%d", api), "--cert-dir="+filepath.Join(dir, "certs"),
+		"--service-cluster-ip-range=10.96.0.0/16", "--service-account-issuer=https://kubernetes.default.svc",
+		"--service-account-key-file="+accountKey, "--service-account-signing-key-file="+accountKey,
+		"--token-auth-file="+tokens, "--authorization-mode=RBAC", "--disable-admission-plugins=ServiceAccount")
+
+	cfg := &rest.Config{
+		Host: fmt.Sprintf("https://127.0.0.1:%d", api), BearerToken: token, QPS: -1,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}, // its certificate is its own
+	}
+	scheme := kube.Scheme()
+	assert.NilError(t, apiextensionsv1.AddToScheme(scheme))
+	transport, err := rest.HTTPClientFor(cfg)
+	assert.NilError(t, err)
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		res, err := transport.Get(cfg.Host + "/readyz")
+		if err != nil {
+			return poll.Continue("%v", err)
+		}
+		defer res.Body.Close()
+		if res.StatusCode != 200 {
+			return poll.Continue("/readyz: %s", res.Status)
+		}
+		return poll.Success()
+	}, poll.WithTimeout(time.Minute), poll.WithDelay(100*time.Millisecond))
+	c, err := client.New(cfg, client.Options{Scheme: scheme})
+	assert.NilError(t, err)
+	installCRDs(t, c, filepath.Join(root, "k8s", "crds"))
+	// The mapper of the first client may have looked before the kinds were
+	// there.
+	c, err = client.New(cfg, client.Options{Scheme: scheme})
+	assert.NilError(t, err)
+	return cfg, c
+}
+
+func installCRDs(t *testing.T, c client.Client, dir string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	assert.NilError(t, err)
+	for _, f := range files {
+		text, err := os.ReadFile(f)
+		assert.NilError(t, err)
+		var crd apiextensionsv1.CustomResourceDefinition
+		err = utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096).Decode(&crd)
+		assert.Assert(t, err == nil || errors.Is(err, io.EOF), "%s: %v", f, err)
+		assert.NilError(t, c.Create(t.Context(), &crd), f)
+	}
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		var list apiextensionsv1.CustomResourceDefinitionList
+		if err := c.List(t.Context(), &list); err != nil {
+			return poll.Error(err)
+		}
+		for _, crd := range list.Items {
+			ok := false
+			for _, cond := range crd.Status.Conditions {
+				ok = ok || cond.Type == apiextensionsv1.Established && cond.Status == apiextensionsv1.ConditionTrue
+			}
+			if !ok {
+				return poll.Continue("%s is not established", crd.Name)
+			}
+		}
+		return poll.Success()
+	}, poll.WithTimeout(30*time.Second), poll.WithDelay(50*time.Millisecond))
+}
+
+// start runs a component until the test ends. When the test fails, so does
+// its silence.
+func start(t *testing.T, dir, binary, component string, args ...string) {
+	t.Helper()
+	log, err := os.Create(filepath.Join(dir, component+".log"))
+	assert.NilError(t, err)
+	ctx, cancel := context.WithCancel(context.Background())
+	cmd := exec.CommandContext(ctx, binary, append([]string{component}, args...)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	assert.NilError(t, cmd.Start())
+	t.Cleanup(func() {
+		cancel()
+		_ = cmd.Wait() // killed
+		log.Close()
+		if t.Failed() {
+			text, _ := os.ReadFile(log.Name())
+			t.Logf("%s:\n%s", component, text[max(0, len(text)-2000):])
+		}
+	})
+}
+
+func freePort(t *testing.T) int {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	assert.NilError(t, err)
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).Port
+}
+
+func writeFile(t *testing.T, path string, text []byte) {
+	t.Helper()
+	assert.NilError(t, os.WriteFile(path, text, 0o600))
+}
