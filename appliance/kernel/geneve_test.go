@@ -47,7 +47,7 @@ func TestGeneveWalk(t *testing.T) {
 		{Links: []netstate.Link{geneve("g3", 1, "192.0.2.100")}, Addresses: []netstate.Address{at("g3", "10.80.0.3/24")}, Routes: []netstate.Route{route("10.1.0.0/16", "g3")}},
 		{Links: []netstate.Link{geneve("g3", 1, "192.0.2.100")}, Routes: []netstate.Route{route("10.1.0.0/16", "g3")}},
 	}
-	for i := range 150 {
+	for i := range walkSteps {
 		n := rand.IntN(len(states))
 		t.Logf("step %d: state %d", i, n)
 		converge(t, ns, states[n])

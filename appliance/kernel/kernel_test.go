@@ -24,6 +24,10 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
 
+// walkSteps is how far the random walks go: enough to see most pairs of
+// states.
+const walkSteps = 80
+
 func TestMain(m *testing.M) { os.Exit(nettest.Main(m)) }
 
 // open opens the namespace of the calling thread.
@@ -107,7 +111,7 @@ func TestForeignThingsStay(t *testing.T) {
 	test.Run("ip", "rule", "add", "from", "10.9.0.0/16", "lookup", "90", "priority", "310")
 	test.Run("nft", "table ip others { chain c { accept; }; }")
 	foreign := func() string {
-		return test.Run("ip", "-br", "link") + test.Run("ip", "addr") + test.Run("ip", "route", "show", "table", "90") +
+		return strings.ReplaceAll(test.Run("ip", "addr"), " tentative", "") + test.Run("ip", "-br", "link") + test.Run("ip", "route", "show", "table", "90") +
 			test.Run("ip", "-6", "route", "show", "table", "90") + test.Run("ip", "rule") + test.Run("nft", "list", "ruleset")
 	}
 	before := foreign()
@@ -177,7 +181,7 @@ func TestWalk(t *testing.T) {
 		{Tables: []netstate.Table{table("a", drop), table("b", accept, drop)}},
 		{Tables: []netstate.Table{table("a", accept), table("b", drop, accept), table("c")}},
 	}
-	for i := range 150 {
+	for i := range walkSteps {
 		n := rand.IntN(len(states))
 		t.Logf("step %d: state %d", i, n)
 		converge(t, ns, states[n])
@@ -209,7 +213,7 @@ func TestDriftIsSeenAndRepaired(t *testing.T) {
 		{"ip", "route", "append", "10.1.0.0/16", "dev", "d0", "table", "90", "metric", "7", "proto", "158"},
 		{"ip", "rule", "del", "priority", "310"},
 		{"ip", "rule", "add", "priority", "311", "from", "10.8.0.0/16", "lookup", "90", "proto", "158"},
-		{"ip", "rule", "add", "priority", "310", "from", "10.8.0.0/16", "ipproto", "udp", "lookup", "90", "proto", "158"},
+		{"ip", "rule", "add", "priority", "310", "from", "10.8.0.0/16", "ipproto", "17", "lookup", "90", "proto", "158"},
 		{"nft", "delete table ip isthmus-mine"},
 		{"nft", "flush chain ip isthmus-mine c"},
 		{"nft", "add rule ip isthmus-mine c accept"},
@@ -406,4 +410,37 @@ func writeSysctl(t testing.TB, name, value string) {
 		nettest.SkipOrFail(t, "writable /proc/sys", err)
 	}
 	assert.NilError(t, err)
+}
+
+// TestWithNetAdminAlone does all that a daemon does, in a process that has no
+// other capability.
+func TestWithNetAdminAlone(t *testing.T) {
+	const helper = "ISTHMUS_TEST_NET_ADMIN_ALONE"
+	want := netstate.State{
+		Routes: []netstate.Route{{Table: 90, Dst: prefix("10.1.0.0/16"), Type: netstate.Unreachable}},
+		Rules:  []netstate.Rule{{Priority: 310, Src: prefix("10.8.0.0/16"), Table: 90}},
+		Tables: every(netstate.FamilyIPv4),
+	}
+	if os.Getenv(helper) != "" {
+		ns := open(t, Config{StateDir: t.TempDir(), PrivateKey: testKey})
+		if Missing(ns.Features(t.Context()), FeatureGeneve) == nil {
+			want.Links = append(want.Links, geneve("g1", 1, "192.0.2.100"))
+			want.Addresses = append(want.Addresses, netstate.Address{Dev: "g1", Prefix: prefix("10.80.0.1/32")})
+		}
+		if ns.Implementation() == Kernel || probeTUN() == nil {
+			s := serverState()
+			want.Links, want.WireGuard = append(want.Links, s.Links...), s.WireGuard
+		}
+		converge(t, ns, want)
+		return
+	}
+	t.Parallel()
+	ns, test := openWith(t)
+	need(t, ns, FeatureNAT)
+	nettest.Need(t, "setpriv")
+	self, err := os.Executable()
+	assert.NilError(t, err)
+	out := test.Run("env", helper+"=1", "setpriv", "--no-new-privs", "--inh-caps=-all,+net_admin", "--ambient-caps=-all,+net_admin",
+		"--bounding-set=-all,+net_admin", self, "-test.run=^TestWithNetAdminAlone$", "-test.v")
+	assert.Assert(t, strings.Contains(out, "--- PASS: TestWithNetAdminAlone"), out)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -308,6 +309,9 @@ func (n *nft) observeOnce() (tables []netstate.Table, again bool, err error) {
 	}
 	for _, m := range msgs {
 		if id, ok := tableOf(m.Data); ok {
+			if slices.ContainsFunc(tables, func(t netstate.Table) bool { return t.ID() == id }) {
+				return nil, true, nil // the old one and the new one, at the moment of a commit
+			}
 			tables = append(tables, netstate.Table{Family: id.Family, Name: id.Name, Seen: "none"})
 		}
 	}
@@ -322,11 +326,15 @@ func (n *nft) observeOnce() (tables []netstate.Table, again bool, err error) {
 		if !ok {
 			continue
 		}
-		for i := range tables {
-			if tables[i].ID() == id {
-				tables[i].Chains = append(tables[i].Chains, parseChain(m.Data))
-			}
+		i := slices.IndexFunc(tables, func(t netstate.Table) bool { return t.ID() == id })
+		if i < 0 {
+			return nil, true, nil
 		}
+		c := parseChain(m.Data)
+		if slices.ContainsFunc(tables[i].Chains, func(o netstate.Chain) bool { return o.Name == c.Name }) {
+			return nil, true, nil
+		}
+		tables[i].Chains = append(tables[i].Chains, c)
 	}
 	for i := range tables {
 		t := &tables[i]

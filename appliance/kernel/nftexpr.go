@@ -18,6 +18,7 @@ const (
 
 	ipv4SourceOffset, ipv4DestinationOffset, ipv4ChecksumOffset = 12, 16, 10
 	ipv6SourceOffset, ipv6DestinationOffset                     = 8, 24
+	ipv6NextHeaderOffset, ipv6HeaderLen, icmpv6ChecksumOffset   = 6, 40, 2
 
 	tcpFlagsOffset     = 13
 	tcpSYN, tcpRST     = 0x02, 0x04
@@ -262,9 +263,15 @@ func (c *compiler) action(a netstate.Action) error {
 		addr := a.To.Addr()
 		p := addressPayload(addr.Is6(), true)
 		p.DestRegister, p.SourceRegister, p.OperationType = 0, reg1, expr.PayloadWrite
-		p.CsumFlags = unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR
-		if !addr.Is6() {
-			p.CsumType, p.CsumOffset = expr.CsumTypeInet, ipv4ChecksumOffset
+		p.CsumType, p.CsumOffset, p.CsumFlags = expr.CsumTypeInet, ipv4ChecksumOffset, unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR
+		if addr.Is6() {
+			// IPv6 has no checksum of its own. The library sends no flags
+			// without one, so we name that of ICMPv6, which covers the
+			// address, by its place behind a header without extensions.
+			p.CsumOffset, p.CsumFlags = ipv6HeaderLen+icmpv6ChecksumOffset, 0
+			c.emit( // ip6 nexthdr icmpv6
+				&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: ipv6NextHeaderOffset, Len: 1},
+				&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{unix.IPPROTO_ICMPV6}})
 		}
 		c.emit(&expr.Immediate{Register: reg1, Data: addr.AsSlice()}, p)
 	default:

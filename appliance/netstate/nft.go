@@ -148,6 +148,9 @@ func (a Action) text(f Family, l4proto string) string {
 		}
 		return "tcp flags & (syn | rst) == syn tcp option maxseg size set " + to
 	case SetSource:
+		if a.To.Addr().Is6() {
+			return fmt.Sprintf("ip6 nexthdr icmpv6 ip6 saddr set %s", a.To.Addr())
+		}
 		return fmt.Sprintf("%s saddr set %s", ipKeyword(a.To.Addr()), a.To.Addr())
 	case SNAT, DNAT:
 		family := ""

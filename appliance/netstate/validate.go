@@ -285,6 +285,8 @@ func (a Action) validate(r FirewallRule, c Chain, is6, known bool) error {
 		return fmt.Errorf("tcp maxseg set rt mtu: only at forward, output and postrouting, not %s", c.Hook)
 	case (a.Kind == SNAT || a.Kind == DNAT || a.Kind == SetSource) && !a.To.IsValid():
 		return fmt.Errorf("%s: no address", a.Kind)
+	case a.Kind == SetSource && a.To.Addr().Is6() && !slices.ContainsFunc(r.Matches, func(m Match) bool { return m.ICMPError && !m.Negate }):
+		return errors.New("source address set: in IPv6 only for ICMP errors, the rule must match them")
 	case a.To.IsValid() && known && a.To.Addr().Is6() != is6:
 		return fmt.Errorf("%s to %s: the rule is about the other IP family", a.Kind, a.To)
 	}
