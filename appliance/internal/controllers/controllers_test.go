@@ -332,6 +332,9 @@ func (w *world) create(list ...client.Object) {
 func (w *world) get(o client.Object) bool {
 	w.t.Helper()
 	err := w.c.Get(w.t.Context(), client.ObjectKeyFromObject(o), o)
+	if w.t.Context().Err() != nil {
+		return false // the test is over; poll does not wait for its last call
+	}
 	assert.Assert(w.t, err == nil || apierrors.IsNotFound(err), "%v", err)
 	return err == nil
 }
