@@ -129,7 +129,7 @@ type ForeignCluster struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec   ForeignClusterSpec   `json:"spec,omitempty"`
+	Spec   ForeignClusterSpec   `json:"spec"`
 	Status ForeignClusterStatus `json:"status,omitempty"`
 }
 

@@ -70,7 +70,7 @@ type IP struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec   IPSpec   `json:"spec,omitempty"`
+	Spec   IPSpec   `json:"spec"`
 	Status IPStatus `json:"status,omitempty"`
 }
 

@@ -347,7 +347,7 @@ type FirewallConfiguration struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec   FirewallConfigurationSpec   `json:"spec,omitempty"`
+	Spec   FirewallConfigurationSpec   `json:"spec"`
 	Status FirewallConfigurationStatus `json:"status,omitempty"`
 }
 

@@ -53,7 +53,7 @@ type InternalFabric struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec InternalFabricSpec `json:"spec,omitempty"`
+	Spec InternalFabricSpec `json:"spec"`
 }
 
 // InternalFabricList is a list of InternalFabrics.
@@ -137,7 +137,7 @@ type InternalNode struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec   InternalNodeSpec   `json:"spec,omitempty"`
+	Spec   InternalNodeSpec   `json:"spec"`
 	Status InternalNodeStatus `json:"status,omitempty"`
 }
 
@@ -170,7 +170,7 @@ type GeneveTunnel struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec GeneveTunnelSpec `json:"spec,omitempty"`
+	Spec GeneveTunnelSpec `json:"spec"`
 }
 
 // GeneveTunnelList is a list of GeneveTunnels.

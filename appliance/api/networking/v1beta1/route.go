@@ -117,7 +117,7 @@ type RouteConfiguration struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec   RouteConfigurationSpec   `json:"spec,omitempty"`
+	Spec   RouteConfigurationSpec   `json:"spec"`
 	Status RouteConfigurationStatus `json:"status,omitempty"`
 }
 

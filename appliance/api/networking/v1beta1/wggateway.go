@@ -104,7 +104,7 @@ type WgGatewayServer struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec   WgGatewayServerSpec   `json:"spec,omitempty"`
+	Spec   WgGatewayServerSpec   `json:"spec"`
 	Status WgGatewayServerStatus `json:"status,omitempty"`
 }
 
@@ -148,7 +148,7 @@ type WgGatewayClient struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec   WgGatewayClientSpec   `json:"spec,omitempty"`
+	Spec   WgGatewayClientSpec   `json:"spec"`
 	Status WgGatewayClientStatus `json:"status,omitempty"`
 }
 
@@ -191,7 +191,7 @@ type WgGatewayServerTemplate struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec GatewayTemplateSpec `json:"spec,omitempty"`
+	Spec GatewayTemplateSpec `json:"spec"`
 }
 
 // WgGatewayServerTemplateList is a list of WgGatewayServerTemplates.
@@ -212,7 +212,7 @@ type WgGatewayClientTemplate struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	Spec GatewayTemplateSpec `json:"spec,omitempty"`
+	Spec GatewayTemplateSpec `json:"spec"`
 }
 
 // WgGatewayClientTemplateList is a list of WgGatewayClientTemplates.
