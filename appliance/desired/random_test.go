@@ -61,11 +61,11 @@ func TestLongestPrefixWinsAcrossObjects(t *testing.T) {
 	}
 }
 
-// More objects than the band has priorities keep their order and stay in it.
-func TestManyObjects(t *testing.T) {
+// large is a gateway in a cluster of n nodes.
+func large(n int) desired.GatewayInput {
 	in := romeGateway()
 	in.Nodes, in.Tunnels, in.Routes = nil, nil, nil
-	for i := range 500 {
+	for i := range n {
 		n := internalNode(fmt.Sprintf("node-%03d", i), fmt.Sprintf("liqo.node-%03d", i),
 			netip.AddrFrom4([4]byte{10, 80, byte(1 + i/250), byte(1 + i%250)}).String(), "",
 			netip.AddrFrom4([4]byte{172, 18, byte(i / 250), byte(1 + i%250)}).String())
@@ -73,6 +73,13 @@ func TestManyObjects(t *testing.T) {
 		in.Tunnels = append(in.Tunnels, tunnel("rome", n.Name, uint32(i+1)))
 		in.Routes = append(in.Routes, gwNode(n, fmt.Sprintf("10.%d.%d.0/24", 128+i/250, i%250)))
 	}
+	in.Routes = append(in.Routes, gwExt("rome", "169.254.18.2", in.Nodes, "10.127.64.0/18", "10.70.0.0/16"))
+	return in
+}
+
+// More objects than the band has priorities keep their order and stay in it.
+func TestManyObjects(t *testing.T) {
+	in := large(500)
 	state, results := desired.Gateway(in)
 	assert.NilError(t, state.Validate())
 	for _, r := range results {
@@ -88,6 +95,13 @@ func TestManyObjects(t *testing.T) {
 		last = r.Priority
 	}
 	assert.Equal(t, len(state.Links), 501)
+}
+
+func BenchmarkGateway1000Nodes(b *testing.B) {
+	in := large(1000)
+	for b.Loop() {
+		desired.Gateway(in)
+	}
 }
 
 // Whatever the objects say, the outcome is a state that a kernel can take, the

@@ -225,6 +225,7 @@ func (h *host) compileRoutes(rc cluster.RouteConfiguration) (routeObject, []stri
 		route netstate.Route
 	}
 	places := map[netip.Prefix]place{} // the table holds one route to each
+	waiting := map[string]bool{}       // links that are not there
 	var anyIPv4, anyIPv6 bool
 	for i, rule := range rc.Rules {
 		field := fmt.Sprintf("spec.table.rules[%d]", i)
@@ -251,9 +252,13 @@ func (h *host) compileRoutes(rc cluster.RouteConfiguration) (routeObject, []stri
 		}
 		for j, tr := range rule.Routes {
 			field := fmt.Sprintf("%s.routes[%d]", field, j)
+			if waiting[tr.Dev] {
+				continue // said once
+			}
 			route, text := h.compileRoute(tr)
 			if text != "" {
 				problems = append(problems, field+text)
+				waiting[tr.Dev] = h.missing[tr.Dev] != "" && !h.hasLink(tr.Dev)
 				continue
 			}
 			if family != 0 && route.Dst.Addr().BitLen() != family {

@@ -86,7 +86,7 @@ func TestMessages(t *testing.T) {
 		{"template", errorsOf(kube.ServerTemplate), `spec: {objectKind: {apiVersion: networking.liqo.io/v1beta1, kind: WgGatewayServer}, template: [1]}`,
 			[]string{`spec.template: "" is not an object; write metadata and spec of a WgGatewayServer`}},
 
-		{"route", route, `spec: {table: {name: t, rules: [{dst: x, fwmark: -1, priority: 4294967296, routes: [{dst: "", gw: 10.0.0.0/8}, {dst: 10.0.0.1/8, src: y}]}]}}`,
+		{"route", route, `spec: {table: {name: t, rules: [{dst: x, fwmark: -1, priority: 4294967296, routes: [{dst: "", gw: 10.0.0.0/8}, {dst: 10.0.0.1/8, src: yy}]}]}}`,
 			[]string{
 				`spec.table.rules[0].dst: "x" is not a CIDR; write one such as 10.0.0.0/16 or fd00::/64`,
 				`spec.table.rules[0].fwmark: "-1" is out of range; write 0 to 4294967295`,
@@ -94,7 +94,7 @@ func TestMessages(t *testing.T) {
 				`spec.table.rules[0].routes[0].dst: "" is empty; write a CIDR, 0.0.0.0/0 for all of IPv4`,
 				`spec.table.rules[0].routes[0].gw: "10.0.0.0/8" is a CIDR, not an address; write 10.0.0.0`,
 				`spec.table.rules[0].routes[1].dst: "10.0.0.1/8" has host bits; it is read as 10.0.0.0/8`,
-				`spec.table.rules[0].routes[1].src: "y" is not an address; write one such as 10.0.0.1 or fd00::1`,
+				`spec.table.rules[0].routes[1].src: "yy" is not an address; write one such as 10.0.0.1 or fd00::1`,
 			}},
 
 		{"range backwards", firewall, filter(`{op: eq, ip: {value: 10.0.0.9-10.0.0.1, position: src}}`),
@@ -127,9 +127,9 @@ func TestMessages(t *testing.T) {
 				`spec.preAllocated: "-1" is out of range; write 0 to 2147483647`,
 			}},
 		{"ip", errorsOf(kube.IP), `spec: {ip: ""}`, []string{`spec.ip: "" is empty; write one such as 10.0.0.1`}},
-		{"kubernetes node", errorsOf(kube.Node), `{spec: {podCIDRs: [x]}, status: {addresses: [{type: InternalIP, address: y}, {type: ExternalIP, address: z}]}}`,
+		{"kubernetes node", errorsOf(kube.Node), `{spec: {podCIDRs: [x]}, status: {addresses: [{type: InternalIP, address: yy}, {type: ExternalIP, address: z}]}}`,
 			[]string{
-				`status.addresses[0].address: "y" is not an address; write one such as 10.0.0.1 or fd00::1`,
+				`status.addresses[0].address: "yy" is not an address; write one such as 10.0.0.1 or fd00::1`,
 				`spec.podCIDRs[0]: "x" is not a CIDR; write one such as 10.0.0.0/16 or fd00::/64`,
 			}},
 	} {
