@@ -110,6 +110,7 @@ func TestInvalidAndNotes(t *testing.T) {
 	}}})
 	assert.Equal(t, len(s.Configurations), 1)
 	assert.Equal(t, len(s.Configurations[0].Remote.Pod), 1)
+	assert.Equal(t, s.Configurations[0].Remote.Pod[0].String(), "10.0.0.0/16")
 	assert.Equal(t, s.Notes[0].Error(), `Configuration liqo-tenant-rome/rome: spec.remote.cidr.pod[0]: "10.0.0.7/16" has host bits; it is read as 10.0.0.0/16`)
 	assert.Equal(t, s.Invalid[0].Error(), `Configuration liqo-tenant-rome/rome: spec.remote.cidr.pod[1]: "x" is not a CIDR; write one such as 10.0.0.0/16 or fd00::/64`)
 }
