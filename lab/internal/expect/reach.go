@@ -89,10 +89,7 @@ func (row *Row) explainLost(ctx context.Context, p Probe, res Result) (Result, e
 	to := p.To.HostName(row.Topology)
 	switch {
 	case len(t.request) == 0 && p.Proto == "tcp":
-		res.Why = "no data was sent: the connection did not come about"
-		if addr, err := row.Directory.Address(ctx, p.To, p.From.Cluster); err == nil {
-			res.Why += fmt.Sprintf("; %s is %s", addr, row.Directory.Name(addr))
-		}
+		return row.explainByDatagram(ctx, p, res)
 	case len(t.request) == 0:
 		res.Why = "no host saw the request: " + p.From.String() + " has no route, or dropped it"
 	case last(t.request) != to:
@@ -101,6 +98,28 @@ func (row *Row) explainLost(ctx context.Context, p Probe, res Result) (Result, e
 		res.Why = fmt.Sprintf("the request arrived at %s, which sent no reply", to)
 	default:
 		res.Why = fmt.Sprintf("the reply was last seen at %s", last(t.reply))
+	}
+	return res, nil
+}
+
+// explainByDatagram follows a datagram to where a connection did not come
+// about: a SYN has no payload to find it by.
+func (row *Row) explainByDatagram(ctx context.Context, p Probe, res Result) (Result, error) {
+	sent := len(row.Probes)
+	scout, err := row.Send(ctx, p.From, p.To, "udp", 0)
+	row.Probes = row.Probes[:sent] // no step is about this one
+	if err != nil {
+		return res, err
+	}
+	if scout.Result.OK {
+		res.Why = "the connection did not come about, but a datagram is answered"
+	} else if res, err = row.explainLost(ctx, scout, res); err != nil {
+		return res, err
+	} else {
+		res.Why = "the connection did not come about; of a datagram in its place: " + res.Why
+	}
+	if addr, err := row.Directory.Address(ctx, p.To, p.From.Cluster); err == nil {
+		res.Why += fmt.Sprintf("\n%s is %s", addr, row.Directory.Name(addr))
 	}
 	return res, nil
 }

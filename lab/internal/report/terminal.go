@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"strings"
 	"time"
 )
@@ -19,7 +20,7 @@ func (d *Duration) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &s); err != nil {
 		return err
 	}
-	*d = Duration(s * float64(time.Second))
+	*d = Duration(math.Round(s*1000)) * Duration(time.Millisecond)
 	return nil
 }
 
@@ -40,12 +41,9 @@ func PrintScenario(w io.Writer, s Scenario, run Run) {
 	for _, r := range s.Rows {
 		took += time.Duration(r.Took)
 	}
-	rows := fmt.Sprintf("%d rows", len(s.Rows))
-	if len(s.Rows) == 1 {
-		rows = "1 row"
-	}
+	rows := times(len(s.Rows), "row", "rows")
 	if run.Sabotage {
-		rows = strings.Replace(rows, "row", "sabotage", 1)
+		rows = times(len(s.Rows), "sabotage", "sabotages")
 	}
 	switch {
 	case c[Fail]+c[XPass]+c[Infra] > 0:
@@ -74,7 +72,14 @@ func retried(rows []Row) string {
 	if n == 0 {
 		return ""
 	}
-	return fmt.Sprintf("   (%d retries after errors of the lab)", n)
+	return fmt.Sprintf("   (%s after errors of the lab)", times(n, "retry", "retries"))
+}
+
+func times(n int, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
 }
 
 func printRow(w io.Writer, r Row, run Run) {
@@ -180,7 +185,7 @@ func PrintSummary(w io.Writer, run Run) {
 		retries += r.Retries
 	}
 	if retries > 0 {
-		parts = append(parts, fmt.Sprintf("%d retries after errors of the lab", retries))
+		parts = append(parts, times(retries, "retry", "retries")+" after errors of the lab")
 	}
 	fmt.Fprintf(w, "%d %s: %s · %s\n", len(all), what, strings.Join(parts, ", "), run.Took)
 }

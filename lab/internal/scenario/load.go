@@ -158,10 +158,9 @@ func (s *Scenario) findTopology(f *yamlfile.File, in *file, topologies string) b
 // lint builds every row once; the same mistake in many rows is one problem.
 func (s *Scenario) lint(f *yamlfile.File) {
 	used := map[string]bool{}
-	var names []string
 	for _, r := range s.Rows {
 		l := s.newLinter()
-		names = names[:0]
+		var names []string
 		for _, n := range s.steps {
 			var in stepFile
 			f.Decode(n, &in, r.subst(s.Topology, used))
@@ -176,11 +175,14 @@ func (s *Scenario) lint(f *yamlfile.File) {
 			st.lint(l)
 		}
 		s.lintControls(f, r)
+		s.lintSabotage(f, r, used, names)
 	}
 	if len(s.steps) == 0 {
 		f.Problem(yamlfile.PosOf(f.Root), "", "a scenario has at least one step")
 	}
-	s.lintSabotage(f, used, names)
+	if len(s.sabot) == 0 {
+		f.Problem(yamlfile.PosOf(f.Root), "name an object to withhold, or state to plant, and the step that then fails", "the scenario has no sabotage: nobody knows whether it can fail")
+	}
 	for _, d := range s.Matrix {
 		if !used[d.Key] && len(s.steps) > 0 {
 			f.Problem(yamlfile.PosOf(f.Root), "use {"+d.Key+"} in a step, or remove it", "the matrix key %q is never used", d.Key)
@@ -221,13 +223,10 @@ func (s *Scenario) lintControls(f *yamlfile.File, r Row) {
 	}
 }
 
-func (s *Scenario) lintSabotage(f *yamlfile.File, used map[string]bool, steps []string) {
-	if len(s.sabot) == 0 {
-		f.Problem(yamlfile.PosOf(f.Root), "name an object to withhold, or state to plant, and the step that then fails", "the scenario has no sabotage: nobody knows whether it can fail")
-	}
+func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, steps []string) {
 	for _, n := range s.sabot {
 		var in sabotageFile
-		f.Decode(n, &in, s.Rows[0].subst(s.Topology, used))
+		f.Decode(n, &in, r.subst(s.Topology, used))
 		l := s.newLinter()
 		l.Cluster(&in.In)
 		switch {

@@ -1,0 +1,186 @@
+package expect_test
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/golden"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/prober"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// TestExplain is what a person reads when the world is not as expected: every
+// case is one thing that is wrong with it, and what reach, source, path and
+// never say about it.
+func TestExplain(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		proto  string
+		break_ func(*fakeWorld)
+	}{
+		{"nothing is wrong", "tcp", func(*fakeWorld) {}},
+		{"nothing is wrong with icmp", "icmp", func(*fakeWorld) {}},
+		{"lost in the tunnel", "udp", func(w *fakeWorld) { w.answers, w.fails, w.hops = false, prober.ErrorTimeout, seedsPath()[:4] }},
+		{"no connection", "tcp", func(w *fakeWorld) { w.answers, w.fails, w.hops = false, prober.ErrorTimeout, nil }},
+		{"server silent", "udp", func(w *fakeWorld) { w.answers, w.fails = false, prober.ErrorTimeout }},
+		{"translated by the gateway", "tcp", func(w *fakeWorld) {
+			w.translate = map[string]netip.Addr{"milan/gateway": netip.MustParseAddr("10.0.2.9")}
+		}},
+		{"past the gateways", "tcp", func(w *fakeWorld) {
+			w.hops, w.udpOnWAN = []string{"milan/web", "milan/node-1", "milan/router", "wan", "rome/router", "rome/node-1", "rome/web"}, 0
+		}},
+		{"reply by another node", "tcp", func(w *fakeWorld) {
+			w.back = slices.Clone(seedsPath())
+			slices.Reverse(w.back)
+			w.back = slices.Insert(w.back, 2, "rome/router")
+		}},
+		{"readable", "tcp", func(w *fakeWorld) { w.clearText = true }},
+		{"rings too small", "tcp", func(w *fakeWorld) { w.lost = 7 }},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w, row := newFake(t)
+			tc.break_(w)
+			from, to := ref(t, row, "milan/web"), ref(t, row, "rome/web")
+			var via []expect.Ref
+			for _, h := range []string{"milan/web", "milan/node-1", "milan/gateway", "rome/gateway", "rome/node-1", "rome/web"} {
+				via = append(via, ref(t, row, h))
+			}
+			var b strings.Builder
+			for _, e := range []expect.Expectation{
+				&expect.Reach{From: from, To: to, Proto: tc.proto},
+				&expect.Source{SeenBy: to, Is: from},
+				&expect.Path{Via: via, Symmetric: true},
+				&expect.Never{Payload: "token", On: ref(t, row, "wan")},
+			} {
+				res, err := e.Check(t.Context(), row)
+				assert.NilError(t, err)
+				fmt.Fprintf(&b, "%s: %v\n", e, res.OK)
+				if !res.OK {
+					fmt.Fprintf(&b, "  want  %s\n  got   %s\n  why   %s\n  path  %v reply %v\n", res.Want, res.Got, res.Why, res.Path, res.Reply)
+				}
+			}
+			golden.Assert(t, b.String(), strings.ReplaceAll(tc.name, " ", "-")+".golden")
+		})
+	}
+}
+
+// TestRetransmission: a second copy of every packet is the same path.
+func TestRetransmission(t *testing.T) {
+	w, row := newFake(t)
+	w.hops = append(seedsPath(), seedsPath()...)
+	e := &expect.Path{Via: []expect.Ref{ref(t, row, "milan/web"), ref(t, row, "milan/node-1"), ref(t, row, "milan/gateway"), ref(t, row, "rome/gateway"), ref(t, row, "rome/node-1"), ref(t, row, "rome/web")}}
+	_, err := row.Send(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "udp", 0)
+	assert.NilError(t, err)
+	res, err := e.Check(t.Context(), row)
+	assert.NilError(t, err)
+	assert.Assert(t, res.OK, "%+v", res)
+}
+
+func TestUnreachable(t *testing.T) {
+	for _, tc := range []struct {
+		fails, as string
+		ok        bool
+		got       string
+	}{
+		{prober.ErrorTimeout, "drop", true, "no answer within 1s"},
+		{prober.ErrorRefused, "reset", true, "refused: the host answers, nothing listens there"},
+		{prober.ErrorICMPHost, "icmp", true, "ICMP host unreachable"},
+		{prober.ErrorICMPHost, "drop", false, "ICMP host unreachable"},
+		{"", "drop", false, "rome/web answered"},
+	} {
+		w, row := newFake(t)
+		w.answers, w.fails = tc.fails == "", tc.fails
+		e := &expect.Unreachable{From: ref(t, row, "milan/web"), To: ref(t, row, "rome/web"), Proto: "tcp", As: tc.as}
+		res, err := e.Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Equal(t, res.OK, tc.ok, "%+v", res)
+		assert.Equal(t, res.Got, tc.got)
+	}
+}
+
+func TestKubectlPrints(t *testing.T) {
+	for _, tc := range []struct{ prints, why string }{
+		{"NAME NODE IP LOCAL NODE IP REMOTE AGE\nnode-1 <ip> <age>", ""},
+		{"NAME NODE IP LOCAL NODE IP REMOTE AGE\nnode-1 <age> <age>", `line 2: "10.0.1.1" instead of "<age>"`},
+		{"NAME NODE IP LOCAL NODE IP REMOTE AGE\nnode-1 <ip> <ip> <age>", "line 2 has 3 words, not 4: node-1   10.0.1.1                         5m2s"},
+		{"NAME NODE IP LOCAL NODE IP REMOTE AGE\nnode-1 <ip> <age>\nnode-2 <ip> <age>", "line is missing: node-2 <ip> <age>"},
+		{"NAME LOCAL REMOTE AGE", "line 1 has 8 words, not 4: NAME     NODE IP LOCAL   NODE IP REMOTE   AGE"},
+	} {
+		w, row := newFake(t)
+		e := &expect.Kubectl{In: "milan", Run: "get internalnodes -o wide", Prints: tc.prints}
+		res, err := e.Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Equal(t, res.OK, tc.why == "")
+		assert.Equal(t, res.Why, tc.why)
+		assert.DeepEqual(t, w.ran[0], []string{"milan/control-plane", "kubernetes", "kubectl", "get", "internalnodes", "-o", "wide"})
+	}
+}
+
+func TestExpand(t *testing.T) {
+	_, row := newFake(t)
+	for text, want := range map[string]string{
+		"ping {rome/web.ip}":                  "ping 10.1.1.2",
+		"{milan/gateway.ip} {user.ip}":        "10.0.2.9 203.0.113.101",
+		"{milan/gateway.node.nodename}":       "node-2",
+		"{milan/gateway.othernode.ip}/32":     "172.18.1.11/32",
+		"{.status.x} ${a%.*} { accept; } {2}": "{.status.x} ${a%.*} { accept; } {2}",
+	} {
+		got, err := row.Expand(t.Context(), text)
+		assert.NilError(t, err)
+		assert.Equal(t, got, want)
+	}
+	_, err := row.Expand(t.Context(), "{milan/node-1.internal}")
+	assert.ErrorContains(t, err, "milan/node-1 has no address of the internal CIDR yet")
+}
+
+func TestLogAndMarks(t *testing.T) {
+	w, row := newFake(t)
+	name := "milan/liqo-tenant-rome/gw-rome-x/gateway"
+	w.logs = []world.Log{{Name: name, Text: "level=INFO msg=old\n"}}
+	row.LogMarks = expect.Marks(w.logs)
+	w.logs[0].Text += "level=INFO msg=new\n"
+	for line, ok := range map[string]bool{"msg=new": true, "msg=old": false} {
+		res, err := (&expect.Log{Of: ref(t, row, "milan/gateway"), Line: line}).Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Equal(t, res.OK, ok, "%+v", res)
+	}
+}
+
+func TestFlow(t *testing.T) {
+	for _, tc := range []struct{ breaks, why string }{
+		{"", ""},
+		{prober.ErrorReset, "reset: connection reset by peer"},
+	} {
+		w, row := newFake(t)
+		w.fails = tc.breaks
+		f, err := row.OpenFlow(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "tcp", 0)
+		assert.NilError(t, err)
+		defer f.Close()
+		row.Flows["f"] = f
+		e := &expect.Flow{Name: "f", Alive: true, Gap: time.Second}
+		var res expect.Result
+		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+			res, err = e.Check(t.Context(), row)
+			assert.NilError(t, err)
+			if res.OK || res.Final {
+				break
+			}
+		}
+		assert.Equal(t, res.OK, tc.why == "", "%+v", res)
+		assert.Equal(t, res.Why, tc.why)
+	}
+}
+
+func TestLeftovers(t *testing.T) {
+	before := expect.Leftovers{"a": true, "b": true}
+	more, less := before.Compare(expect.Leftovers{"b": true, "c": true})
+	assert.DeepEqual(t, more, []string{"c"})
+	assert.DeepEqual(t, less, []string{"a"})
+}

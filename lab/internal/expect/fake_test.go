@@ -1,0 +1,206 @@
+package expect_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	"k8s.io/client-go/rest"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/prober"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// A fakeWorld is a lab in memory: probes are packets that pass the hosts of a
+// path, and every host on it has captured them.
+type fakeWorld struct {
+	topology *topology.Topology
+	pods     map[string][]world.PodStatus
+
+	// hops are the hosts that a request passes; host!geneve saw it inside
+	// Geneve only. back are those of the reply; nil means the same, reversed.
+	hops, back []string
+	answers    bool   // the server answers
+	fails      string // how a probe fails otherwise
+	translate  map[string]netip.Addr
+	clearText  bool // the payload is readable on the wide area network
+	lost       int  // packets overwritten in the rings
+	udpOnWAN   int
+
+	seen []tokenSighting
+	logs []world.Log
+	now  time.Time
+	ran  [][]string
+}
+
+type tokenSighting struct {
+	token string
+	world.Sighting
+}
+
+func (w *fakeWorld) Status(context.Context) (world.Status, error) {
+	s := world.Status{Spec: world.Plan(w.topology)}
+	for _, c := range w.topology.Clusters {
+		s.Clusters = append(s.Clusters, world.ClusterStatus{Name: c.Name, Pods: w.pods[c.Name]})
+	}
+	return s, nil
+}
+
+func (w *fakeWorld) Exec(_ context.Context, req world.ExecRequest) (world.ExecResult, error) {
+	w.ran = append(w.ran, append([]string{req.Target}, req.Argv...))
+	arg := func(name string) string {
+		i := slices.Index(req.Argv, name)
+		if i < 0 {
+			return ""
+		}
+		return req.Argv[i+1]
+	}
+	if !slices.Contains(req.Argv, "dial") {
+		return world.ExecResult{Stdout: []byte("NAME     NODE IP LOCAL   NODE IP REMOTE   AGE\nnode-1   10.0.1.1                         5m2s\n")}, nil
+	}
+	res := prober.Result{OK: w.answers, RTT: 1500 * time.Microsecond}
+	src := w.send(arg("--token"), arg("--proto"), w.hops, prober.MarkRequest, req.Target, arg("--to"))
+	if w.answers {
+		back := w.back
+		if back == nil {
+			back = slices.Clone(w.hops)
+			slices.Reverse(back)
+		}
+		w.send(arg("--token"), arg("--proto"), back, prober.MarkReply, arg("--to"), req.Target)
+		res.SeenAs = netip.AddrPortFrom(src, 40000)
+	} else {
+		res.Error, res.Message = w.fails, "as told"
+	}
+	b, err := json.Marshal(res)
+	return world.ExecResult{Stdout: b}, err
+}
+
+// send lets a packet pass hosts and returns the source it arrived with.
+func (w *fakeWorld) send(token, proto string, hops []string, marker rune, _, _ string) netip.Addr {
+	src := netip.MustParseAddr("10.0.1.2")
+	for i, h := range hops {
+		host, outer, _ := strings.Cut(h, "!")
+		if to, ok := w.translate[host]; ok {
+			src = to
+		}
+		for _, direction := range []world.Direction{world.In, world.Out} {
+			if i == 0 && direction == world.In || i == len(hops)-1 && direction == world.Out {
+				continue
+			}
+			w.now = w.now.Add(10 * time.Microsecond)
+			m := marker
+			if proto == "icmp" {
+				m = prober.MarkRequest
+			}
+			w.seen = append(w.seen, tokenSighting{token, world.Sighting{
+				Time: w.now, Host: host, Interface: "eth0", Direction: direction, Outer: outer,
+				Src: netip.AddrPortFrom(src, 40000), Proto: proto, Marker: string(m),
+			}})
+		}
+	}
+	return src
+}
+
+func (w *fakeWorld) ExecStream(ctx context.Context, req world.ExecRequest, _ io.Reader, stdout, _ io.Writer, _ <-chan world.Resize) (int, error) {
+	e := json.NewEncoder(stdout)
+	for i := 1; ctx.Err() == nil; i++ {
+		r := prober.FlowReport{Time: time.Now().Add(2 * time.Second), Sent: i * 10, Received: i * 10, Alive: true, Gap: 60 * time.Millisecond}
+		if w.fails != "" {
+			r.Alive, r.Error, r.Message = false, w.fails, "connection reset by peer"
+		}
+		if err := e.Encode(r); err != nil {
+			return 0, err
+		}
+	}
+	return 0, ctx.Err()
+}
+
+func (w *fakeWorld) RESTConfig(context.Context, string) (*rest.Config, error) {
+	return nil, errors.New("no API server in this test")
+}
+
+func (w *fakeWorld) Sightings(_ context.Context, q world.SightingQuery) ([]world.Sighting, error) {
+	var out []world.Sighting
+	for _, s := range w.seen {
+		if s.token == q.Token {
+			out = append(out, s.Sighting)
+		}
+	}
+	return out, nil
+}
+
+func (w *fakeWorld) WirePackets(_ context.Context, q world.WireQuery) (world.WireReport, error) {
+	r := world.WireReport{Packets: w.udpOnWAN, Lost: w.lost, Found: make([]int, len(q.Contains))}
+	for i, token := range q.Contains {
+		for _, s := range w.seen {
+			if s.token == token && (s.Host == q.On || q.On == "wan" && w.clearText) {
+				r.Found[i]++
+			}
+		}
+	}
+	if q.On == "wan" {
+		r.Flows = []world.WireFlow{{Proto: "udp", Packets: w.udpOnWAN}, {Proto: "arp", Packets: 2}}
+	}
+	return r, nil
+}
+
+func (w *fakeWorld) Logs(context.Context) ([]world.Log, error)        { return w.logs, nil }
+func (w *fakeWorld) State(context.Context) ([]world.HostState, error) { return nil, nil }
+
+// seedsPath is the way of a packet from milan/web to rome/web when the
+// gateways are on the second nodes.
+func seedsPath() []string {
+	return []string{"milan/web", "milan/node-1", "milan/node-2!geneve", "milan/gateway", "rome/gateway", "rome/node-2!geneve", "rome/node-1", "rome/web"}
+}
+
+func newFake(t *testing.T) (*fakeWorld, *expect.Row) {
+	t.Helper()
+	topo, err := topology.Load("../../../topologies/two-clusters.yaml")
+	assert.NilError(t, err)
+	gateway := map[string]string{"networking.liqo.io/component": "gateway", "networking.liqo.io/active": "true"}
+	pod := func(namespace, name, node, ip string, labels ...string) world.PodStatus {
+		p := world.PodStatus{Namespace: namespace, Name: name, Node: node, IP: netip.MustParseAddr(ip), Labels: map[string]string{}}
+		if len(labels) > 0 {
+			for k, v := range gateway {
+				p.Labels[k] = v
+			}
+			p.Labels["liqo.io/remote-cluster-id"] = labels[0]
+		}
+		return p
+	}
+	w := &fakeWorld{
+		topology: topo, answers: true, hops: seedsPath(), udpOnWAN: 100, now: time.Unix(1000, 0),
+		pods: map[string][]world.PodStatus{
+			"milan": {pod("default", "web", "node-1", "10.0.1.2"), pod("default", "probe", "node-2", "10.0.2.2"), pod("liqo-tenant-rome", "gw-rome-x", "node-2", "10.0.2.9", "rome")},
+			"rome":  {pod("default", "web", "node-1", "10.1.1.2"), pod("default", "probe", "node-2", "10.1.2.2"), pod("liqo-tenant-milan", "gw-milan-x", "node-2", "10.1.2.9", "milan")},
+		},
+	}
+	tokens := 0
+	api := expect.NewAPI(w.RESTConfig)
+	return w, &expect.Row{
+		World: w, Topology: topo, API: api, Directory: expect.NewDirectory(w, api, topo),
+		NewToken:    func() string { tokens++; return fmt.Sprintf("token%d", tokens) },
+		Started:     w.now,
+		StepStarted: time.Now().Add(-2 * time.Second),
+		Flows:       map[string]*expect.FlowState{},
+		Outputs:     map[string]expect.Ran{},
+	}
+}
+
+func ref(t *testing.T, row *expect.Row, text string) expect.Ref {
+	t.Helper()
+	o, err := operand.Parse(text, row.Topology)
+	assert.NilError(t, err)
+	return expect.Ref{Text: text, Operand: o}
+}

@@ -1,0 +1,102 @@
+package report_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/golden"
+
+	"github.com/isthmus-net/isthmus/lab/internal/report"
+)
+
+func sample() report.Run {
+	ms := func(n int) report.Duration { return report.Duration(time.Duration(n) * time.Millisecond) }
+	return report.Run{
+		Seed: "8f3a", World: "vm", Version: "v0", Started: time.Unix(0, 0).UTC(), Took: ms(65100),
+		Labs: []report.Lab{{Topology: "two-clusters", World: "vm", Retries: 1, Phases: []report.Phase{{"converged", ms(21000)}}}},
+		Scenarios: []report.Scenario{
+			{Name: "geneve-ping", File: "scenarios/geneve-ping.yaml", Rows: []report.Row{
+				{Name: "geneve-ping/milan", Verdict: report.Pass, Took: ms(310), Retries: 1, Steps: []report.Step{{Name: "the node reaches the gateway", Took: ms(300), Notes: []string{"rtt 1.2ms"}}}},
+			}},
+			{Name: "pod-to-pod", File: "scenarios/pod-to-pod.yaml", Rows: []report.Row{
+				{Name: "pod-to-pod/tcp/milan-web/rome-web", Verdict: report.Fail, Took: ms(10250), Bundle: "runs/x/pod-to-pod/tcp/milan-web/rome-web", Steps: []report.Step{
+					{Name: "prepared", Took: ms(1)},
+					{Name: "the pod answers", Took: ms(10200), Failures: []report.Fault{{
+						Expectation: "rome/web sees milan/web", Place: "scenarios/pod-to-pod.yaml:12:7",
+						Want: "rome/web sees 10.0.1.2 (milan/web)", Got: "it saw 10.0.2.9 (milan/gateway.rome)",
+						Why:  "translated between milan/node-1 and milan/gateway (eth0)\nsecond line",
+						Path: []string{"milan/web", "milan/gateway"},
+					}}},
+				}},
+				{Name: "pod-to-pod/udp/milan-web/rome-web", Verdict: report.Pass, Took: ms(100)},
+				{Name: "pod-to-pod/icmp/milan-web/rome-web", Verdict: report.XFail, Reason: "known: see issue 7", Took: ms(100)},
+			}},
+			{Name: "broken-lab", Rows: []report.Row{{Name: "broken-lab", Verdict: report.Infra, Reason: "the agent does not answer"}}},
+			{Name: "needs-more", Rows: []report.Row{{Name: "needs-more", Verdict: report.Skip, Reason: "this kernel has no geneve; run it with --world vm"}}},
+		},
+	}
+}
+
+func TestTerminal(t *testing.T) {
+	var b strings.Builder
+	run := sample()
+	for _, s := range run.Scenarios {
+		report.PrintScenario(&b, s, run)
+	}
+	report.PrintSummary(&b, run)
+	golden.Assert(t, b.String(), "terminal.golden")
+}
+
+func TestJUnit(t *testing.T) {
+	var b strings.Builder
+	assert.NilError(t, report.WriteJUnit(&b, sample()))
+	golden.Assert(t, b.String(), "junit.golden")
+}
+
+func TestExitCode(t *testing.T) {
+	row := func(vs ...report.Verdict) report.Run {
+		var s report.Scenario
+		for _, v := range vs {
+			s.Rows = append(s.Rows, report.Row{Verdict: v})
+		}
+		return report.Run{Scenarios: []report.Scenario{s}}
+	}
+	for _, tc := range []struct {
+		name string
+		run  report.Run
+		ci   bool
+		want int
+	}{
+		{"all pass", row(report.Pass, report.XFail), false, report.ExitPass},
+		{"a failure", row(report.Pass, report.Fail), false, report.ExitFail},
+		{"passed against the odds", row(report.XPass), false, report.ExitFail},
+		{"a failure outweighs the lab's", row(report.Infra, report.Fail), false, report.ExitFail},
+		{"the lab failed", row(report.Pass, report.Infra), false, report.ExitInfra},
+		{"a skip on a laptop", row(report.Pass, report.Skip), false, report.ExitPass},
+		{"a skip in CI", row(report.Pass, report.Skip), true, report.ExitFail},
+		{"only skips", row(report.Skip), false, report.ExitNone},
+		{"nothing", report.Run{}, true, report.ExitNone},
+	} {
+		assert.Equal(t, tc.run.ExitCode(tc.ci), tc.want, tc.name)
+	}
+}
+
+func TestDir(t *testing.T) {
+	runs := t.TempDir()
+	run := sample()
+	for _, seed := range []string{"aaaa", "bbbb"} {
+		d, err := report.NewDir(runs, run.Started, seed)
+		assert.NilError(t, err)
+		assert.NilError(t, d.WriteResult(run))
+	}
+	latest, err := os.Readlink(filepath.Join(runs, "latest"))
+	assert.NilError(t, err)
+	assert.Equal(t, latest, "19700101T000000-bbbb")
+	got, err := report.ReadResult(filepath.Join(runs, "latest", "result.json"))
+	assert.NilError(t, err)
+	assert.DeepEqual(t, got, run)
+}

@@ -1,0 +1,118 @@
+package scenario_test
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/golden"
+
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+)
+
+const topologies = "../../../topologies"
+
+// TestRepository checks every scenario of the repository, as lab lint does.
+func TestRepository(t *testing.T) {
+	all, err := scenario.LoadAll("../../../scenarios", topologies)
+	assert.NilError(t, err)
+	var names []string
+	for _, s := range all {
+		names = append(names, s.Name)
+		for _, r := range s.Rows {
+			assert.Assert(t, len(s.Build(r)) > 0, r.Name)
+			assert.Assert(t, len(s.BuildSabotage(r)) > 0, r.Name)
+		}
+	}
+	for _, want := range []string{"pod-to-pod", "geneve-ping", "internal-node", "daemon-restart", "api-server-gone", "drift", "bad-objects", "user-firewall"} {
+		assert.Assert(t, strings.Contains(strings.Join(names, " "), want), want)
+	}
+}
+
+// TestMistakes reads every testdata/bad/*.yaml, each with mistakes, and
+// compares the messages.
+func TestMistakes(t *testing.T) {
+	files, err := filepath.Glob("testdata/bad/*.yaml")
+	assert.NilError(t, err)
+	assert.Assert(t, len(files) > 0)
+	for _, path := range files {
+		name := strings.TrimSuffix(filepath.Base(path), ".yaml")
+		t.Run(name, func(t *testing.T) {
+			_, err := scenario.Load(path, topologies)
+			assert.Assert(t, err != nil, "the file was accepted")
+			golden.Assert(t, err.Error()+"\n", "bad/"+name+".golden")
+		})
+	}
+}
+
+const matrix = `
+description: a matrix
+topology: two-clusters
+matrix: { proto: [tcp, icmp], from: [milan/web, rome/web], to: [rome/probe, milan/probe] }
+exclude:
+  - { from: milan/web, to: milan/probe }
+  - { from: rome/web, to: [rome/probe] }
+steps:
+  - name: "{from} reaches {to}"
+    do:
+      exec: { on: "{from.node}", run: "echo {to.ip} {from.cluster} {to.nodename} {from.peer}" }
+    expect:
+      reach: { from: "{from}", to: "{to}", proto: "{proto}" }
+      path: { via: ["{from}", "{from.cluster}/gateway", "{to}"] }
+    within: 3s
+sabotage:
+  - { withhold: "routeconfiguration/{from.peer}-node-gw", in: "{from.cluster}", fails: "{from} reaches {to}" }
+`
+
+func TestMatrix(t *testing.T) {
+	s, err := scenario.Parse("dir/some.yaml", []byte(matrix), topologies)
+	assert.NilError(t, err)
+	var names []string
+	for _, r := range s.Rows {
+		names = append(names, r.Name)
+	}
+	assert.DeepEqual(t, names, []string{
+		"some/tcp/milan-web/rome-probe",
+		"some/tcp/rome-web/milan-probe",
+		"some/icmp/milan-web/rome-probe",
+		"some/icmp/rome-web/milan-probe",
+	})
+	steps := s.Build(s.Rows[3])
+	assert.Equal(t, len(steps), 1)
+	st := steps[0]
+	assert.Equal(t, st.Name, "rome/web reaches milan/probe")
+	assert.Equal(t, st.Within.String(), "3s")
+	assert.Equal(t, st.Do[0].String(), "on rome/node-1: echo {milan/probe.ip} rome node-2 milan")
+	assert.Equal(t, st.Expect[0].String(), "rome/web reaches milan/probe by icmp")
+	assert.Equal(t, st.Expect[1].String(), "path rome/web → rome/gateway → milan/probe")
+	sab := s.BuildSabotage(s.Rows[0])[0]
+	assert.Equal(t, sab.String(), "withhold routeconfiguration/rome-node-gw in milan")
+	assert.Equal(t, sab.Fails, "milan/web reaches rome/probe")
+}
+
+// TestBuildAnew: expectations remember what they saw, so every run of a row
+// has its own.
+func TestBuildAnew(t *testing.T) {
+	s, err := scenario.Parse("some.yaml", []byte(matrix), topologies)
+	assert.NilError(t, err)
+	a, b := s.Build(s.Rows[0]), s.Build(s.Rows[0])
+	assert.Assert(t, a[0].Expect[0].Expectation != b[0].Expect[0].Expectation)
+}
+
+func TestSchema(t *testing.T) {
+	b, err := json.MarshalIndent(scenario.Schema(), "", " ")
+	assert.NilError(t, err)
+	for _, want := range []string{`"reach"`, `"withhold"`, `"kubectl"`, `"flow"`, `"additionalProperties": false`} {
+		assert.Assert(t, strings.Contains(string(b), want), want)
+	}
+}
+
+func TestParseObjects(t *testing.T) {
+	objects, err := scenario.ParseObjects("apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n---\n---\napiVersion: v1\nkind: Pod\nmetadata: {name: b}\n")
+	assert.NilError(t, err)
+	assert.Equal(t, len(objects), 2)
+	_, err = scenario.ParseObjects("kind: Pod\nmetadata: {name: a}\n")
+	assert.Error(t, err, "object 1 needs apiVersion, kind and metadata.name")
+}
