@@ -161,7 +161,7 @@ func (a *agent) build(ctx context.Context, req BuildRequest, nodes *sync.WaitGro
 		}
 		h, _ := n.host(c.Name + "/" + RouterHost)
 		if creds := req.Nodes[c.Name]; len(creds) > 0 {
-			nodes.Go(func() { a.followPodCIDRs(ctx, h.ns, c, creds[0].Kubeconfig) })
+			nodes.Go(func() { a.followPodCIDRs(ctx, h.ns, c, creds[0].KubeProxyKubeconfig) })
 		}
 	}
 	progress(Progress{Message: fmt.Sprintf("%d kubelets started", count), Took: time.Since(start)})

@@ -16,7 +16,8 @@ import (
 
 // followPodCIDRs keeps the router's routes to the podCIDRs of its cluster's
 // nodes, as the network of a real cluster's machines would have been told. It
-// reads the Nodes as one of them, from the router.
+// reads the Nodes as kube-proxy does (a kubelet may read only its own), from the
+// router.
 func (a *agent) followPodCIDRs(ctx context.Context, router *Namespace, c ClusterSpec, kubeconfig []byte) {
 	log := a.cfg.Logger.With("cluster", c.Name)
 	cfg, err := clientcmd.RESTConfigFromKubeConfig(kubeconfig)
@@ -33,9 +34,14 @@ func (a *agent) followPodCIDRs(ctx context.Context, router *Namespace, c Cluster
 		return
 	}
 	routes := map[netip.Prefix]netip.Addr{}
+	said := ""
 	for ctx.Err() == nil {
 		if err := watchPodCIDRs(ctx, client, router, routes); err != nil && ctx.Err() == nil {
-			log.Debug("nodes are not watched", "err", err)
+			// Once: an API server may be away for as long as a scenario wants.
+			if err.Error() != said {
+				said = err.Error()
+				log.Warn("the router does not learn the nodes' podCIDRs", "err", err)
+			}
 			select {
 			case <-ctx.Done():
 			case <-time.After(500 * time.Millisecond):
