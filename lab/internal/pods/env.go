@@ -101,7 +101,10 @@ func (e environment) value(c *corev1.Container, from *corev1.EnvVarSource) (stri
 		if v, ok := cm.Data[ref.Key]; ok {
 			return v, true, nil
 		}
-		return "", false, optionally(ref.Optional, fmt.Errorf("couldn't find key %s in ConfigMap %s/%s", ref.Key, e.pod.Namespace, ref.Name))
+		if ref.Optional != nil && *ref.Optional {
+			return "", false, nil
+		}
+		return "", false, fmt.Errorf("couldn't find key %s in ConfigMap %s/%s", ref.Key, e.pod.Namespace, ref.Name)
 	case from.SecretKeyRef != nil:
 		ref := from.SecretKeyRef
 		s, err := e.objects.secret(ref.Name)
@@ -111,11 +114,15 @@ func (e environment) value(c *corev1.Container, from *corev1.EnvVarSource) (stri
 		if v, ok := s.Data[ref.Key]; ok {
 			return string(v), true, nil
 		}
-		return "", false, optionally(ref.Optional, fmt.Errorf("couldn't find key %s in Secret %s/%s", ref.Key, e.pod.Namespace, ref.Name))
+		if ref.Optional != nil && *ref.Optional {
+			return "", false, nil
+		}
+		return "", false, fmt.Errorf("couldn't find key %s in Secret %s/%s", ref.Key, e.pod.Namespace, ref.Name)
 	}
 	return "", false, fmt.Errorf("its source is not supported by the lab's kubelet")
 }
 
+// optionally forgives that an object is absent.
 func optionally(optional *bool, err error) error {
 	if optional != nil && *optional && isNotFound(err) {
 		return nil

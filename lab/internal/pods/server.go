@@ -104,7 +104,8 @@ func (n *node) serveLogs(w http.ResponseWriter, r *http.Request) {
 	var log *logFile
 	if c != nil {
 		log = c.log
-		if opts.Previous {
+		// Between two runs the latest one is already the previous one.
+		if opts.Previous && !(c.state.Waiting != nil && c.last.Terminated != nil) {
 			log = c.previous
 		}
 	}

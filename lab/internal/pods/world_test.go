@@ -80,10 +80,10 @@ const (
 // world is a cluster of two nodes on one LAN, and a host outside.
 //
 //	        lan 172.18.1.0/24
-//	──┬───────────┬───────────┬───────────┬──
-//	 .2          .11         .12         .50
-//	control     node-1      node-2     outside
-//	plane
+//	──┬───────────┬───────────┬───────────┬───────────┬──
+//	 .1          .2          .11         .12         .50
+//	router      control     node-1      node-2      outside
+//	            plane
 type world struct {
 	cp       *controlplane.ControlPlane
 	client   kubernetes.Interface
@@ -119,6 +119,10 @@ func newWorld(t *testing.T) *world {
 	lan := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "lan"}}
 	assert.NilError(t, netlink.LinkAdd(lan))
 	assert.NilError(t, netlink.LinkSetUp(lan))
+	router, err := netlink.ParseAddr("172.18.1.1/24")
+	assert.NilError(t, err)
+	assert.NilError(t, netlink.AddrAdd(lan, router))
+	assert.NilError(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0))
 	host := func(name, addr string) *os.File {
 		ns, err := netns.New()
 		assert.NilError(t, err)
@@ -195,11 +199,19 @@ func newWorld(t *testing.T) *world {
 			t.Logf("kubelets:\n%s", b[max(0, len(b)-8000):])
 		}
 	})
+	routed := map[string]bool{}
 	for name := range w.nodes {
 		poll.WaitOn(t, func(poll.LogT) poll.Result {
 			n, err := w.client.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
 			if err != nil {
 				return poll.Continue("%v", err)
+			}
+			if n.Spec.PodCIDR != "" && !routed[name] {
+				// The router's way to the pods, as in any world of the lab.
+				_, pods, err := parseCIDR(n.Spec.PodCIDR)
+				assert.NilError(t, err)
+				assert.NilError(t, netlink.RouteAdd(&netlink.Route{Dst: pods, Gw: addrs[name].AsSlice()}))
+				routed[name] = true
 			}
 			for _, c := range n.Status.Conditions {
 				if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {

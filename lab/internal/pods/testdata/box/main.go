@@ -98,7 +98,7 @@ func run(command string, args []string) error {
 	case "stubborn": // does not end when asked
 		signal.Ignore(syscall.SIGTERM)
 		fmt.Println("not going")
-		select {}
+		time.Sleep(time.Hour) // an empty select is a deadlock, which ends the program
 	case "wait":
 		c := make(chan os.Signal, 1)
 		signal.Notify(c, syscall.SIGTERM)
