@@ -292,6 +292,8 @@ func TestICMPErrorsGetASource(t *testing.T) {
 				// discovery is heard too.
 				if n > 0 && (bits == 32 && buf[0] == 3 || bits == 128 && buf[0] == 1) {
 					assert.Equal(t, from.String(), tt.source)
+					// A sum in the wrong place would be right as well.
+					assert.DeepEqual(t, buf[4:8], []byte{0, 0, 0, 0})
 					break
 				}
 			}
