@@ -4,7 +4,6 @@ SHELL       := /bin/bash -o pipefail
 GO          ?= go
 KUBERNETES  := v1.36.3
 CNI_PLUGINS := v1.9.1
-CONTROLLER_TOOLS := v0.21.0
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
 # What the lab needs of Debian: QEMU and a kernel with its tools for the vm
@@ -28,7 +27,7 @@ lab: deps build kubernetes cni ## build everything and run the scenarios: the ma
 	bin/lab run
 
 .PHONY: test
-test: deps build kubernetes cni lint test-unit test-kernel test-lab ## everything that must pass: unit, kernel and API tests, scenarios, sabotage
+test: deps build kubernetes cni verify lint test-unit test-kernel test-lab ## everything that must pass: unit, kernel and API tests, scenarios, sabotage
 
 .PHONY: test-unit
 test-unit: kubernetes cni ## tests of the packages, against this machine's kernel and a real API server
@@ -81,9 +80,8 @@ deps: ## install what the lab needs of Debian (root; does nothing when it is the
 	fi
 
 .PHONY: generate
-generate: ## deep copies, CRDs and RBAC from the markers in the code
-	$(GO) run sigs.k8s.io/controller-tools/cmd/controller-gen@$(CONTROLLER_TOOLS) object paths=./appliance/api/...
-	$(GO) run sigs.k8s.io/controller-tools/cmd/controller-gen@$(CONTROLLER_TOOLS) crd paths=./appliance/api/... output:crd:dir=k8s/crds
+generate: ## deep copies and CRDs from the types and their markers
+	$(GO) generate ./appliance/api
 
 .PHONY: verify
 verify: generate ## fail when a generated file is out of date
