@@ -1,0 +1,67 @@
+package world
+
+import (
+	"net/netip"
+	"os"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+	"gotest.tools/v3/skip"
+
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+)
+
+func TestDoctorNamesWhatIsMissing(t *testing.T) {
+	skip.If(t, os.Geteuid() != 0, "needs root")
+	t.Setenv("PATH", "/nowhere")
+	found := map[string]Probe{}
+	for _, p := range Doctor(t.Context(), t.TempDir()) {
+		found[p.Name] = p
+		t.Logf("%-20s %-5v %s", p.Name, p.OK, p.Detail)
+		assert.Check(t, p.Detail != "", "%s has no detail", p.Name)
+		assert.Check(t, p.OK || p.Fix != "", "%s is missing and has no fix", p.Name)
+	}
+	assert.Check(t, !found["qemu-system-x86_64"].OK)
+	assert.Check(t, is.Contains(found["qemu-system-x86_64"].Fix, "apt-get install qemu-system-x86"))
+	assert.Check(t, !found["binaries"].OK)
+	assert.Check(t, is.Contains(found["binaries"].Detail, "kubernetes"))
+	assert.Check(t, found["veth"].OK)
+}
+
+func TestPlan(t *testing.T) {
+	cidr := netip.MustParsePrefix
+	s := Plan(&topology.Topology{
+		Name: "demo",
+		Clusters: []topology.Cluster{
+			{Name: "milan", Nodes: 2, PodCIDR: cidr("10.0.0.0/16"), ServiceCIDR: cidr("10.96.0.0/16")},
+			{Name: "rome", Nodes: 1, NodeCIDR: cidr("192.168.255.0/23"), PodCIDR: cidr("10.0.0.0/16"), ServiceCIDR: cidr("10.96.0.0/16")},
+			{Name: "oslo", Nodes: 1, NodeCIDR: cidr("fd00:3::/64"), PodCIDR: cidr("fd00:30::/48"), ServiceCIDR: cidr("fd00:31::/112")},
+		},
+		Outside: []topology.Outside{{Name: "user"}, {Name: "other"}},
+	})
+	type place struct{ lan, router, wan, controlPlane, lastNode string }
+	var got []place
+	for _, c := range s.Clusters {
+		got = append(got, place{c.LAN.String(), c.Router.String(), c.RouterWAN.String(), c.ControlPlane.String(), c.Nodes[len(c.Nodes)-1].Addr.String()})
+	}
+	assert.DeepEqual(t, got, []place{
+		{"172.18.1.0/24", "172.18.1.1", "203.0.113.1", "172.18.1.2", "172.18.1.12"},
+		{"192.168.255.0/23", "192.168.254.1", "203.0.113.2", "192.168.254.2", "192.168.254.11"},
+		{"fd00:3::/64", "fd00:3::1", "203.0.113.3", "fd00:3::2", "fd00:3::b"},
+	}, cmp.AllowUnexported(place{}))
+	assert.Equal(t, s.Outside[1].Addr.String(), "203.0.113.102")
+}
+
+func TestOverlappingLANsHaveNoRoute(t *testing.T) {
+	lan := func(name, p string) ClusterSpec { return ClusterSpec{Name: name, LAN: netip.MustParsePrefix(p)} }
+	s := Spec{Clusters: []ClusterSpec{lan("a", "172.18.1.0/24"), lan("b", "172.18.1.0/24"), lan("c", "172.18.3.0/24"), lan("d", "172.18.0.0/16")}}
+	for from, want := range map[string][]string{"": {"a", "c"}, "a": {"c"}, "c": {"a"}, "d": nil} {
+		var got []string
+		for _, c := range s.reachable(from) {
+			got = append(got, c.Name)
+		}
+		assert.Check(t, is.DeepEqual(got, want), "from %q", from)
+	}
+}
