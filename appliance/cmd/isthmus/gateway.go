@@ -43,7 +43,7 @@ stays when it ends.`,
 			}
 			source, err := kube.NewGatewaySource(kube.GatewaySourceConfig{
 				Config: config, Name: cfg.Name, Namespace: cfg.Namespace, System: system,
-				RemoteID: cfg.RemoteID, Mode: cfg.Mode, Logger: log,
+				RemoteID: cfg.RemoteID, Node: cfg.NodeName, Mode: cfg.Mode, Logger: log,
 			})
 			if err != nil {
 				return fmt.Errorf("%w (see --name, --namespace, --system-namespace, --remote-cluster-id, --mode)", err)
