@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 
+	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -67,7 +68,7 @@ func (p place) topologyNamed(name string) (*topology.Topology, error) {
 	}
 	var bad *yamlfile.Error
 	if errors.As(err, &bad) {
-		return nil, exitError{2, bad.Error()}
+		return nil, exitError{report.ExitUsage, bad.Error()}
 	}
 	return t, infraError(err)
 }
@@ -93,7 +94,7 @@ func running(name string) (*world.Client, string, error) {
 		}
 		switch len(names) {
 		case 0:
-			return nil, "", exitError{3, "lab: no lab is running: lab up two-clusters starts one"}
+			return nil, "", exitError{report.ExitInfra, "lab: no lab is running: lab up two-clusters starts one"}
 		case 1:
 			name = names[0]
 		default:
@@ -102,7 +103,7 @@ func running(name string) (*world.Client, string, error) {
 	}
 	c, err := supervisor.Find(name)
 	if errors.Is(err, world.ErrNotRunning) {
-		return nil, "", exitError{3, fmt.Sprintf("lab: no lab %q is running: lab ls lists them, lab up %s starts it", name, name)}
+		return nil, "", exitError{report.ExitInfra, fmt.Sprintf("lab: no lab %q is running: lab ls lists those that are", name)}
 	}
 	return c, name, infraError(err)
 }

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gotest.tools/v3/assert"
+
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+)
+
+// lab runs the program in the repository.
+func lab(t *testing.T, args ...string) (code int, stdout, stderr string) {
+	t.Helper()
+	var out, errs bytes.Buffer
+	code = run(t.Context(), args, strings.NewReader(""), &out, &errs)
+	return code, out.String(), errs.String()
+}
+
+// TestUsage is about mistakes that nobody should have to look up.
+func TestUsage(t *testing.T) {
+	bad := filepath.Join(t.TempDir(), "topologies", "bad.yaml")
+	assert.NilError(t, os.MkdirAll(filepath.Dir(bad), 0o755))
+	assert.NilError(t, os.WriteFile(bad, []byte("# drawing\nclusters:\n  milan: { nodess: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.0.0.0/33 }\n"), 0o644))
+	for _, tc := range []struct {
+		args []string
+		code int
+		want string
+	}{
+		{[]string{"rnu"}, 2, `unknown command "rnu"`},
+		{[]string{"up", "two-cluster"}, 2, `did you mean "two-clusters"?`},
+		{[]string{"up", bad}, 2, `bad.yaml:3:12: unknown key "nodess"`},
+		{[]string{"up", bad}, 2, `"10.0.0.0/33" is not a CIDR`},
+		{[]string{"up", "two-clusters", "--world", "moon"}, 2, `--world "moon": auto, native or vm`},
+		{[]string{"run", "pod-to-pot"}, 2, `did you mean "pod-to-pod"?`},
+		{[]string{"run", "--shard", "5/4"}, 2, "write 1/4 for the first of four parts"},
+		{[]string{"run", "--pcap", "sometimes"}, 2, "fail, always or never"},
+		{[]string{"run", "--scenarios", "/nonexistent"}, 2, "no scenarios in /nonexistent"},
+		{[]string{"exec", "milan/web", "--lab", "no-such-lab", "--", "true"}, 3, `no lab "no-such-lab" is running`},
+		{[]string{"probe", "dial", "--to", "web"}, 2, "write an address, or address:port"},
+	} {
+		code, stdout, stderr := lab(t, tc.args...)
+		assert.Equal(t, code, tc.code, "%v: %s", tc.args, stderr)
+		assert.Assert(t, strings.Contains(stdout+stderr, tc.want), "%v:\n%s%s", tc.args, stdout, stderr)
+	}
+}
+
+func TestLintAndPlan(t *testing.T) {
+	code, stdout, stderr := lab(t, "lint")
+	assert.Equal(t, code, 0, stdout+stderr)
+	code, stdout, _ = lab(t, "run", "--plan", "pod-to-pod/tcp")
+	assert.Equal(t, code, 0)
+	assert.Assert(t, strings.Contains(stdout, "expect path milan/web → milan/node-1 → milan/gateway → rome/gateway → rome/node-1 → rome/web, and back"), stdout)
+	assert.Assert(t, strings.HasSuffix(stdout, "1 scenarios, 8 rows\n"), stdout)
+	code, stdout, _ = lab(t, "run", "--plan", "--sabotage", "pod-to-pod")
+	assert.Equal(t, code, 0)
+	assert.Assert(t, strings.Contains(stdout, "withhold routeconfiguration/rome-node-gw in milan\n      must fail: the pod answers"), stdout)
+}
+
+func TestSchemas(t *testing.T) {
+	for _, kind := range []string{"topology", "scenario"} {
+		code, stdout, _ := lab(t, "schema", kind)
+		assert.Equal(t, code, 0)
+		assert.Assert(t, json.Valid([]byte(stdout)))
+	}
+}
+
+// TestShards: every row is in one part, and stays there.
+func TestShards(t *testing.T) {
+	all, err := scenario.LoadAll("../../../scenarios", "../../../topologies")
+	assert.NilError(t, err)
+	seen := map[string]int{}
+	for _, shard := range []string{"1/3", "2/3", "3/3"} {
+		selected, err := choose(all, nil, runOptions{shard: shard, seed: "a"})
+		assert.NilError(t, err)
+		for _, c := range selected {
+			for _, r := range c.rows {
+				seen[r.Name]++
+			}
+		}
+	}
+	n := 0
+	for _, s := range all {
+		for _, r := range s.Rows {
+			n++
+			assert.Equal(t, seen[r.Name], 1, r.Name)
+		}
+	}
+	assert.Equal(t, len(seen), n)
+}
+
+func TestMatches(t *testing.T) {
+	const row = "pod-to-pod/tcp/milan-web/rome-web"
+	for pattern, want := range map[string]bool{
+		"pod-to-pod": true, "pod-to-pod/": true, "pod-to-pod/tcp": true, row: true,
+		"*/tcp": true, "*/*/milan-*": true, "pod-*": true,
+		"pod": false, "pod-to-pod/udp": false, "*/udp/*": false, "tcp": false,
+	} {
+		assert.Equal(t, matches(row, []string{pattern}, make([]bool, 1)), want, pattern)
+	}
+	assert.Assert(t, matches(row, nil, nil))
+}
