@@ -104,7 +104,7 @@ func (c *container) run(life, patience context.Context) {
 
 // once runs the container once and returns its exit code.
 func (c *container) once(life, patience context.Context) (int, error) {
-	proc, err := c.start(life)
+	proc, log, err := c.start(life)
 	if err != nil {
 		return 0, err
 	}
@@ -113,6 +113,7 @@ func (c *container) once(life, patience context.Context) (int, error) {
 	now := metav1.NewTime(proc.started)
 	c.set(func() {
 		c.proc, c.kill = proc, kill
+		c.log, c.previous = log, c.log
 		c.id = fmt.Sprintf("lab://%s-%s-%d", c.pod.uid, c.spec.Name, c.restarts)
 		c.state = corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: now}}
 		c.started = c.spec.StartupProbe == nil
@@ -166,49 +167,36 @@ func (c *container) end(life, patience context.Context, proc *process, why error
 	proc.stop(patience)
 }
 
-func (c *container) start(ctx context.Context) (*process, error) {
+func (c *container) start(ctx context.Context) (*process, *logFile, error) {
 	pod := c.pod.withAddresses()
 	image, err := c.pod.node.image(c.spec.Image)
 	if err != nil {
-		return nil, &failure{"ErrImageNeverPull", err}
+		return nil, nil, &failure{"ErrImageNeverPull", err}
 	}
 	spec, err := c.initSpec(ctx, pod, image)
 	if err != nil {
-		return nil, &failure{"CreateContainerConfigError", err}
+		return nil, nil, &failure{"CreateContainerConfigError", err}
 	}
-	log, err := c.newLog()
+	log, err := c.newLog(pod)
 	if err != nil {
-		return nil, &failure{"RunContainerError", err}
+		return nil, nil, &failure{"RunContainerError", err}
 	}
 	proc, err := startProcess(c.pod.node.cfg.Init, c.pod.ns, *spec, log)
 	if err != nil {
-		return nil, &failure{"RunContainerError", err}
+		return nil, nil, &failure{"RunContainerError", err}
 	}
-	return proc, nil
+	return proc, log, nil
 }
 
-// newLog opens the log of the next run and keeps that of the latest.
-func (c *container) newLog() (*logFile, error) {
-	pod := c.pod.current()
+// newLog opens the log of the next run.
+func (c *container) newLog(pod *corev1.Pod) (*logFile, error) {
 	dir := filepath.Join(c.pod.node.cfg.Dir, "log", pod.Namespace+"_"+pod.Name+"_"+c.pod.uid, c.spec.Name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
 	c.pod.mu.Lock()
 	defer c.pod.mu.Unlock()
-	n := 0
-	if c.log != nil {
-		n = int(c.restarts)
-	}
-	log, err := createLog(filepath.Join(dir, fmt.Sprintf("%d.log", n)))
-	if err != nil {
-		return nil, err
-	}
-	if c.log != nil && c.log.path != log.path {
-		c.previous = c.log
-	}
-	c.log = log
-	return log, nil
+	return createLog(filepath.Join(dir, fmt.Sprintf("%d.log", c.restarts)))
 }
 
 // initSpec describes the container to container-init.

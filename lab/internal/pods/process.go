@@ -50,13 +50,17 @@ func startProcess(init []string, ns *os.File, spec initSpec, log io.WriteCloser)
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		Setsid:     true,
 	}
+	logged := make(chan struct{})
 	stdout, err := cmd.StdoutPipe()
 	if err == nil {
 		var stderr io.ReadCloser
 		if stderr, err = cmd.StderrPipe(); err == nil {
 			err = netns.Do(ns, cmd.Start)
 			if err == nil {
-				go copyLog(log, stdout, stderr)
+				go func() {
+					copyLog(log, stdout, stderr)
+					close(logged)
+				}()
 			}
 		}
 	}
@@ -72,7 +76,7 @@ func startProcess(init []string, ns *os.File, spec initSpec, log io.WriteCloser)
 	specW.Close()
 	// Empty when the exec succeeded: the descriptor closed with it.
 	message, readErr := io.ReadAll(statusR)
-	go p.wait()
+	go p.wait(logged)
 	if err := errors.Join(writeErr, readErr); err != nil || len(message) > 0 {
 		p.kill(syscall.SIGKILL)
 		<-p.done
@@ -84,7 +88,7 @@ func startProcess(init []string, ns *os.File, spec initSpec, log io.WriteCloser)
 	return p, nil
 }
 
-func (p *process) wait() {
+func (p *process) wait(logged <-chan struct{}) {
 	// Not cmd.Wait: it would close the pipes before the log has read them.
 	state, err := p.cmd.Process.Wait()
 	p.finished = time.Now()
@@ -95,6 +99,9 @@ func (p *process) wait() {
 			p.exit = 128 + int(ws.Signal())
 		}
 	}
+	// PID 1 took all that could still write with it, so the log ends now; who
+	// sees the container ended must find its last line.
+	<-logged
 	close(p.done)
 }
 
