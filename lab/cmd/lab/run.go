@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -23,7 +24,7 @@ import (
 type runOptions struct {
 	world, seed, shard, junit, pcap, dir string
 	repeat                               int
-	keep, sabotage, asJSON, plan         bool
+	keep, sabotage, asJSON, plan, fresh  bool
 	ci                                   bool
 }
 
@@ -60,6 +61,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
 	f.StringVar(&o.shard, "shard", "", "i/n: the i-th of n parts of the rows")
 	f.IntVar(&o.repeat, "repeat", 1, "run every row so many times")
 	f.BoolVar(&o.keep, "keep", false, "leave the lab up afterwards")
+	f.BoolVar(&o.fresh, "fresh", false, "build a lab of its own, even where lab up has built one")
 	f.BoolVar(&o.sabotage, "sabotage", false, "break what the scenarios name and expect them to fail there")
 	f.StringVar(&o.junit, "junit", "", "write JUnit XML to this file")
 	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON; progress goes to stderr")
@@ -176,10 +178,13 @@ func (s *session) runGroup(ctx context.Context, g group) {
 		result.Error = err.Error()
 		fmt.Fprintf(s.out, "   the lab failed: %v\n", err)
 	}
-	if lab != nil {
-		defer s.closeLab(lab)
-	}
-	s.run.Labs = append(s.run.Labs, result)
+	held := &heldLab{lab: lab, group: g, result: &result}
+	defer func() {
+		s.run.Labs = append(s.run.Labs, result)
+		if held.lab != nil {
+			s.closeLab(held.lab)
+		}
+	}()
 	for _, c := range g.choices {
 		sc := report.Scenario{Name: c.scenario.Name, Description: c.scenario.Description, File: c.scenario.File}
 		switch {
@@ -188,7 +193,7 @@ func (s *session) runGroup(ctx context.Context, g group) {
 		case err != nil:
 			sc.Rows = same(c, s.options, report.Infra, err.Error())
 		default:
-			sc.Rows = s.runChoice(ctx, lab, c)
+			sc.Rows = s.runChoice(ctx, held, c)
 		}
 		s.run.Scenarios = append(s.run.Scenarios, sc)
 		report.PrintScenario(s.out, sc, *s.run)
@@ -215,15 +220,15 @@ func (s *session) unsupported(ctx context.Context, g group) map[string]string {
 // open builds the lab of a group, or finds the one that lab up has built.
 func (s *session) open(ctx context.Context, g group, result *report.Lab) (*builtLab, error) {
 	t := g.choices[0].scenario.Topology
-	if c, err := supervisor.Find(t.Name); err == nil {
+	if c, err := supervisor.Find(t.Name); err == nil && !s.options.fresh {
 		if status, err := c.Status(ctx); err == nil && status.World == g.world && status.Phase == world.PhaseReady {
 			fmt.Fprintf(s.out, "using lab %s, which is up\n", t.Name)
-			return &builtLab{client: c, topology: t}, nil
+			return &builtLab{client: c, topology: t, found: true}, nil
 		}
 	}
 	fmt.Fprintf(s.out, "%s in the %s world\n", t.Name, g.world)
 	named := *t
-	if !s.options.keep {
+	if !s.options.keep || s.options.fresh {
 		// Beside a lab of the same topology in another world, and beside
 		// another run.
 		named.Name = t.Name[:min(len(t.Name), 24)] + "-run-" + s.options.seed
@@ -253,6 +258,9 @@ func (s *session) labEvidence(ctx context.Context, lab *builtLab, name string) {
 }
 
 func (s *session) closeLab(lab *builtLab) {
+	if lab.found {
+		return // lab up built it, lab down takes it down
+	}
 	if s.options.keep {
 		fmt.Fprintf(s.out, "lab %s stays up: lab down %s\n", lab.topology.Name, lab.topology.Name)
 		return
@@ -262,61 +270,112 @@ func (s *session) closeLab(lab *builtLab) {
 	}
 }
 
-// infraRetries is how often a row is run again after an error of the lab.
-// Expectations are never tried again.
-const infraRetries = 1
+// A heldLab is the lab of a group while its rows run. A lab that has died is
+// built once more.
+type heldLab struct {
+	lab    *builtLab
+	group  group
+	result *report.Lab
+	dead   error
+}
 
-func (s *session) runChoice(ctx context.Context, lab *builtLab, c choice) []report.Row {
-	r := &runner.Runner{
-		World: lab.client, Seed: s.options.seed,
-		Converged: s.converged(lab),
-		Bundle: func(ctx context.Context, row *report.Row) (string, error) {
-			if s.options.pcap == "never" {
-				return "", nil
-			}
-			return s.bundle(ctx, lab, row)
-		},
-		Progress: s.progress(),
+// revive makes sure that there is a lab.
+func (s *session) revive(ctx context.Context, h *heldLab) {
+	if h.dead != nil || ctx.Err() != nil {
+		return
 	}
+	if _, err := h.lab.client.Status(ctx); err == nil {
+		return
+	}
+	fmt.Fprintf(s.out, "   the lab is gone\n")
+	if h.result.Retries > 0 {
+		h.dead = errors.New("the lab went away, twice")
+		return
+	}
+	h.result.Retries++
+	lab, err := s.open(ctx, h.group, h.result)
+	if err != nil {
+		h.dead = fmt.Errorf("the lab went away and could not be built again: %w", err)
+		return
+	}
+	h.lab = lab
+}
+
+func (s *session) runChoice(ctx context.Context, h *heldLab, c choice) []report.Row {
 	var rows []report.Row
 	for _, row := range c.rows {
 		for range max(s.options.repeat, 1) {
-			rows = append(rows, s.runRow(ctx, r, lab, c.scenario, row)...)
+			rows = append(rows, s.runRow(ctx, h, c.scenario, row)...)
 		}
 	}
 	return rows
 }
 
-func (s *session) runRow(ctx context.Context, r *runner.Runner, lab *builtLab, sc *scenario.Scenario, row scenario.Row) []report.Row {
-	var once []func() report.Row
+// attempts is how often a row may run when errors of the lab end it.
+// Expectations are never tried again.
+const attempts = 2
+
+func (s *session) runRow(ctx context.Context, h *heldLab, sc *scenario.Scenario, row scenario.Row) []report.Row {
+	once := []func(*runner.Runner) report.Row{func(r *runner.Runner) report.Row { return r.Run(ctx, sc, row) }}
 	if s.options.sabotage {
+		once = nil
 		for _, sab := range sc.BuildSabotage(row) {
-			once = append(once, func() report.Row { return r.RunSabotage(ctx, sc, row, sab) })
+			once = append(once, func(r *runner.Runner) report.Row { return r.RunSabotage(ctx, sc, row, sab) })
 		}
-	} else {
-		once = append(once, func() report.Row { return r.Run(ctx, sc, row) })
 	}
 	var out []report.Row
 	for _, run := range once {
-		if ctx.Err() != nil {
-			out = append(out, report.Row{Name: row.Name, Verdict: report.Infra, Reason: "interrupted"})
-			continue
+		res := report.Row{Name: row.Name, Verdict: report.Infra, Reason: "interrupted"}
+		for n := range attempts {
+			if h.dead != nil {
+				res.Reason = h.dead.Error()
+			}
+			if h.dead != nil || ctx.Err() != nil {
+				break
+			}
+			if n > 0 {
+				fmt.Fprintf(s.out, "   %s: the lab failed, once more: %s\n", row.Name, firstLine(res.Reason))
+			}
+			res = run(s.runner(h))
+			res.Retries = n
+			if res.Verdict != report.Infra {
+				break
+			}
+			s.revive(ctx, h)
 		}
-		res := run()
-		for n := 0; n < infraRetries && res.Verdict == report.Infra && ctx.Err() == nil; n++ {
-			fmt.Fprintf(s.out, "   %s: the lab failed, once more: %s\n", row.Name, res.Reason)
-			retries := res.Retries + 1
-			res = run()
-			res.Retries = retries
-		}
-		if s.options.pcap == "always" && res.Bundle == "" {
-			if dir, err := s.bundle(ctx, lab, &res); err == nil {
+		if s.options.pcap == "always" && res.Bundle == "" && h.dead == nil {
+			if dir, err := s.bundle(ctx, h.lab, &res); err == nil {
 				res.Bundle = dir
 			}
 		}
 		out = append(out, res)
 	}
 	return out
+}
+
+// runner returns the runner of the lab, which remembers what the row before
+// did to it.
+func (s *session) runner(h *heldLab) *runner.Runner {
+	if h.lab.runner == nil {
+		lab := h.lab
+		lab.runner = &runner.Runner{
+			World: lab.client, Seed: s.options.seed,
+			Converged: s.converged(lab),
+			Bundle: func(ctx context.Context, row *report.Row) (string, error) {
+				if s.options.pcap == "never" {
+					return "", nil
+				}
+				return s.bundle(ctx, lab, row)
+			},
+			Progress: s.progress(),
+		}
+	}
+	return h.lab.runner
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
 }
 
 func (s *session) bundle(ctx context.Context, lab *builtLab, row *report.Row) (string, error) {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -29,6 +30,8 @@ type builtLab struct {
 	client   *world.Client
 	topology *topology.Topology
 	phases   []report.Phase
+	runner   *runner.Runner // of lab run
+	found    bool           // it was up before
 }
 
 func (b builder) phase(lab *builtLab, name string, took time.Duration) {
@@ -94,14 +97,14 @@ func newUpCommand(a *app, root *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
+			w, why, err := chooseWorld(cmd.Context(), p, worldName)
+			if err != nil {
+				return err
+			}
 			if c, err := supervisor.Find(t.Name); err == nil {
 				return exitError{report.ExitInfra, fmt.Sprintf("lab: lab %s is up already (%s): lab down %s takes it down", t.Name, c.Socket(), t.Name)}
 			} else if !errors.Is(err, world.ErrNotRunning) {
 				return infraError(err)
-			}
-			w, why, err := chooseWorld(cmd.Context(), p, worldName)
-			if err != nil {
-				return err
 			}
 			fmt.Fprintf(a.stdout, "%s in the %s world%s\n", t.Name, w, why)
 			lab, err := builder{p, a.stdout}.build(cmd.Context(), t, w, false)

@@ -2,6 +2,7 @@ package expect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -14,6 +15,10 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
+
+// ErrNoAddress: what a name stands for does not exist, or not yet. Other
+// errors of a Directory are the lab's.
+var ErrNoAddress = errors.New("has no address")
 
 // A Directory knows which address stands behind a name, and who has an
 // address. What it learned from an API server it keeps while that server is
@@ -173,7 +178,7 @@ func (d *Directory) Settle(ctx context.Context, o operand.Operand) (operand.Oper
 			return o, nil
 		}
 	}
-	return o, fmt.Errorf("%s: the gateway runs on %s, which is no node of the topology", o, pod.Node)
+	return o, fmt.Errorf("%s %w: the gateway runs on %s", o, ErrNoAddress, pod.Node)
 }
 
 // stale tells whether the answer depends on something that changes while a
@@ -193,7 +198,7 @@ func (d *Directory) address(o operand.Operand) (netip.Addr, error) {
 		if a, ok := d.internal[key]; ok {
 			return a, nil
 		}
-		return netip.Addr{}, fmt.Errorf("%s has no address of the internal CIDR yet", key)
+		return netip.Addr{}, fmt.Errorf("%s %w of the internal CIDR yet", key, ErrNoAddress)
 	}
 	c, _ := d.status.Spec.Cluster(o.Cluster)
 	switch o.Kind {
@@ -217,12 +222,12 @@ func (d *Directory) address(o operand.Operand) (netip.Addr, error) {
 	if p, ok := d.pod(o); ok && p.IP.IsValid() {
 		return p.IP, nil
 	}
-	return netip.Addr{}, fmt.Errorf("%s has no address", o)
+	return netip.Addr{}, fmt.Errorf("%s %w", o, ErrNoAddress)
 }
 
 func valid(a netip.Addr, o operand.Operand) (netip.Addr, error) {
 	if !a.IsValid() {
-		return a, fmt.Errorf("%s has no address", o)
+		return a, fmt.Errorf("%s %w", o, ErrNoAddress)
 	}
 	return a, nil
 }
@@ -233,7 +238,7 @@ func (d *Directory) nodeAddress(c world.ClusterSpec, o operand.Operand) (netip.A
 			return n.Addr, nil
 		}
 	}
-	return netip.Addr{}, fmt.Errorf("%s/%s has no address", o.Cluster, operand.NodeName(o.Node))
+	return netip.Addr{}, fmt.Errorf("%s/%s %w", o.Cluster, operand.NodeName(o.Node), ErrNoAddress)
 }
 
 // podNamespace is where deploy puts the pods of a topology.
@@ -284,7 +289,7 @@ func (d *Directory) Pod(ctx context.Context, o operand.Operand) (world.PodStatus
 	if p, ok := d.pod(o); ok {
 		return p, nil
 	}
-	return world.PodStatus{}, fmt.Errorf("no pod is %s", o)
+	return world.PodStatus{}, fmt.Errorf("%s %w: there is no such pod", o, ErrNoAddress)
 }
 
 // PodTarget is the name of the pod behind an operand for exec and kill.

@@ -3,6 +3,7 @@ package expect
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -64,7 +65,7 @@ func (e *Kubectl) Check(ctx context.Context, row *Row) (Result, error) {
 	}
 	get, err := row.Expand(ctx, e.Get)
 	if err != nil {
-		return Result{Want: e.Get, Got: "unknown", Why: err.Error()}, nil
+		return missing(e.Get, err)
 	}
 	want := get
 	if e.Absent && e.Field == "" {
@@ -76,6 +77,8 @@ func (e *Kubectl) Check(ctx context.Context, row *Row) (Result, error) {
 	case err != nil && meta.IsNoMatchError(err):
 		res.Got = err.Error()
 		return res, nil
+	case errors.Is(err, world.ErrNotRunning):
+		return Result{}, err
 	case err != nil:
 		res.Got, res.Why = "no answer", err.Error()
 		return res, nil
@@ -92,7 +95,7 @@ func (e *Kubectl) Check(ctx context.Context, row *Row) (Result, error) {
 	}
 	is, err := row.Expand(ctx, e.Is)
 	if err != nil {
-		return Result{Want: e.Is, Got: "no address", Why: err.Error()}, nil
+		return missing(e.Is, err)
 	}
 	res.Got = fmt.Sprintf("%s = %q", e.Field, value)
 	switch {
@@ -128,7 +131,7 @@ func fieldOf(object map[string]any, path string) (string, error) {
 func (e *Kubectl) checkCommand(ctx context.Context, row *Row) (Result, error) {
 	args, err := row.Expand(ctx, e.Run)
 	if err != nil {
-		return Result{Want: e.Run, Got: "no address", Why: err.Error()}, nil
+		return missing(e.Run, err)
 	}
 	res, err := row.Kubectl(ctx, e.In, strings.Fields(args))
 	if err != nil {
@@ -149,7 +152,7 @@ func (e *Kubectl) checkCommand(ctx context.Context, row *Row) (Result, error) {
 	}
 	want, err := row.Expand(ctx, e.Prints)
 	if err != nil {
-		return Result{Want: e.Prints, Got: "no address", Why: err.Error()}, nil
+		return missing(e.Prints, err)
 	}
 	out.Want = want
 	out.Why = tableDifference(want, string(res.Stdout))

@@ -30,8 +30,7 @@ func (e *Log) Check(ctx context.Context, row *Row) (Result, error) {
 	pod, err := row.Directory.PodTarget(ctx, e.Of.Operand)
 	res := Result{Want: fmt.Sprintf("a line of %s's log matches %q", e.Of, e.Line)}
 	if err != nil {
-		res.Got = err.Error()
-		return res, nil
+		return missing(res.Want, err)
 	}
 	logs, err := row.World.Logs(ctx)
 	if err != nil {

@@ -42,7 +42,7 @@ func (e *Output) Check(ctx context.Context, row *Row) (Result, error) {
 	for i, text := range []string{e.Contains, e.Lacks, e.Matches} {
 		expanded, err := row.Expand(ctx, text)
 		if err != nil {
-			return Result{Want: text, Got: "no address", Why: err.Error()}, nil
+			return missing(text, err)
 		}
 		e.expanded[i] = expanded
 	}

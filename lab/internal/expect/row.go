@@ -3,6 +3,7 @@ package expect
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
@@ -88,9 +89,11 @@ const probeTimeout = time.Second
 func (row *Row) Send(ctx context.Context, from, to operand.Operand, proto string, port int) (Probe, error) {
 	p := Probe{From: from, To: to, Proto: proto, Token: row.NewToken()}
 	addr, err := row.Directory.Address(ctx, to, from.Cluster)
-	if err != nil {
+	if errors.Is(err, ErrNoAddress) {
 		p.Result = prober.Result{Error: "no address", Message: err.Error()}
 		return p, nil
+	} else if err != nil {
+		return p, err
 	}
 	target, err := row.ExecTarget(ctx, from)
 	if err != nil {
@@ -125,6 +128,15 @@ func (row *Row) Send(ctx context.Context, from, to operand.Operand, proto string
 	}
 	row.Probes = append(row.Probes, p)
 	return p, nil
+}
+
+// missing is the result when a name of an expectation stands for nothing yet;
+// another error is the lab's.
+func missing(want string, err error) (Result, error) {
+	if !errors.Is(err, ErrNoAddress) {
+		return Result{}, err
+	}
+	return Result{Want: want, Got: "no address", Why: err.Error()}, nil
 }
 
 // lastProbe returns the latest probe that was answered and that matches.

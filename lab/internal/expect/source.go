@@ -34,7 +34,7 @@ func (e *Source) Check(ctx context.Context, row *Row) (Result, error) {
 	}
 	want, err := row.Directory.Address(ctx, e.Is.Operand, "")
 	if err != nil {
-		return Result{Want: e.Is.Text, Got: "no address", Why: err.Error()}, nil
+		return missing(e.Is.Text, err)
 	}
 	got := p.Result.SeenAs.Addr()
 	if p.Proto == "icmp" {

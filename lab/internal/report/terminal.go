@@ -54,9 +54,17 @@ func PrintScenario(w io.Writer, s Scenario, run Run) {
 		fmt.Fprintf(w, " – %-24s skipped: %s\n", s.Name, s.Rows[0].Reason)
 		return
 	}
+	said := map[string]bool{}
 	for _, r := range s.Rows {
 		switch r.Verdict {
-		case Fail, XPass, Infra:
+		case Infra:
+			if said[r.Reason] {
+				fmt.Fprintf(w, "   ✗ %s  the same\n", r.Name)
+				continue
+			}
+			said[r.Reason] = true
+			printRow(w, r, run)
+		case Fail, XPass:
 			printRow(w, r, run)
 		case XFail, Skip:
 			fmt.Fprintf(w, "     – %s %s: %s\n", r.Name, r.Verdict, r.Reason)

@@ -104,10 +104,14 @@ func (r *Runner) Run(ctx context.Context, s *scenario.Scenario, sr scenario.Row)
 	out.Verdict, out.Reason = verdict(&out, s.XFail, err)
 	if (out.Verdict == report.Fail || out.Verdict == report.Infra) && r.Bundle != nil {
 		bundle, err := r.Bundle(context.WithoutCancel(ctx), &out)
-		if err != nil {
-			out.Reason = strings.TrimSpace(out.Reason + "\nno evidence was written: " + err.Error())
+		switch {
+		case errors.Is(err, world.ErrNotRunning): // the reason says so already
+		case err != nil:
+			out.Reason = strings.TrimSpace(out.Reason + "\nnot all evidence was written: " + err.Error())
+			out.Bundle = bundle
+		default:
+			out.Bundle = bundle
 		}
-		out.Bundle = bundle
 	}
 	return out
 }
