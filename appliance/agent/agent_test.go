@@ -59,6 +59,7 @@ type memoryTarget struct {
 	mu      sync.Mutex
 	routes  map[netip.Prefix]netstate.Route
 	refuse  map[netip.Prefix]error // routes that this kernel can't take
+	noisy   bool                   // a failure, too, is an event
 	applied int
 	changed chan struct{}
 }
@@ -83,6 +84,9 @@ func (k *memoryTarget) Apply(_ context.Context, c netstate.Changes) error {
 	for _, r := range slices.Concat(c.AddRoutes, c.ReplaceRoutes) {
 		if err := k.refuse[r.Dst]; err != nil {
 			errs = append(errs, err)
+			if k.noisy {
+				notify(k.changed)
+			}
 			continue
 		}
 		k.routes[r.Dst] = r
@@ -281,6 +285,19 @@ func TestOneBadRoute(t *testing.T) {
 		b.source.set("10.1.0.0/16", "10.3.0.0/16", "10.9.0.0/16")
 		b.after(60 * time.Millisecond)
 		assert.Assert(t, b.target.has("10.3.0.0/16"), "a change at the API waits for no retry")
+	})
+}
+
+// TestFailureDoesNotChaseItself: a pass that fails and touches something each
+// time is not run again for that at once.
+func TestFailureDoesNotChaseItself(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := start(t, func(c *Config[prefixes]) {
+			c.Target.(*memoryTarget).noisy = true
+			c.Target.(*memoryTarget).setRefuse("10.1.0.0/16", errors.New("invalid argument"))
+		})
+		rs := b.after(time.Minute)
+		assert.Assert(t, len(rs) <= 65, "%d passes in a minute", len(rs))
 	})
 }
 
