@@ -70,7 +70,7 @@ func poll(ctx context.Context, timeout time.Duration, check func(context.Context
 		if err != nil {
 			return false, err
 		}
-		if r != "" || ctx.Err() == nil {
+		if ctx.Err() == nil { // what fails because the time is over is no reason
 			reason = r
 		}
 		return r == "", nil
