@@ -80,6 +80,7 @@ func (r *reporter[T]) run(ctx context.Context) error {
 		once.report("write "+r.what, err)
 		if err == nil {
 			written, done, wait = v, true, writeRetryMin
+			again.Reset(rewrite)
 			continue
 		}
 		done = false
