@@ -92,8 +92,7 @@ func TestGeneveCarriesPackets(t *testing.T) {
 			converge(t, nsB, state(tt.a, "10.80.0.2", "10.80.0.1"))
 			in := listen(t, b, netip.MustParseAddrPort("10.80.0.2:4000"))
 			out := listen(t, a, netip.MustParseAddrPort("10.80.0.1:0"))
-			send(t, out, netip.MustParseAddrPort("10.80.0.2:4000"))
-			assert.Equal(t, receive(t, in).Addr(), addr("10.80.0.1"))
+			assert.Equal(t, deliver(t, out, in, netip.MustParseAddrPort("10.80.0.2:4000")).Addr(), addr("10.80.0.1"))
 		})
 	}
 }

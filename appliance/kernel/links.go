@@ -163,15 +163,43 @@ func (ns *NetNS) addLink(l netstate.Link) error {
 	case err != nil:
 		return err
 	}
-	links, err := ns.listLinks()
+	made, err := ns.getLink(l.Name)
 	if err != nil {
-		return err
-	}
-	made, ok := links.byName[l.Name]
-	if !ok {
-		return errors.New("it is gone as soon as it was made")
+		return fmt.Errorf("it was made and is gone already: %w", errors.Join(err, ns.whyGone(l.Name)))
 	}
 	return ns.setLink(made, l)
+}
+
+// getLink returns one link, as it is at one moment.
+func (ns *NetNS) getLink(name string) (link, error) {
+	a := attrs{linkHeader(0, 0, 0)}
+	a.str(unix.IFLA_IFNAME, name)
+	msgs, err := ns.rt.c.Execute(nl.Message{
+		Header: nl.Header{Type: unix.RTM_GETLINK, Flags: nl.Request},
+		Data:   a.b,
+	})
+	if err != nil {
+		return link{}, plain(err)
+	}
+	if len(msgs) != 1 {
+		return link{}, fmt.Errorf("the kernel answers with %d links", len(msgs))
+	}
+	_, l, err := parseLink(msgs[0].Data)
+	return l, err
+}
+
+// whyGone says what became of a link that this process serves.
+func (ns *NetNS) whyGone(name string) error {
+	u := ns.user[name]
+	if u == nil {
+		return nil
+	}
+	select {
+	case <-u.dev.Wait():
+		return errors.New("userspace WireGuard has given up; see its warnings")
+	default:
+		return errors.New("userspace WireGuard still serves it")
+	}
 }
 
 func (ns *NetNS) exists(name string) bool {

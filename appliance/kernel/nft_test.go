@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/golden"
+	"gotest.tools/v3/poll"
 
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 	"github.com/isthmus-net/isthmus/appliance/nettest"
@@ -215,13 +216,12 @@ func TestPrefixNATKeepsHostBits(t *testing.T) {
 
 			server := listen(t, a, netip.AddrPortFrom(addr(tt.want), 4000))
 			client := listen(t, b, netip.AddrPortFrom(remote, 4001))
-			send(t, client, netip.AddrPortFrom(prefix(tt.to).Addr(), 4000))
-			from := receive(t, server)
+			from := deliver(t, client, server, netip.AddrPortFrom(prefix(tt.to).Addr(), 4000))
 			assert.Equal(t, from.Addr().Unmap(), remote)
 			// From the other side: a new flow of ours is seen as the prefix.
 			server2 := listen(t, b, netip.AddrPortFrom(remote, 4002))
-			send(t, server, netip.AddrPortFrom(remote, 4002))
-			assert.Equal(t, receive(t, server2).Addr().Unmap(), prefix(tt.to).Addr())
+			from = deliver(t, server, server2, netip.AddrPortFrom(remote, 4002))
+			assert.Equal(t, from.Addr().Unmap(), prefix(tt.to).Addr())
 		})
 	}
 }
@@ -242,9 +242,31 @@ func send(t testing.TB, c *net.UDPConn, to netip.AddrPort) {
 	assert.NilError(t, err)
 }
 
+// deliver sends until something arrives, and returns its source: what is sent
+// before neighbours are known may be lost.
+func deliver(t testing.TB, out, in *net.UDPConn, to netip.AddrPort) (from netip.AddrPort) {
+	t.Helper()
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		if _, err := out.WriteToUDPAddrPort([]byte("hello"), to); err != nil {
+			return poll.Continue("%v", err)
+		}
+		if err := in.SetReadDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
+			return poll.Error(err)
+		}
+		var err error
+		if _, from, err = in.ReadFromUDPAddrPort(make([]byte, 2000)); err != nil {
+			return poll.Continue("%v", err)
+		}
+		return poll.Success()
+	}, poll.WithTimeout(20*time.Second), poll.WithDelay(time.Millisecond))
+	return from
+}
+
+// receive waits long enough for WireGuard to try a handshake again, which it
+// does after 5 s: one that comes 50 ms after another is not answered.
 func receive(t testing.TB, c *net.UDPConn) netip.AddrPort {
 	t.Helper()
-	assert.NilError(t, c.SetReadDeadline(time.Now().Add(5*time.Second)))
+	assert.NilError(t, c.SetReadDeadline(time.Now().Add(20*time.Second)))
 	_, from, err := c.ReadFromUDPAddrPort(make([]byte, 2000))
 	assert.NilError(t, err)
 	return from

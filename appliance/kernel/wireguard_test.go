@@ -42,7 +42,7 @@ func tunnelSides(t *testing.T, impl Implementation) (server, client *side) {
 			Implementation: impl,
 			StateDir:       t.TempDir(),
 			PrivateKey:     func(string) ([32]byte, error) { return key(byte(i + 1)), nil },
-			Logger:         slog.New(slog.DiscardHandler),
+			Logger:         slog.New(slog.NewTextHandler(t.Output(), nil)),
 		}}
 		s.open(t)
 		feature := FeatureWireGuard
