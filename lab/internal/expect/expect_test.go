@@ -142,7 +142,7 @@ func TestExpand(t *testing.T) {
 
 func TestLogAndMarks(t *testing.T) {
 	w, row := newFake(t)
-	name := "milan/liqo-tenant-rome/gw-rome-x/gateway"
+	name := "milan/node-2/log/liqo-tenant-rome_gw-rome-x_1-2-3/gateway/0"
 	w.logs = []world.Log{{Name: name, Text: "level=INFO msg=old\n"}}
 	row.LogMarks = expect.Marks(w.logs)
 	w.logs[0].Text += "level=INFO msg=new\n"

@@ -39,7 +39,7 @@ func (e *Log) Check(ctx context.Context, row *Row) (Result, error) {
 	fresh := 0
 	var tail []string
 	for _, l := range Fresh(logs, row.LogMarks) {
-		if !strings.HasPrefix(l.Name, pod+"/") {
+		if c, ok := ContainerOf(l.Name); !ok || c.Target() != pod {
 			continue
 		}
 		for line := range strings.Lines(l.Text) {
@@ -59,6 +59,27 @@ func (e *Log) Check(ctx context.Context, row *Row) (Result, error) {
 
 // String is the expectation on one line.
 func (e *Log) String() string { return fmt.Sprintf("log of %s has %q", e.Of, e.Line) }
+
+// A Container is whose log a log is.
+type Container struct{ Cluster, Namespace, Pod, Name string }
+
+// Target is the pod's name for exec and kill.
+func (c Container) Target() string { return c.Cluster + "/" + c.Namespace + "/" + c.Pod }
+
+// ContainerOf reads the name of a log as the lab's kubelets write it:
+// "milan/node-1/log/liqo_isthmus-node-abcde_<uid>/node/0". Every run of a
+// container has a log of its own.
+func ContainerOf(name string) (Container, bool) {
+	parts := strings.Split(name, "/")
+	if len(parts) != 6 || parts[2] != "log" {
+		return Container{}, false
+	}
+	pod := strings.Split(parts[3], "_")
+	if len(pod) != 3 {
+		return Container{}, false
+	}
+	return Container{parts[0], pod[0], pod[1], parts[4]}, true
+}
 
 // Marks remembers how long every log is.
 func Marks(logs []world.Log) map[string]int {

@@ -353,8 +353,8 @@ func (r *Runner) hygiene(ctx context.Context, s *scenario.Scenario, row *expect.
 // errorLines are the error lines of one of our daemons that the scenario does
 // not allow.
 func errorLines(l world.Log, s *scenario.Scenario) []string {
-	parts := strings.Split(l.Name, "/")
-	if len(parts) != 4 || !strings.HasPrefix(parts[1], "liqo") {
+	c, ok := expect.ContainerOf(l.Name)
+	if !ok || !strings.HasPrefix(c.Namespace, "liqo") {
 		return nil // not a container of the appliance
 	}
 	var bad []string

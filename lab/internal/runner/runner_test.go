@@ -27,10 +27,11 @@ func TestErrorLines(t *testing.T) {
 		`panic: runtime error`,
 	}, "\n")
 	for name, want := range map[string]int{
-		"milan/liqo/isthmus-node-abcde/node":         2,
-		"milan/liqo-tenant-rome/gw-rome-xyz/gateway": 2,
-		"milan/default/web/probe":                    0, // not the appliance
-		"milan/kube-apiserver":                       0,
+		"milan/node-1/log/liqo_isthmus-node-abcde_1-2-3/node/0":         2,
+		"milan/node-2/log/liqo-tenant-rome_gw-rome-xyz_4-5-6/gateway/7": 2,
+		"milan/node-1/log/default_web_7-8-9/probe/0":                    0, // not the appliance
+		"milan/node-1/log/kube-proxy":                                   0,
+		"milan/kube-apiserver":                                          0,
 	} {
 		assert.Equal(t, len(errorLines(world.Log{Name: name, Text: text}, s)), want, name)
 	}
