@@ -328,6 +328,9 @@ func (r *Runner) hygiene(ctx context.Context, s *scenario.Scenario, row *expect.
 	if err != nil {
 		out.Failures = append(out.Failures, report.Fault{Expectation: "clean logs", Want: "logs to look at", Got: err.Error()})
 	}
+	if err == nil && !slices.ContainsFunc(logs, func(l world.Log) bool { return ofAppliance(l.Name) }) {
+		out.Failures = append(out.Failures, report.Fault{Expectation: "clean logs", Want: "logs of the appliance", Got: "none, so nothing is known of errors"})
+	}
 	for _, l := range expect.Fresh(logs, row.LogMarks) {
 		if bad := errorLines(l, s); len(bad) > 0 {
 			out.Failures = append(out.Failures, report.Fault{
@@ -353,9 +356,8 @@ func (r *Runner) hygiene(ctx context.Context, s *scenario.Scenario, row *expect.
 // errorLines are the error lines of one of our daemons that the scenario does
 // not allow.
 func errorLines(l world.Log, s *scenario.Scenario) []string {
-	c, ok := expect.ContainerOf(l.Name)
-	if !ok || !strings.HasPrefix(c.Namespace, "liqo") {
-		return nil // not a container of the appliance
+	if !ofAppliance(l.Name) {
+		return nil
 	}
 	var bad []string
 	for line := range strings.Lines(l.Text) {
@@ -374,6 +376,13 @@ func errorLines(l world.Log, s *scenario.Scenario) []string {
 		}
 	}
 	return bad
+}
+
+// ofAppliance tells whether a log is of a container in the system namespace
+// or in a tenant's.
+func ofAppliance(name string) bool {
+	c, ok := expect.ContainerOf(name)
+	return ok && (c.Namespace == "liqo" || strings.HasPrefix(c.Namespace, "liqo-tenant-"))
 }
 
 func closeFlows(row *expect.Row) {
