@@ -2,6 +2,7 @@ package pods
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -10,6 +11,12 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
+)
+
+// Modes of kube-proxy.
+const (
+	ModeNFTables = "nftables"
+	ModeIPTables = "iptables"
 )
 
 // keepKubeProxy runs the real kube-proxy in the node's namespace and starts it
@@ -31,6 +38,27 @@ func (n *node) keepKubeProxy(ctx context.Context) {
 			return
 		}
 	}
+}
+
+// toolsWithoutIPTables returns a directory with what kube-proxy calls in its
+// nftables mode. Where it finds iptables it starts by removing the rules that
+// an iptables mode may have left, with some fifty processes: nothing to do in
+// a new namespace, and half a minute in an emulated machine.
+func (n *node) toolsWithoutIPTables() (string, error) {
+	dir := filepath.Join(n.cfg.Dir, "kube-proxy-bin")
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	for _, tool := range []string{"nft", "conntrack"} {
+		path, err := exec.LookPath(tool)
+		if err != nil {
+			return "", fmt.Errorf("kube-proxy needs %s: %w; make deps installs it", tool, err)
+		}
+		if err := os.Symlink(path, filepath.Join(dir, tool)); err != nil && !errors.Is(err, os.ErrExist) {
+			return "", err
+		}
+	}
+	return dir, nil
 }
 
 func (n *node) kubeProxyLog() string { return filepath.Join(n.cfg.Dir, "log", "kube-proxy.log") }
@@ -55,6 +83,13 @@ func (n *node) runKubeProxy(ctx context.Context, kubeconfig string) error {
 		"--metrics-bind-address=127.0.0.1:10249",
 	)
 	cmd.Stdout, cmd.Stderr = log, log
+	if n.cfg.KubeProxy == ModeNFTables {
+		path, err := n.toolsWithoutIPTables()
+		if err != nil {
+			return err
+		}
+		cmd.Env = append(os.Environ(), "PATH="+path)
+	}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := netns.Do(n.cfg.NetNS, cmd.Start); err != nil {
 		return fmt.Errorf("start kube-proxy: %w", err)

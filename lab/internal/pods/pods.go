@@ -80,7 +80,7 @@ type NodeConfig struct {
 	ServiceCIDR netip.Prefix
 	ClusterCIDR netip.Prefix // pods of the whole cluster
 
-	KubeProxy string // "nftables" or "iptables"; empty: no kube-proxy
+	KubeProxy string // ModeNFTables or ModeIPTables; empty: no kube-proxy
 	// KubeProxyKubeconfig is also what the routes to the other nodes are
 	// computed with: a kubelet may read no Node but its own.
 	KubeProxyKubeconfig []byte
@@ -113,7 +113,7 @@ func (c *NodeConfig) complete() error {
 	need("ServiceCIDR", !c.ServiceCIDR.IsValid())
 	need("ClusterCIDR", !c.ClusterCIDR.IsValid())
 	need("KubeProxyKubeconfig", len(c.KubeProxyKubeconfig) == 0)
-	if c.KubeProxy != "" && c.KubeProxy != "nftables" && c.KubeProxy != "iptables" {
+	if c.KubeProxy != "" && c.KubeProxy != ModeNFTables && c.KubeProxy != ModeIPTables {
 		errs = append(errs, fmt.Errorf("node %s/%s: kube-proxy mode %q: use nftables or iptables", c.Cluster, c.Name, c.KubeProxy))
 	}
 	if c.CNI == "" {
