@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"sync"
@@ -24,7 +25,7 @@ type NetNS struct {
 	logger    *slog.Logger
 	impl      Implementation // Kernel or Userspace
 	fd        int            // of the namespace
-	elsewhere bool           // the namespace is not that of the process
+	elsewhere bool           // not all threads of the process are in it
 
 	mu   sync.Mutex
 	nl   *netlink.Handle
@@ -55,7 +56,7 @@ func Open(cfg Config) (_ *NetNS, err error) {
 	if ns.fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		return nil, fmt.Errorf("network namespace of this thread: %w", err)
 	}
-	ns.elsewhere = !sameFile("/proc/self/ns/net", "/proc/thread-self/ns/net")
+	ns.elsewhere = !everyThreadIn(ns.fd)
 	if ns.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
 	}
@@ -83,13 +84,29 @@ func Open(cfg Config) (_ *NetNS, err error) {
 	return ns, nil
 }
 
-func sameFile(a, b string) bool {
-	x, err := os.Stat(a)
-	if err != nil {
+// everyThreadIn reports whether all threads of the process are in the network
+// namespace, as they are in a daemon. The main thread alone tells nothing: a
+// test may run on it.
+func everyThreadIn(fd int) bool {
+	threads, err := filepath.Glob("/proc/self/task/*/ns/net")
+	if err != nil || len(threads) == 0 {
 		return false
 	}
-	y, err := os.Stat(b)
-	return err == nil && os.SameFile(x, y)
+	for _, t := range threads {
+		if !isFile(t, fd) {
+			return false
+		}
+	}
+	return true
+}
+
+// isFile reports whether the path leads to the open file.
+func isFile(path string, fd int) bool {
+	var a, b unix.Stat_t
+	if unix.Stat(path, &a) != nil || unix.Fstat(fd, &b) != nil {
+		return false
+	}
+	return a.Dev == b.Dev && a.Ino == b.Ino
 }
 
 func (ns *NetNS) chooseImplementation() error {

@@ -319,7 +319,7 @@ func hexKey(s string) (k wgtypes.Key) {
 	return k
 }
 
-// nsTUN and nsBind serve a device in a namespace other than the process's:
+// nsTUN and nsBind serve a device where not every thread is in its namespace:
 // wireguard-go opens sockets whenever it likes, on whatever thread.
 type nsTUN struct {
 	tun.Device

@@ -308,6 +308,20 @@ func TestUserspaceRestart(t *testing.T) {
 	assert.Assert(t, gap < 3*time.Second)
 }
 
+// TestThreadsElsewhere opens a namespace that only one thread is in. That may
+// be the main thread, of which /proc/self speaks.
+func TestThreadsElsewhere(t *testing.T) {
+	t.Parallel()
+	test := nettest.NewNS(t)
+	assert.Assert(t, !everyThreadIn(test.FD()), "the threads of other tests are not here")
+	assert.Assert(t, isFile("/proc/thread-self/ns/net", test.FD()))
+	ns := open(t, Config{})
+	assert.Assert(t, ns.elsewhere)
+	var inside bool
+	assert.NilError(t, ns.do(func() error { inside = isFile("/proc/thread-self/ns/net", test.FD()); return nil }))
+	assert.Assert(t, inside)
+}
+
 // TestWireGuardByHand changes a device behind our back.
 func TestWireGuardByHand(t *testing.T) {
 	t.Parallel()
