@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
@@ -58,10 +59,50 @@ func (b builder) build(ctx context.Context, t *topology.Topology, worldName stri
 	lab.client = client
 	up := time.Now()
 	b.phase(lab, "world and control planes ready", up.Sub(start))
+	if err := waitServices(ctx, client, lab.topology); err != nil {
+		return lab, err
+	}
+	b.phase(lab, "kube-proxies have their rules", time.Since(up))
 	if err := b.install(ctx, lab, start); err != nil {
 		return lab, err
 	}
 	return lab, nil
+}
+
+// serviceTime is how long kube-proxies may take: under TCG a binary of that
+// size takes its time to start.
+const serviceTime = 2 * time.Minute
+
+// waitServices waits until every node can reach the API server by its
+// service. Daemons that are started earlier fail, are started again and again,
+// and under TCG take away the time that kube-proxy needs.
+func waitServices(ctx context.Context, c *world.Client, t *topology.Topology) error {
+	ctx, cancel := context.WithTimeout(ctx, serviceTime)
+	defer cancel()
+	for _, cl := range t.Clusters {
+		service := cl.ServiceCIDR.Masked().Addr().Next()
+		has := fmt.Sprintf("{ nft list table ip kube-proxy || iptables-save -t nat; } 2>/dev/null | grep -q -F %s", service)
+		for n := range cl.Nodes {
+			target := cl.Name + "/" + operand.NodeName(n+1)
+			for {
+				res, err := c.Exec(ctx, world.ExecRequest{Target: target, Argv: []string{"sh", "-c", has}})
+				if err == nil && res.Code == 0 {
+					break
+				}
+				pause := time.NewTimer(300 * time.Millisecond)
+				select {
+				case <-ctx.Done():
+					pause.Stop()
+					if err == nil {
+						err = ctx.Err()
+					}
+					return fmt.Errorf("kube-proxy of %s has no rules for service %s; is the machine busy (uptime), or what does its log say: %w", target, service, err)
+				case <-pause.C:
+				}
+			}
+		}
+	}
+	return nil
 }
 
 func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) error {
