@@ -1,0 +1,95 @@
+package apitest
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/isthmus-net/isthmus/lab/internal/deploy"
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+	"gotest.tools/v3/poll"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+)
+
+// nodeName is where the API server tells on which node a bound token's pod is.
+const nodeName = "authentication.kubernetes.io/node-name"
+
+// policies shows that the shipped ValidatingAdmissionPolicies hold a node to
+// its own object. The node daemon's rights are those of the chart; who it is, is
+// what the API server learns from a bound token.
+func policies(t *testing.T, a *api) {
+	_, err := a.cp.Client().CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo"}}, metav1.CreateOptions{})
+	assert.NilError(t, err)
+	m, err := deploy.Render("../../../k8s/chart", "isthmus", "liqo", map[string]any{
+		"discovery": map[string]any{"config": map[string]any{"clusterID": "milan"}},
+		"ipam":      map[string]any{"podCIDRs": []any{"10.0.0.0/16"}, "serviceCIDR": "10.96.0.0/16"},
+	})
+	assert.NilError(t, err)
+	kinds := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+	policies := 0
+	for _, o := range m.Objects {
+		if !slices.Contains(kinds, o.GetKind()) {
+			continue
+		}
+		_, err := a.create(t.Context(), o)
+		assert.NilError(t, err, "%s %s", o.GetKind(), o.GetName())
+		if o.GetKind() == "ValidatingAdmissionPolicy" {
+			policies++
+		}
+	}
+	assert.Assert(t, policies > 0, "the chart has no policy")
+
+	a.store(t, a.valid["internalnode"].DeepCopy()) // worker-4
+	write := func(extra map[string][]string) error {
+		rc := rest.CopyConfig(a.cp.RESTConfig())
+		rc.Impersonate = rest.ImpersonationConfig{
+			UserName: "system:serviceaccount:liqo:isthmus-node",
+			Groups:   []string{"system:serviceaccounts", "system:serviceaccounts:liqo", "system:authenticated"},
+			Extra:    extra,
+		}
+		c, err := dynamic.NewForConfig(rc)
+		assert.NilError(t, err)
+		r, err := a.resource(a.valid["internalnode"])
+		assert.NilError(t, err)
+		got, err := r.Get(t.Context(), "worker-4", metav1.GetOptions{})
+		assert.NilError(t, err)
+		assert.NilError(t, unstructured.SetNestedField(got.Object, time.Now().String(), "status", "kernel"))
+		gvk := got.GroupVersionKind()
+		mapping, err := a.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
+		assert.NilError(t, err)
+		_, err = c.Resource(mapping.Resource).UpdateStatus(t.Context(), got, metav1.UpdateOptions{})
+		return err
+	}
+	// A policy is in force a moment after it is created.
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		if err := write(map[string][]string{nodeName: {"worker-5"}}); err == nil {
+			return poll.Continue("another node may still write")
+		}
+		return poll.Success()
+	}, poll.WithTimeout(20*time.Second))
+	for _, tc := range []struct {
+		name  string
+		extra map[string][]string
+		want  string
+	}{
+		{"its own", map[string][]string{nodeName: {"worker-4"}}, ""},
+		{"another's", map[string][]string{nodeName: {"worker-5"}}, "a node may write the status of its own InternalNode only; this token is of node worker-5"},
+		{"a token that is not bound to a pod", nil, "this token is of no node"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			err := write(tc.extra)
+			if tc.want == "" {
+				assert.NilError(t, err)
+				return
+			}
+			assert.Assert(t, apierrors.IsForbidden(err), "%v", err)
+			assert.Assert(t, is.Contains(err.Error(), tc.want))
+		})
+	}
+}
