@@ -175,9 +175,6 @@ func (l *lab) wireMachine() error {
 	return nil
 }
 
-// Of a machine with more than that nothing more comes.
-const machineCPUs = 2
-
 // startMachine boots the virtual machine with the agent in it.
 func (l *lab) startMachine(ctx context.Context) (*agent, error) {
 	start := time.Now()
@@ -204,7 +201,7 @@ func (l *lab) startMachine(ctx context.Context) (*agent, error) {
 		return nil, err
 	}
 	m, stuck, err := vm.BootAgain(ctx, vm.Config{
-		Image: image, NICs: nics, Dir: dir, Accelerator: accelerator, Memory: l.machineMemory(), CPUs: machineCPUs,
+		Image: image, NICs: nics, Dir: dir, Accelerator: accelerator, Memory: l.machineMemory(),
 		CommandLine: []string{"lab.mode=agent", "lab.agent=" + managementGuest.String()},
 	})
 	if err != nil {
