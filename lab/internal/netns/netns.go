@@ -4,10 +4,9 @@
 // A namespace is an open file: it exists as long as the file, a process in it
 // or a device that refers to it. Nothing is mounted and nothing has a name.
 //
-// A thread that has entered a namespace is never used for anything else: its
-// goroutine stays locked to it and the thread ends with the goroutine. A
-// process started inside Do therefore must not use Pdeathsig, which fires when
-// that thread ends.
+// A thread that has entered a namespace goes back to its own before it serves
+// other goroutines, and ends if it can't. A process started inside Do must not
+// use Pdeathsig, which fires when that thread ends.
 package netns
 
 import (
@@ -71,14 +70,24 @@ func Listen(ctx context.Context, ns *os.File, network, address string) (l net.Li
 	return l, err
 }
 
-// onThread runs f on a thread that ends afterwards.
+// onThread runs f on a thread of its own. If that can't go back to its network
+// namespace afterwards it stays locked, and the runtime ends it with its
+// goroutine, so that no other goroutine finds itself in the wrong one.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		// Not unlocked: the runtime ends the thread with the goroutine, so
-		// that no other goroutine can find itself in the wrong namespace.
 		runtime.LockOSThread()
-		done <- f()
+		home, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			done <- fmt.Errorf("the thread's network namespace: %w", err)
+			return
+		}
+		defer home.Close()
+		err = f()
+		if unix.Setns(int(home.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
 	}()
 	return <-done
 }

@@ -17,9 +17,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// eager is how often a container is probed until it has started or become
-// ready for the first time. A lab that waits for it should not wait for a
-// period of ten seconds; afterwards the periods are those of the probe.
+// eager is how soon a container is probed again that has not started or become
+// ready yet; it doubles up to the period of the probe. A lab that waits should
+// not wait for a period of ten seconds, and an emulated machine with many
+// containers that start should not be busy with asking them.
 const eager = 200 * time.Millisecond
 
 // errProbe is the cause with which a run is cancelled.
@@ -52,7 +53,7 @@ func (c *container) startup(ctx context.Context, p *corev1.Probe) bool {
 	}
 	patience := period(p) * time.Duration(max(p.FailureThreshold, 1))
 	deadline := time.Now().Add(patience)
-	for {
+	for wait := min(eager, period(p)); ; wait = min(2*wait, period(p)) {
 		err := c.probe(ctx, p)
 		if err == nil {
 			c.set(func() {
@@ -66,7 +67,7 @@ func (c *container) startup(ctx context.Context, p *corev1.Probe) bool {
 			c.fail("startup")
 			return false
 		}
-		if !pause(ctx, min(eager, period(p))) {
+		if !pause(ctx, wait) {
 			return false
 		}
 	}
@@ -91,14 +92,14 @@ func (c *container) liveness(ctx context.Context, p *corev1.Probe) {
 
 func (c *container) readiness(ctx context.Context, p *corev1.Probe) {
 	var failures, successes int32
-	first := true
+	first, soon := true, min(eager, period(p))
 	for wait := time.Duration(p.InitialDelaySeconds) * time.Second; pause(ctx, wait); {
 		wait = period(p)
 		if err := c.probe(ctx, p); err != nil {
 			successes = 0
 			failures++
 			if first {
-				wait = min(eager, wait)
+				wait, soon = soon, min(2*soon, period(p))
 				continue
 			}
 			c.unhealthy(ctx, "Readiness", err)
@@ -110,7 +111,7 @@ func (c *container) readiness(ctx context.Context, p *corev1.Probe) {
 		failures = 0
 		successes++
 		if first {
-			wait = min(eager, wait)
+			wait = soon
 		}
 		if successes >= max(p.SuccessThreshold, 1) {
 			if first {
