@@ -51,9 +51,10 @@ bench: ## benchmarks of the plan and of the kernel
 	$(GO) test -run '^$$' -bench . -benchmem ./appliance/plan ./appliance/netstate ./appliance/kernel
 
 .PHONY: build
-build: ## bin/isthmus and bin/lab
+build: ## bin/isthmus, bin/lab and bin/probe
 	$(call timed,bin/isthmus,$(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/isthmus ./appliance/cmd/isthmus)
 	$(call timed,bin/lab,$(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/lab ./lab/cmd/lab)
+	$(call timed,bin/probe,$(GO) build -trimpath -ldflags '-s -w' -o bin/probe ./lab/cmd/probe)
 
 .PHONY: kubernetes
 kubernetes: bin/kubernetes ## bin/kubernetes, the lab's control plane (7 minutes the first time)

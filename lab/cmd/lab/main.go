@@ -14,7 +14,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/isthmus-net/isthmus/lab/internal/pods"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 )
 
@@ -22,9 +21,6 @@ import (
 var version = "unknown"
 
 func main() {
-	if len(os.Args) > 1 && os.Args[1] == pods.InitArgument {
-		os.Exit(pods.ContainerInit(os.Args[2:]))
-	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
@@ -126,7 +122,6 @@ a file · 3 the machine or the lab failed · 4 nothing ran.`,
 		newRunCommand(a, dir),
 		newLintCommand(a, dir),
 		newSchemaCommand(a),
-		newProbeCommand(a),
 		newSuperviseCommand(a),
 		newAgentCommand(a),
 	)

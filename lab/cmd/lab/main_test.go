@@ -41,7 +41,6 @@ func TestUsage(t *testing.T) {
 		{[]string{"run", "--pcap", "sometimes"}, 2, "fail, always or never"},
 		{[]string{"run", "--scenarios", "/nonexistent"}, 2, "no scenarios in /nonexistent"},
 		{[]string{"exec", "milan/web", "--lab", "no-such-lab", "--", "true"}, 3, `no lab "no-such-lab" is running`},
-		{[]string{"probe", "dial", "--to", "web"}, 2, "write an address, or address:port"},
 	} {
 		code, stdout, stderr := lab(t, tc.args...)
 		assert.Equal(t, code, tc.code, "%v: %s", tc.args, stderr)

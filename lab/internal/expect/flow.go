@@ -101,7 +101,7 @@ func (row *Row) OpenFlow(ctx context.Context, from, to operand.Operand, proto st
 	if err != nil {
 		return nil, err
 	}
-	argv := []string{Self, "probe", "flow", "--proto", proto, "--to", addr.String(), "--token", row.NewToken()}
+	argv := []string{ProbeProgram, "flow", "--proto", proto, "--to", addr.String(), "--token", row.NewToken()}
 	if interval > 0 {
 		argv = append(argv, "--interval", interval.String())
 	}

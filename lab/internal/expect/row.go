@@ -30,9 +30,9 @@ type World interface {
 	State(ctx context.Context) ([]world.HostState, error)
 }
 
-// Self is the lab's own binary, as the agent starts it in the network
-// namespace of a host or a pod: the agent is that binary.
-const Self = "/proc/self/exe"
+// ProbeProgram is the lab's program for test traffic (lab/cmd/probe), as the agent
+// starts it in the network namespace of a host or a pod.
+const ProbeProgram = "probe"
 
 // A Row is one row of a scenario while it runs: what its steps have done so
 // far, for those that follow.
@@ -114,7 +114,7 @@ func (row *Row) Send(ctx context.Context, from, to operand.Operand, proto string
 	res, err := row.World.Exec(ctx, world.ExecRequest{
 		Target: target,
 		Host:   true,
-		Argv: []string{Self, "probe", "dial", "--proto", proto, "--to", dst, "--token", p.Token,
+		Argv: []string{ProbeProgram, "dial", "--proto", proto, "--to", dst, "--token", p.Token,
 			"--timeout", probeTimeout.String(), "--count", strconv.Itoa(count)},
 	})
 	if err != nil {

@@ -13,6 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
 )
 
 // container is one container of a pod through all its runs. Its fields below
@@ -200,7 +202,7 @@ func (c *container) newLog(pod *corev1.Pod) (*logFile, error) {
 }
 
 // initSpec describes the container to container-init.
-func (c *container) initSpec(ctx context.Context, pod *corev1.Pod, image Image) (*initSpec, error) {
+func (c *container) initSpec(ctx context.Context, pod *corev1.Pod, image Image) (*containerinit.Spec, error) {
 	sec, err := containerSecurity(pod, &c.spec, image)
 	if err != nil {
 		return nil, err
@@ -217,7 +219,7 @@ func (c *container) initSpec(ctx context.Context, pod *corev1.Pod, image Image) 
 		argv = expandAll(c.spec.Command, env)
 	}
 	argv = slices.Concat(argv, expandAll(c.spec.Args, env))
-	spec := &initSpec{
+	spec := &containerinit.Spec{
 		Root:         filepath.Join(c.pod.dir, "root", c.spec.Name),
 		Hostname:     hostname(pod),
 		Privileged:   privileged(&c.spec),
@@ -226,7 +228,7 @@ func (c *container) initSpec(ctx context.Context, pod *corev1.Pod, image Image) 
 		Env:          environ(env),
 		Dir:          "/",
 		Security:     sec,
-		Mounts: []mount{
+		Mounts: []containerinit.Mount{
 			{Source: image.Binary, Target: image.path(), ReadOnly: true},
 			{Source: filepath.Join(c.pod.dir, "etc", "resolv.conf"), Target: "/etc/resolv.conf"},
 			{Source: filepath.Join(c.pod.dir, "etc", "hosts"), Target: "/etc/hosts"},
@@ -240,7 +242,7 @@ func (c *container) initSpec(ctx context.Context, pod *corev1.Pod, image Image) 
 		return nil, err
 	}
 	for _, target := range slices.Sorted(maps.Keys(image.Binds)) {
-		spec.Mounts = append(spec.Mounts, mount{Source: image.Binds[target], Target: target, ReadOnly: true})
+		spec.Mounts = append(spec.Mounts, containerinit.Mount{Source: image.Binds[target], Target: target, ReadOnly: true})
 	}
 	mounts, err := c.volumeMounts(pod, env)
 	spec.Mounts = append(spec.Mounts, mounts...)
@@ -249,8 +251,8 @@ func (c *container) initSpec(ctx context.Context, pod *corev1.Pod, image Image) 
 
 // volumeMounts returns the mounts of a container's volumes, the outer ones
 // before those within them.
-func (c *container) volumeMounts(pod *corev1.Pod, env map[string]string) ([]mount, error) {
-	var out []mount
+func (c *container) volumeMounts(pod *corev1.Pod, env map[string]string) ([]containerinit.Mount, error) {
+	var out []containerinit.Mount
 	for _, m := range c.spec.VolumeMounts {
 		i := slices.IndexFunc(pod.Spec.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })
 		if i < 0 {
@@ -281,9 +283,9 @@ func (c *container) volumeMounts(pod *corev1.Pod, env map[string]string) ([]moun
 			}
 		}
 		content := vol.Secret != nil || vol.ConfigMap != nil || vol.Projected != nil || vol.DownwardAPI != nil
-		out = append(out, mount{Source: source, Target: m.MountPath, ReadOnly: m.ReadOnly || content})
+		out = append(out, containerinit.Mount{Source: source, Target: m.MountPath, ReadOnly: m.ReadOnly || content})
 	}
-	slices.SortStableFunc(out, func(a, b mount) int { return strings.Count(a.Target, "/") - strings.Count(b.Target, "/") })
+	slices.SortStableFunc(out, func(a, b containerinit.Mount) int { return strings.Count(a.Target, "/") - strings.Count(b.Target, "/") })
 	return out, nil
 }
 

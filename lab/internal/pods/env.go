@@ -9,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
 )
 
 // objects reads the Secrets and ConfigMaps of a pod's namespace.
@@ -28,7 +30,7 @@ type environment struct {
 // of returns the environment of a container as NAME=value, sorted.
 func (e environment) of(c *corev1.Container) (map[string]string, error) {
 	env := map[string]string{
-		"PATH": defaultPath, "HOSTNAME": hostname(e.pod), "HOME": "/root",
+		"PATH": containerinit.DefaultPath, "HOSTNAME": hostname(e.pod), "HOME": "/root",
 		"KUBERNETES_SERVICE_HOST": e.service, "KUBERNETES_SERVICE_PORT": "443", "KUBERNETES_SERVICE_PORT_HTTPS": "443",
 	}
 	for _, kv := range e.image.Env {

@@ -12,8 +12,8 @@
 // An image is a binary of this machine (Image). There is no registry, no
 // resource limit (cgroups are not touched), no seccomp and no AppArmor.
 //
-// The containers are started through the program itself: its main must call
-// ContainerInit first when its first argument is InitArgument.
+// The containers are started through a program of their own (package
+// containerinit).
 package pods
 
 import (
@@ -26,12 +26,9 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
-)
 
-// InitArgument is the hidden first argument with which the program is started
-// again to become a container. main must then call ContainerInit and nothing
-// else.
-const InitArgument = "container-init"
+	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
+)
 
 // Image is what stands behind the image name of a container.
 type Image struct {
@@ -88,8 +85,8 @@ type NodeConfig struct {
 	Labels   map[string]string // further labels of the Node, optional
 	Registry *Registry         // optional
 	Logger   *slog.Logger      // optional
-	// Init is the command that becomes a container; default this program
-	// with InitArgument.
+	// Init is the command that becomes a container; default the probe
+	// program in BinDir.
 	Init []string
 }
 
@@ -129,7 +126,7 @@ func (c *NodeConfig) complete() error {
 		c.Registry = NewRegistry()
 	}
 	if len(c.Init) == 0 {
-		c.Init = []string{"/proc/self/exe", InitArgument}
+		c.Init = []string{filepath.Join(c.BinDir, "probe"), containerinit.Argument}
 	}
 	return errors.Join(errs...)
 }

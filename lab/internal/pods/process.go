@@ -13,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 	"golang.org/x/sys/unix"
 )
@@ -21,7 +22,7 @@ import (
 type process struct {
 	cmd      *exec.Cmd
 	env      []string
-	security security
+	security containerinit.Security
 	dir      string
 	started  time.Time
 	done     chan struct{} // closed when it has ended
@@ -31,7 +32,7 @@ type process struct {
 
 // startProcess starts a container in a network namespace and returns when the
 // program of the image runs. Its output goes to log.
-func startProcess(init []string, ns *os.File, spec initSpec, log io.WriteCloser) (*process, error) {
+func startProcess(init []string, ns *os.File, spec containerinit.Spec, log io.WriteCloser) (*process, error) {
 	specR, specW, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -45,7 +46,7 @@ func startProcess(init []string, ns *os.File, spec initSpec, log io.WriteCloser)
 	defer statusR.Close()
 	cmd := exec.Command(init[0], init[1:]...)
 	cmd.Env = []string{}
-	cmd.ExtraFiles = []*os.File{specFD - 3: specR, statusFD - 3: statusW}
+	cmd.ExtraFiles = []*os.File{containerinit.SpecFD - 3: specR, containerinit.StatusFD - 3: statusW}
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		Setsid:     true,
@@ -230,14 +231,14 @@ func (p *process) startInside(cmd *exec.Cmd) error {
 			return fmt.Errorf("enter %s namespace: %w", ns.name, err)
 		}
 	}
-	path, err := lookPath(cmd.Args[0], cmd.Env, p.dir)
+	path, err := containerinit.LookPath(cmd.Args[0], cmd.Env, p.dir)
 	if err != nil {
 		return err
 	}
 	cmd.Path, cmd.Err = path, nil
 	cmd.Dir = p.dir
 	unix.Umask(0o022)
-	if err := p.security.apply(); err != nil {
+	if err := p.security.Apply(); err != nil {
 		return err
 	}
 	return cmd.Start()

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 	"github.com/isthmus-net/isthmus/lab/internal/pods"
@@ -36,8 +37,8 @@ import (
 const insideEnv = "ISTHMUS_TEST_INSIDE"
 
 func TestMain(m *testing.M) {
-	if len(os.Args) > 1 && os.Args[1] == pods.InitArgument {
-		os.Exit(pods.ContainerInit(os.Args[2:]))
+	if len(os.Args) > 1 && os.Args[1] == containerinit.Argument {
+		os.Exit(containerinit.Init())
 	}
 	if os.Getuid() != 0 || os.Getenv(insideEnv) != "" {
 		if os.Getenv(insideEnv) != "" {

@@ -14,7 +14,7 @@ import (
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/skip"
 
-	"github.com/isthmus-net/isthmus/lab/internal/pods"
+	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -46,8 +46,8 @@ func TestMain(m *testing.M) {
 		f.BoolVar(&cfg.Machine, "machine", false, "")
 		f.Parse(os.Args[2:])
 		err = world.ServeAgent(ctx, cfg)
-	case pods.InitArgument:
-		os.Exit(pods.ContainerInit(os.Args[2:]))
+	case containerinit.Argument:
+		os.Exit(containerinit.Init())
 	case runner:
 		err = runLab(ctx, os.Args[2])
 	default:

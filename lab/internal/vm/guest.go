@@ -38,6 +38,9 @@ mount -t tmpfs -o mode=1777 tmp /tmp
 mount -t tmpfs -o mode=755 var /var
 mount -t tmpfs -o mode=700 root /root
 ln -sf /proc/self/fd /dev/fd
+# Devices whose modules are loaded when they are opened; elsewhere udev makes them.
+mkdir -p /dev/net
+[ -c /dev/net/tun ] || mknod -m 666 /dev/net/tun c 10 200
 mkdir -p /var/lib /var/log /var/run /run/netns /run/lock
 hostname lab
 echo "` + markRoot + `"

@@ -31,6 +31,7 @@ func TestCommandsRunInTheMachine(t *testing.T) {
 ip link add g0 type geneve id 5 remote 192.0.2.1 dstport 6091 && echo geneve
 ip link add w0 type wireguard && echo wireguard
 ip link add b0 type bridge && ip link add v0 type veth peer name v1 && ip link add d0 type dummy && echo links
+ip tuntap add t0 mode tun && echo tun
 tc qdisc add dev v0 root netem delay 10ms && echo netem
 nft add table ip t && nft 'add chain ip t c { type nat hook postrouting priority srcnat; }' && nft add rule ip t c masquerade && nft list ruleset | grep -c masquerade
 iptables -t nat -A POSTROUTING -s 10.0.0.0/8 -j MASQUERADE && echo iptables
@@ -47,7 +48,7 @@ exit 7`
 	})
 	assert.NilError(t, err)
 	t.Logf("boot, run and power off: %s", time.Since(start).Round(time.Millisecond))
-	assert.Equal(t, stdout.String(), img.Kernel.Release+"\ngeneve\nwireguard\nlinks\nnetem\n1\niptables\nmatches\nconntrack\n", "stderr: %s", stderr.String())
+	assert.Equal(t, stdout.String(), img.Kernel.Release+"\ngeneve\nwireguard\nlinks\ntun\nnetem\n1\niptables\nmatches\nconntrack\n", "stderr: %s", stderr.String())
 	assert.Equal(t, stderr.String(), "hello 'you' it's me\n")
 	assert.Equal(t, code, 7)
 }

@@ -194,7 +194,7 @@ func (a *agent) nodeConfig(n *network, c ClusterSpec, node NodeSpec, credentials
 func images(binDir string) map[string]pods.Image {
 	return map[string]pods.Image{
 		IsthmusImage: {Binary: filepath.Join(binDir, "isthmus")},
-		ProbeImage:   {Binary: filepath.Join(binDir, "lab"), Entrypoint: []string{"/bin/lab", "probe"}},
+		ProbeImage:   {Binary: filepath.Join(binDir, "probe")},
 	}
 }
 

@@ -7,6 +7,9 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
 	"syscall"
 	"time"
 
@@ -172,6 +175,7 @@ func (a *agent) exec(ctx context.Context, req ExecRequest, s Streams) (int, erro
 		return 0, errors.New("the world has not been built yet")
 	}
 	if h, ok := n.host(req.Target); ok {
+		a.findTool(&req)
 		return RunIn(ctx, h.ns, req, s)
 	}
 	pod, err := findPod(a.registry.Pods(), req.Target)
@@ -179,6 +183,7 @@ func (a *agent) exec(ctx context.Context, req ExecRequest, s Streams) (int, erro
 		return 0, fmt.Errorf("%w; hosts: %s", err, n.hostNames())
 	}
 	if req.Host {
+		a.findTool(&req)
 		return RunIn(ctx, &Namespace{File: pod.NetNS}, req, s)
 	}
 	var resize chan pods.TerminalSize
@@ -202,6 +207,18 @@ func (a *agent) exec(ctx context.Context, req ExecRequest, s Streams) (int, erro
 		Cluster: pod.Cluster, Namespace: pod.Namespace, Pod: pod.Name, Container: req.Container,
 		Argv: req.Argv, Env: req.Env, Stdin: s.Stdin, Stdout: s.Stdout, Stderr: s.Stderr, TTY: req.TTY, Resize: resize,
 	})
+}
+
+// findTool lets a command of the lab's own binaries be called by its name, as
+// in a virtual machine, where they are in PATH.
+func (a *agent) findTool(req *ExecRequest) {
+	if len(req.Argv) == 0 || strings.Contains(req.Argv[0], "/") {
+		return
+	}
+	own := filepath.Join(a.cfg.BinDir, req.Argv[0])
+	if _, err := os.Stat(own); err == nil {
+		req.Argv = slices.Concat([]string{own}, req.Argv[1:])
+	}
 }
 
 // killContainer kills the first process of a container.

@@ -1,4 +1,8 @@
-package pods
+// Package containerinit turns a process into a container: it builds the root
+// directory, limits what the process may do, and executes the program of the
+// image. It is the lab's counterpart of runc's init, and depends on nothing
+// big: it runs once for every container, in machines that may be emulated.
+package containerinit
 
 import (
 	"encoding/json"
@@ -13,28 +17,32 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Argument is the first argument with which the program is started to become a
+// container. main must then call Init and nothing else.
+const Argument = "container-init"
+
 // Descriptors that a container-init inherits.
 const (
-	specFD   = 3 // JSON of an initSpec
-	statusFD = 4 // takes an error; closed by a successful exec
+	SpecFD   = 3 // JSON of an Spec
+	StatusFD = 4 // takes an error; closed by a successful exec
 )
 
-// initSpec is what the kubelet tells a container-init. It is already in its
+// A Spec is what the kubelet tells a container-init. It is already in its
 // network namespace and in new mount, PID, IPC and UTS namespaces.
-type initSpec struct {
+type Spec struct {
 	Root         string  // an empty directory, the mount point of the root
-	Mounts       []mount // in order
+	Mounts       []Mount // in order
 	ReadOnlyRoot bool
 	Hostname     string
 	Privileged   bool // /proc/sys and /sys writable
 	Argv         []string
 	Env          []string
 	Dir          string
-	Security     security
+	Security     Security
 }
 
-// mount puts something of the machine into the container.
-type mount struct {
+// A Mount puts something of the machine into the container.
+type Mount struct {
 	Source   string
 	Target   string
 	ReadOnly bool
@@ -50,34 +58,34 @@ var (
 // is not privileged.
 var readOnlyProc = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 
-// ContainerInit turns this process, which the kubelet started in new
+// Init turns this process, which the kubelet started in new
 // namespaces, into a container. It returns only when that failed, with the
-// exit code for os.Exit. args are the arguments after InitArgument.
-func ContainerInit(args []string) int {
+// exit code for os.Exit.
+func Init() int {
 	// Capabilities, IDs and no_new_privs are set for this thread only; the
 	// exec at the end happens on it and ends all others.
 	runtime.LockOSThread()
-	status := os.NewFile(statusFD, "status")
-	unix.CloseOnExec(statusFD)
-	err := containerInit(os.NewFile(specFD, "spec"))
+	status := os.NewFile(StatusFD, "status")
+	unix.CloseOnExec(StatusFD)
+	err := initialise(os.NewFile(SpecFD, "spec"))
 	if status == nil {
-		fmt.Fprintln(os.Stderr, InitArgument+" is started by the lab's kubelet, not by hand")
+		fmt.Fprintln(os.Stderr, Argument+" is started by the lab's kubelet, not by hand")
 		return 2
 	}
 	fmt.Fprint(status, err)
 	return 127
 }
 
-func containerInit(r *os.File) error {
+func initialise(r *os.File) error {
 	if r == nil {
-		return fmt.Errorf("no specification on descriptor %d", specFD)
+		return fmt.Errorf("no specification on descriptor %d", SpecFD)
 	}
 	b, err := io.ReadAll(r)
 	if err != nil {
 		return fmt.Errorf("read specification: %w", err)
 	}
 	r.Close()
-	var spec initSpec
+	var spec Spec
 	if err := json.Unmarshal(b, &spec); err != nil {
 		return fmt.Errorf("read specification: %w", err)
 	}
@@ -88,14 +96,14 @@ func containerInit(r *os.File) error {
 		return fmt.Errorf("set host name %q: %w", spec.Hostname, err)
 	}
 	unix.Umask(0o022)
-	path, err := lookPath(spec.Argv[0], spec.Env, spec.Dir)
+	path, err := LookPath(spec.Argv[0], spec.Env, spec.Dir)
 	if err != nil {
 		return err
 	}
 	if err := unix.Chdir(spec.Dir); err != nil {
 		return fmt.Errorf("working directory %s: %w", spec.Dir, err)
 	}
-	if err := spec.Security.apply(); err != nil {
+	if err := spec.Security.Apply(); err != nil {
 		return err
 	}
 	if err := unix.Exec(path, spec.Argv, spec.Env); err != nil {
@@ -105,7 +113,7 @@ func containerInit(r *os.File) error {
 }
 
 // mountAll builds the root of the container and moves into it.
-func (s *initSpec) mountAll() error {
+func (s *Spec) mountAll() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -133,7 +141,7 @@ func (s *initSpec) mountAll() error {
 
 // system mounts /proc, /sys and /dev. Both file systems belong to the
 // namespaces that this process is in.
-func (s *initSpec) system() error {
+func (s *Spec) system() error {
 	at := func(path string) string { return filepath.Join(s.Root, path) }
 	const plain = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 	sysFlags := uintptr(plain)
@@ -176,7 +184,7 @@ func (s *initSpec) system() error {
 		if _, err := os.Stat("/dev/" + d); err != nil {
 			continue // net/tun, kmsg: not on every machine
 		}
-		if err := s.bind(mount{Source: "/dev/" + d, Target: "/dev/" + d}); err != nil {
+		if err := s.bind(Mount{Source: "/dev/" + d, Target: "/dev/" + d}); err != nil {
 			return fmt.Errorf("device /dev/%s: %w", d, err)
 		}
 	}
@@ -192,7 +200,7 @@ func (s *initSpec) system() error {
 }
 
 // bind mounts a file or directory of the machine, creating the place for it.
-func (s *initSpec) bind(m mount) error {
+func (s *Spec) bind(m Mount) error {
 	st, err := os.Stat(m.Source)
 	if err != nil {
 		return err
@@ -222,7 +230,7 @@ func (s *initSpec) bind(m mount) error {
 
 // resolve returns where a path of the container is now. A symbolic link on the
 // way (made by a volume) would lead out of the root, so it is refused.
-func (s *initSpec) resolve(target string) (string, error) {
+func (s *Spec) resolve(target string) (string, error) {
 	if !filepath.IsAbs(target) {
 		return "", fmt.Errorf("%q is not an absolute path", target)
 	}
@@ -250,7 +258,7 @@ func bindReadOnly(source, target string) error {
 }
 
 // enter makes the new root the root and lets go of the old one.
-func (s *initSpec) enter() error {
+func (s *Spec) enter() error {
 	if err := unix.Chdir(s.Root); err != nil {
 		return err
 	}
@@ -273,8 +281,8 @@ func (s *initSpec) enter() error {
 	return nil
 }
 
-// lookPath finds a program by the PATH of env, in the current root.
-func lookPath(name string, env []string, dir string) (string, error) {
+// LookPath finds a program by the PATH of env, in the current root.
+func LookPath(name string, env []string, dir string) (string, error) {
 	if strings.Contains(name, "/") {
 		if !filepath.IsAbs(name) {
 			name = filepath.Join(dir, name)
@@ -284,7 +292,7 @@ func lookPath(name string, env []string, dir string) (string, error) {
 		}
 		return name, nil
 	}
-	path := defaultPath
+	path := DefaultPath
 	for _, e := range env {
 		if v, ok := strings.CutPrefix(e, "PATH="); ok {
 			path = v
@@ -299,4 +307,6 @@ func lookPath(name string, env []string, dir string) (string, error) {
 	return "", fmt.Errorf("%q: executable file not found in PATH %s of the image", name, path)
 }
 
-const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+// DefaultPath is the PATH of a container whose image and pod set none; it is
+// that of containerd.
+const DefaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

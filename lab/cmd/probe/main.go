@@ -1,47 +1,72 @@
+// Command probe is what the lab runs inside of pods: the program that becomes a
+// container, and the two ends of test traffic. It is small on purpose: it is
+// started for every container and every probe, in machines that may be
+// emulated.
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"net/netip"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
 )
 
-func newProbeCommand(a *app) *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "probe",
-		Short: "send and answer test traffic (runs in the lab's pods)",
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == containerinit.Argument {
+		os.Exit(containerinit.Init())
 	}
-	cmd.AddCommand(newProbeServe(a), newProbeDial(a), newProbeFlow(a))
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := newRoot().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+}
+
+func newRoot() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:           "probe",
+		Short:         "send and answer test traffic (runs in the lab's pods)",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	cmd.AddCommand(newServeCommand(), newDialCommand(), newFlowCommand())
 	return cmd
 }
 
-func newProbeServe(a *app) *cobra.Command {
+func newServeCommand() *cobra.Command {
 	listen := fmt.Sprintf(":%d", prober.Port)
 	cmd := &cobra.Command{
 		Use:     "serve",
 		Short:   "answer probes on TCP and UDP with the address they came from",
-		Example: "  lab probe serve --listen :8080",
+		Example: "  probe serve --listen :8080",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return infraError(prober.Serve(cmd.Context(), listen, a.logger))
+			return prober.Serve(cmd.Context(), listen, slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)))
 		},
 	}
 	cmd.Flags().StringVar(&listen, "listen", listen, "address and port, TCP and UDP")
 	return cmd
 }
 
-func newProbeDial(a *app) *cobra.Command {
+func newDialCommand() *cobra.Command {
 	var p prober.Probe
 	var to string
 	cmd := &cobra.Command{
 		Use:     "dial",
 		Short:   "send one probe and print the outcome as JSON",
-		Example: "  lab probe dial --proto udp --to 10.1.0.5 --token 5ca1ab1e5ca1ab1e --timeout 2s",
+		Example: "  probe dial --proto udp --to 10.1.0.5 --token 5ca1ab1e5ca1ab1e --timeout 2s",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			address, err := parseTo(to)
@@ -51,9 +76,9 @@ func newProbeDial(a *app) *cobra.Command {
 			p.To = address
 			res, err := prober.Dial(cmd.Context(), p)
 			if err != nil {
-				return infraError(err)
+				return err
 			}
-			return infraError(json.NewEncoder(a.stdout).Encode(res))
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(res)
 		},
 	}
 	f := cmd.Flags()
@@ -65,13 +90,13 @@ func newProbeDial(a *app) *cobra.Command {
 	return cmd
 }
 
-func newProbeFlow(a *app) *cobra.Command {
+func newFlowCommand() *cobra.Command {
 	var fl prober.Flow
 	var to string
 	cmd := &cobra.Command{
 		Use:     "flow",
 		Short:   "send a numbered stream until interrupted and print how it stands, a line of JSON at a time",
-		Example: "  lab probe flow --proto tcp --to 10.1.0.5 --token 5ca1ab1e5ca1ab1e",
+		Example: "  probe flow --proto tcp --to 10.1.0.5 --token 5ca1ab1e5ca1ab1e",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			address, err := parseTo(to)
@@ -79,7 +104,7 @@ func newProbeFlow(a *app) *cobra.Command {
 				return err
 			}
 			fl.To = address
-			return infraError(fl.Run(cmd.Context(), a.stdout))
+			return fl.Run(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
@@ -97,7 +122,7 @@ func parseTo(s string) (netip.AddrPort, error) {
 	}
 	a, err := netip.ParseAddr(s)
 	if err != nil {
-		return netip.AddrPort{}, usageError("--to %q: write an address, or address:port", s)
+		return netip.AddrPort{}, fmt.Errorf("--to %q: write an address, or address:port", s)
 	}
 	return netip.AddrPortFrom(a, prober.Port), nil
 }
