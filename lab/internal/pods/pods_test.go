@@ -1,8 +1,10 @@
 package pods_test
 
 import (
+	"bufio"
 	"bytes"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -16,6 +18,8 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 	"github.com/isthmus-net/isthmus/lab/internal/pods"
+	"github.com/vishvananda/netlink"
+	vnetns "github.com/vishvananda/netns"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/poll"
@@ -72,6 +76,14 @@ func workloads(t *testing.T, w *world) {
 		out, code := w.exec(t, a.Name, "get", "http://"+b.Status.PodIP+":8080/")
 		assert.Equal(t, code, 0, out)
 		assert.Equal(t, out, b.Name+" from "+a.Status.PodIP)
+	})
+	t.Run("by the other node, not by the router", func(t *testing.T) {
+		h, err := netlink.NewHandleAt(vnetns.NsHandle(w.nodes[a.Spec.NodeName].Fd()))
+		assert.NilError(t, err)
+		defer h.Close()
+		routes, err := h.RouteGet(net.ParseIP(b.Status.PodIP))
+		assert.NilError(t, err)
+		assert.Equal(t, routes[0].Gw.String(), b.Status.HostIP)
 	})
 	t.Run("a hostNetwork pod has the node's address", func(t *testing.T) {
 		agents, err := w.client.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=agent"})
@@ -189,14 +201,18 @@ func logsAndExec(t *testing.T, w *world) {
 		assert.Equal(t, code, 0, out.String())
 	})
 	t.Run("follow ends with the container", func(t *testing.T) {
-		follow := make(chan string, 1)
-		go func() {
-			out, _ := w.kubectl(t, nil, "logs", "-f", "talk", "-c", "main")
-			follow <- out
-		}()
+		stream, err := w.client.CoreV1().Pods("default").GetLogs("talk", &corev1.PodLogOptions{Container: "main", Follow: true}).Stream(t.Context())
+		assert.NilError(t, err)
+		defer stream.Close()
+		r := bufio.NewReader(stream)
+		line, err := r.ReadString('\n')
+		assert.NilError(t, err)
+		assert.Equal(t, line, "waiting\n")
 		out, err := w.kubectl(t, nil, "delete", "pod", "talk", "--grace-period=5")
 		assert.NilError(t, err, out)
-		assert.Equal(t, <-follow, "waiting\ntold to end\n")
+		rest, err := io.ReadAll(r)
+		assert.NilError(t, err)
+		assert.Equal(t, string(rest), "told to end\n")
 	})
 }
 
