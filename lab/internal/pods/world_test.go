@@ -184,6 +184,8 @@ func newWorld(t *testing.T) *world {
 				Cluster: cluster, Name: name, Addr: addrs[name], NetNS: ns,
 				Kubeconfig: creds.Kubeconfig, ServingCert: creds.ServingCert, ServingKey: creds.ServingKey, ClientCA: creds.ClientCA,
 				Images: map[string]pods.Image{image: {Binary: w.box, Env: []string{"FROM_IMAGE=yes"}}},
+				// This test's own binary, so that what is tested is what was compiled.
+				Init:   []string{"/proc/self/exe", containerinit.Argument},
 				BinDir: bin, Dir: filepath.Join(w.dir, name), ServiceCIDR: serviceCIDR, ClusterCIDR: podCIDR,
 				KubeProxy: mode, KubeProxyKubeconfig: creds.KubeProxyKubeconfig,
 				Registry: w.registry, Logger: slog.New(slog.NewTextHandler(logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
