@@ -133,7 +133,7 @@ func (l *lab) wireNative() error {
 // cluster.
 var (
 	managementHost  = netip.MustParsePrefix("169.254.1.1/30")
-	managementGuest = netip.MustParseAddrPort("169.254.1.2:7000")
+	managementGuest = netip.AddrPortFrom(netip.MustParseAddr("169.254.1.2"), world.AgentPort)
 )
 
 // wireMachine makes the tap devices: one in the supervisor's namespace, and one

@@ -41,6 +41,10 @@ func TestTheSameNetworkInAMachine(t *testing.T) {
 
 	w, err := c.WirePackets(t.Context(), world.WireQuery{On: "wan", Since: time.Now().Add(-time.Minute)})
 	assert.NilError(t, err)
+	// The question itself passes the management network with the token in it.
+	seen, err := c.Sightings(t.Context(), world.SightingQuery{Token: "0ddba11c0ffee000"})
+	assert.NilError(t, err)
+	assert.Equal(t, len(seen), 0, "%v", seen)
 	echoes := 0
 	for _, f := range w.Flows {
 		if f.Proto == "icmp" {

@@ -27,9 +27,13 @@ const (
 	socketBuffer = 8 << 20
 )
 
-// Ports of the control plane: the API server and the kubelet. What goes there
-// is not captured: it is encrypted, a lot, and no scenario is about it.
-var controlPorts = []uint32{APIServerPort, 10250}
+// AgentPort is where the agent listens in a virtual machine.
+const AgentPort = 7000
+
+// Ports of the control plane: the API server, the kubelet and the agent. What
+// goes there is not captured: it is a lot, no scenario is about it, and a
+// question to the agent about a token is no sighting of the token.
+var controlPorts = []uint32{APIServerPort, 10250, AgentPort}
 
 // A capture reads all packets of one network namespace into a ring, from all
 // of its interfaces, those that come later included.
