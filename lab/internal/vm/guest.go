@@ -43,6 +43,10 @@ mkdir -p /dev/net
 [ -c /dev/net/tun ] || mknod -m 666 /dev/net/tun c 10 200
 mkdir -p /var/lib /var/log /var/run /run/netns /run/lock
 hostname lab
+# Big programs start from a slow disk in an emulated machine: fewer and larger
+# reads, and more pages mapped by each fault.
+echo 4096 >/sys/block/vda/queue/read_ahead_kb
+mount -t debugfs debugfs /sys/kernel/debug && echo 1048576 >/sys/kernel/debug/fault_around_bytes
 echo "` + markRoot + `"
 mode=agent agent=
 for w in $(cat /proc/cmdline); do
