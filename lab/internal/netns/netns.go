@@ -70,13 +70,21 @@ func Listen(ctx context.Context, ns *os.File, network, address string) (l net.Li
 	return l, err
 }
 
+// OnSpareThread runs f on a thread that f may spoil: it ends afterwards. Use it
+// for what a thread cannot take back, such as joining a mount namespace or
+// giving up capabilities.
+func OnSpareThread(f func() error) error {
+	done := make(chan error, 1)
+	locked(func() { done <- f() })
+	return <-done
+}
+
 // onThread runs f on a thread of its own. If that can't go back to its network
 // namespace afterwards it stays locked, and the runtime ends it with its
 // goroutine, so that no other goroutine finds itself in the wrong one.
 func onThread(f func() error) error {
 	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
+	locked(func() {
 		home, err := os.Open("/proc/thread-self/ns/net")
 		if err != nil {
 			done <- fmt.Errorf("the thread's network namespace: %w", err)
@@ -88,6 +96,29 @@ func onThread(f func() error) error {
 			runtime.UnlockOSThread()
 		}
 		done <- err
-	}()
+	})
 	return <-done
+}
+
+// locked runs f on a goroutine that is locked to its thread, which is never the
+// main thread: /proc/PID shows that one's namespaces, mounts and capabilities as
+// the process's, and the runtime keeps it for ever instead of ending it.
+func locked(f func()) {
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() != unix.Getpid() {
+			f()
+			return
+		}
+		// As long as this goroutine occupies the main thread, the other
+		// finds a different one.
+		found := make(chan struct{})
+		go func() {
+			runtime.LockOSThread()
+			close(found)
+			f()
+		}()
+		<-found
+		runtime.UnlockOSThread()
+	}()
 }

@@ -1,11 +1,15 @@
 package netns_test
 
 import (
+	"errors"
 	"net"
 	"os"
+	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
+	"golang.org/x/sys/unix"
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/skip"
 )
@@ -40,6 +44,23 @@ func TestDoRunsInTheNamespaceAndLeavesTheCallerAlone(t *testing.T) {
 		_ = netns.Do(ns, func() error { in = inode(t, "/proc/thread-self/ns/net"); return nil })
 		return in
 	}())
+}
+
+// What happens on the main thread is what /proc shows of the process.
+func TestSpareThreadsAreNotTheMainThread(t *testing.T) {
+	var wg sync.WaitGroup
+	for range 200 {
+		wg.Go(func() {
+			assert.Check(t, netns.OnSpareThread(func() error {
+				if unix.Gettid() == unix.Getpid() {
+					return errors.New("on the main thread")
+				}
+				runtime.Gosched()
+				return nil
+			}))
+		})
+	}
+	wg.Wait()
 }
 
 func TestANilNamespaceIsTheCallersOwn(t *testing.T) {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"syscall"
 	"time"
@@ -168,12 +167,7 @@ func (p *process) exec(ctx context.Context, req ExecRequest) (int, error) {
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = tty.slave, tty.slave, tty.slave
 		cmd.SysProcAttr.Setctty = true
 	}
-	started := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		started <- p.startInside(cmd)
-	}()
-	if err := <-started; err != nil {
+	if err := netns.OnSpareThread(func() error { return p.startInside(cmd) }); err != nil {
 		return 0, fmt.Errorf("exec %s: %w", req.Argv[0], err)
 	}
 	waited := make(chan error, 1)
@@ -206,7 +200,7 @@ func (p *process) exec(ctx context.Context, req ExecRequest) (int, error) {
 	return 0, err
 }
 
-// startInside must be called on a locked thread that ends afterwards.
+// startInside must be called on a thread that ends afterwards.
 func (p *process) startInside(cmd *exec.Cmd) error {
 	var files []*os.File
 	defer func() {
