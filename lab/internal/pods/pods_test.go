@@ -173,10 +173,11 @@ spec:
 func logsAndExec(t *testing.T, w *world) {
 	w.pod(t, "talk", `containers: [{name: main, image: "box:test", args: [wait]}, {name: other, image: "box:test", args: [serve, "81"]}]`)
 	w.until(t, "talk", "ready", ready)
-	out, err := w.kubectl(t, nil, "logs", "talk", "-c", "other")
-	assert.NilError(t, err, out)
-	assert.Equal(t, out, "serving on 81\n")
-	out, err = w.kubectl(t, nil, "logs", "talk", "-c", "main", "--timestamps", "--tail=1")
+	poll.WaitOn(t, func(poll.LogT) poll.Result { // ready, without a probe, is before the first line
+		out, err := w.kubectl(t, nil, "logs", "talk", "-c", "other")
+		return result(err == nil && out == "serving on 81\n", "%s %v", out, err)
+	})
+	out, err := w.kubectl(t, nil, "logs", "talk", "-c", "main", "--timestamps", "--tail=1")
 	assert.NilError(t, err, out)
 	stamp, text, _ := strings.Cut(out, " ")
 	assert.Equal(t, text, "waiting\n")
@@ -219,6 +220,10 @@ func logsAndExec(t *testing.T, w *world) {
 func restart(t *testing.T, w *world) {
 	w.pod(t, "again", `containers: [{name: main, image: "box:test", args: [wait]}]`)
 	w.until(t, "again", "ready", ready)
+	poll.WaitOn(t, func(poll.LogT) poll.Result { // ready, without a probe, is before the first line
+		b, err := w.client.CoreV1().Pods("default").GetLogs("again", &corev1.PodLogOptions{}).DoRaw(t.Context())
+		return result(err == nil && len(b) > 0, "%s %v", b, err)
+	}, poll.WithDelay(10*time.Millisecond))
 	pid := w.pid(t, "again")
 	assert.NilError(t, syscall.Kill(pid, syscall.SIGKILL))
 	p := w.until(t, "again", "restarted", func(p *corev1.Pod) bool { return p.Status.ContainerStatuses[0].RestartCount == 1 && ready(p) })
