@@ -29,17 +29,22 @@ lab: deps build kubernetes cni ## build everything and run the scenarios: the ma
 .PHONY: test
 test: deps build kubernetes cni verify lint test-unit test-kernel test-lab ## everything that must pass: unit, kernel and API tests, scenarios, sabotage
 
+# A skip is a failure in CI. What this machine's own kernel lacks (geneve and
+# WireGuard, or a tun device without root) is tested in the virtual machine,
+# where nothing may be skipped.
+NATIVE_SKIPS := geneve,wireguard,tun
+
 .PHONY: test-unit
 test-unit: kubernetes cni ## tests of the packages, against this machine's kernel and a real API server
-	$(call timed,unit and API tests,$(GO) test -p 2 ./...)
+	$(call timed,unit and API tests,ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -p 2 -timeout 15m ./...)
 
 .PHONY: test-kernel
 test-kernel: build ## kernel tests: as root, without root, and in the virtual machine's kernel
 	$(call timed,build kernel tests,$(GO) test -c -o bin/kernel.test ./appliance/kernel)
 	$(call timed,kernel tests without root,install -m 755 bin/kernel.test /tmp/isthmus-kernel.test && \
-		(cd /tmp && setpriv --reuid=65534 --regid=65534 --clear-groups /tmp/isthmus-kernel.test -test.short); \
+		(cd /tmp && ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) setpriv --reuid=65534 --regid=65534 --clear-groups /tmp/isthmus-kernel.test -test.short); \
 		rc=$$?; rm -f /tmp/isthmus-kernel.test; [ $$rc = 0 ])
-	$(call timed,kernel tests in the virtual machine,bin/lab vm test bin/kernel.test -- -test.short)
+	$(call timed,kernel tests in the virtual machine,bin/lab vm test --module tun bin/kernel.test -- -test.short)
 
 .PHONY: test-lab
 test-lab: build kubernetes cni ## the scenarios in the vm world, and their sabotage

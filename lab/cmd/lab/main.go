@@ -122,6 +122,7 @@ a file · 3 the machine or the lab failed · 4 nothing ran.`,
 		newRunCommand(a, dir),
 		newLintCommand(a, dir),
 		newSchemaCommand(a),
+		newVMCommand(a, dir),
 		newSuperviseCommand(a),
 		newAgentCommand(a),
 	)

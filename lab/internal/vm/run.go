@@ -8,12 +8,15 @@ import (
 	"io"
 	"maps"
 	"os"
+	"os/exec"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // RunConfig is what Run does in a machine.
@@ -21,6 +24,7 @@ type RunConfig struct {
 	Argv           []string          // the first may be a path on the host: it is copied in
 	Files          map[string]string // path in the guest, below the working directory → path on the host
 	Env            []string          // "NAME=value"
+	Modules        []string          // kernel modules to load first
 	Stdout, Stderr io.Writer
 	Console        io.Writer // gets the console when the machine failed; optional
 	Accelerator    string    // default TCG
@@ -56,7 +60,15 @@ func Run(ctx context.Context, img Image, cfg RunConfig) (int, error) {
 		ports = append(ports, Port{Name: [...]string{"lab.out", "lab.err", "lab.exit"}[i], To: w})
 		copies.Go(func() { io.Copy(sink, r) })
 	}
-	m, _, err := BootAgain(ctx, Config{Image: img, Ports: ports, Disks: []string{payload}, CommandLine: []string{"lab.mode=run"}, Dir: dir, Accelerator: cfg.Accelerator})
+	// The machine must not outlive a runner that is killed. The signal comes
+	// when the thread ends that started QEMU, so this one is kept until then.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	start := func(cmd *exec.Cmd) error {
+		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+		return cmd.Start()
+	}
+	m, _, err := BootAgain(ctx, Config{Start: start, Image: img, Ports: ports, Disks: []string{payload}, CommandLine: []string{"lab.mode=run"}, Dir: dir, Accelerator: cfg.Accelerator})
 	if err != nil {
 		return 0, err
 	}
@@ -129,6 +141,9 @@ func writePayload(dst string, cfg RunConfig) (err error) {
 	for _, e := range cfg.Env {
 		name, value, _ := strings.Cut(e, "=")
 		script += "export " + name + "=" + quote(value) + "\n"
+	}
+	for _, m := range cfg.Modules {
+		script += "modprobe " + quote(m) + " || exit 1\n"
 	}
 	script += "exec"
 	for _, a := range argv {
