@@ -41,9 +41,9 @@ test-unit: kubernetes cni ## tests of the packages, against this machine's kerne
 .PHONY: test-kernel
 test-kernel: build ## kernel tests: as root, without root, and in the virtual machine's kernel
 	$(call timed,build kernel tests,$(GO) test -c -o bin/kernel.test ./appliance/kernel)
-	$(call timed,kernel tests without root,install -m 755 bin/kernel.test /tmp/isthmus-kernel.test && \
-		(cd /tmp && ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) setpriv --reuid=65534 --regid=65534 --clear-groups /tmp/isthmus-kernel.test -test.short); \
-		rc=$$?; rm -f /tmp/isthmus-kernel.test; [ $$rc = 0 ])
+	$(call timed,kernel tests without root,dir=$$(mktemp -d) && cp -r appliance/kernel/testdata bin/kernel.test $$dir && chmod -R a+rX $$dir && \
+		(cd $$dir && ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) setpriv --reuid=65534 --regid=65534 --clear-groups ./kernel.test -test.short); \
+		rc=$$?; rm -rf $$dir; [ $$rc = 0 ])
 	$(call timed,kernel tests in the virtual machine,bin/lab vm test --module tun bin/kernel.test -- -test.short)
 
 .PHONY: test-lab
