@@ -17,7 +17,7 @@ import (
 // every object that is meant for it, in all clusters, and the pods are ready.
 func (in *installer) waitConverged(ctx context.Context) error {
 	return in.each(func(ctx context.Context, c topology.Cluster, cl client.Client) error {
-		return Converged(ctx, in.cfg.Topology, c.Name, cl, 60*time.Second)
+		return Converged(ctx, in.cfg.Topology, c.Name, cl, 2*time.Minute)
 	})(ctx)
 }
 

@@ -210,7 +210,7 @@ func (in *installer) values(c topology.Cluster) map[string]any {
 // waitAppliance waits until the controller runs and every node's daemon is
 // ready.
 func (in *installer) waitAppliance(ctx context.Context, c topology.Cluster, cl client.Client) error {
-	return poll(ctx, 90*time.Second, func(ctx context.Context) (string, error) {
+	return poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
 		return podsReady(ctx, cl, client.InNamespace(Namespace), c.Nodes+1)
 	})
 }

@@ -141,7 +141,7 @@ func peerObject(kind, peer string) *unstructured.Unstructured {
 // the form of a client's spec.
 func waitEndpoint(ctx context.Context, cl client.Client, p topology.Peering) (endpoint map[string]any, err error) {
 	o := peerObject("GatewayServer", p.Client)
-	err = poll(ctx, 60*time.Second, func(ctx context.Context) (string, error) {
+	err = poll(ctx, 2*time.Minute, func(ctx context.Context) (string, error) {
 		if err := cl.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
 			return err.Error(), nil
 		}
@@ -165,7 +165,7 @@ func waitEndpoint(ctx context.Context, cl client.Client, p topology.Peering) (en
 func copyKey(ctx context.Context, from, to client.Client, peer, owner string) error {
 	secret := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: TenantNamespace(peer), Name: networkingv1beta1.GatewayNamePrefix + peer}
-	err := poll(ctx, 30*time.Second, func(ctx context.Context) (string, error) {
+	err := poll(ctx, time.Minute, func(ctx context.Context) (string, error) {
 		if err := from.Get(ctx, key, secret); err != nil {
 			return err.Error(), nil
 		}
@@ -193,7 +193,7 @@ func waitConnected(ctx context.Context, cl client.Client, cluster, peer string) 
 	o := newUnstructured(networkingAPI, "Connection")
 	o.SetNamespace(TenantNamespace(peer))
 	o.SetName(networkingv1beta1.GatewayNamePrefix + peer)
-	return poll(ctx, 90*time.Second, func(ctx context.Context) (string, error) {
+	return poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
 		if err := cl.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
 			return cluster + ": " + err.Error(), nil
 		}
