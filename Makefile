@@ -34,9 +34,11 @@ test: deps build kubernetes cni verify lint test-unit test-kernel test-lab ## ev
 # where nothing may be skipped.
 NATIVE_SKIPS := geneve,wireguard,tun
 
+# One package at a time (-p 1): several start control planes, and two cores
+# are not enough for two of those at once.
 .PHONY: test-unit
 test-unit: kubernetes cni ## tests of the packages, against this machine's kernel and a real API server
-	$(call timed,unit and API tests,ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -p 2 -timeout 15m ./...)
+	$(call timed,unit and API tests,ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -p 1 -timeout 15m ./...)
 
 .PHONY: test-kernel
 test-kernel: build ## kernel tests: as root, without root, and in the virtual machine's kernel

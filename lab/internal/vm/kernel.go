@@ -107,8 +107,21 @@ func openKernel(dir string) (Kernel, error) {
 	return Kernel{Release: releases[0].Name(), Image: filepath.Join(dir, "vmlinux"), Modules: dir}, nil
 }
 
-// download gets the package that kernelPackage depends on.
+// download gets the package that kernelPackage depends on. Package lists that
+// are missing, or older than what the mirror has, are fetched anew once.
 func download(ctx context.Context, dir string) (string, error) {
+	path, err := downloadListed(ctx, dir)
+	if err == nil || ctx.Err() != nil {
+		return path, err
+	}
+	if run(ctx, "apt-get", "update", "-q") != nil {
+		return "", err
+	}
+	return downloadListed(ctx, dir)
+}
+
+// downloadListed gets the package by the package lists that are here.
+func downloadListed(ctx context.Context, dir string) (string, error) {
 	out, err := exec.CommandContext(ctx, "apt-cache", "depends", "--important", kernelPackage).Output()
 	if err != nil {
 		return "", fmt.Errorf("which kernel does %s stand for: %w: on a machine without Debian's package lists set %s to a linux-image-*-cloud-amd64_*.deb", kernelPackage, err, KernelEnv)
