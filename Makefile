@@ -22,9 +22,9 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: lab
-lab: deps build kubernetes cni ## build everything and run the scenarios: the main job
+lab: deps build kubernetes cni ## build everything and run the scenarios about reaching pods: the main job
 	$(call timed,virtual machine image,bin/lab vm image)
-	bin/lab run
+	bin/lab run --world vm pod-to-pod geneve-ping
 
 .PHONY: test
 test: deps build kubernetes cni verify lint test-unit test-kernel test-lab ## everything that must pass: unit, kernel and API tests, scenarios, sabotage
