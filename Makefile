@@ -50,7 +50,7 @@ test-kernel: build ## kernel tests: as root, without root, and in the virtual ma
 
 # One emulated processor needs its time: what takes longest is left to
 # test-all, which runs every scenario and every sabotage.
-SCENARIOS := pod-to-pod geneve-ping internal-node drift user-firewall bad-objects
+SCENARIOS := pod-to-pod geneve-ping internal-node user-firewall bad-objects
 
 .PHONY: test-lab
 test-lab: build kubernetes cni ## scenarios in the vm world, and the sabotage of those about reaching pods
