@@ -1,6 +1,7 @@
 // Package nettest runs tests in network namespaces of their own, as root or
 // without: a test binary that is not started by root runs itself again in a
-// user namespace.
+// user namespace. It also skips tests of what this machine lacks, in the one
+// way that such a skip may have; see [SkipOrFail].
 package nettest
 
 import (
@@ -9,8 +10,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
-	"slices"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -152,27 +151,4 @@ func (ns *NS) Try(argv ...string) (out string, err error) {
 		out = string(b)
 	})
 	return out, err
-}
-
-// Need skips the test when a program is not installed; in CI it fails.
-func Need(t testing.TB, programs ...string) {
-	t.Helper()
-	for _, p := range programs {
-		if _, err := exec.LookPath(p); err != nil {
-			SkipOrFail(t, "program "+p, err)
-		}
-	}
-}
-
-// SkipOrFail skips the test because a feature is missing. With CI set in the
-// environment it fails, unless the environment variable ISTHMUS_ACCEPT_SKIPS
-// has the feature in its list (by commas): for worlds that are known to lack
-// it.
-func SkipOrFail(t testing.TB, feature string, why error) {
-	t.Helper()
-	accepted := strings.Split(os.Getenv("ISTHMUS_ACCEPT_SKIPS"), ",")
-	if os.Getenv("CI") != "" && !slices.Contains(accepted, feature) {
-		t.Fatalf("missing feature %s: %v", feature, why)
-	}
-	t.Skipf("missing feature %s: %v", feature, why)
 }

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	jsonpatch "github.com/evanphx/json-patch/v5"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
@@ -57,12 +58,7 @@ func TestAPI(t *testing.T) {
 
 func start(t *testing.T) *api {
 	t.Helper()
-	binary, err := filepath.Abs("../../../bin/kubernetes")
-	assert.NilError(t, err)
-	if _, err := os.Stat(binary); err != nil {
-		assert.Assert(t, os.Getenv("CI") == "", "bin/kubernetes is missing: run `make kubernetes`")
-		t.Skip("bin/kubernetes is missing: run `make kubernetes`")
-	}
+	binary := nettest.Built(t, "kubernetes")
 	ports, err := controlplane.FreePorts()
 	assert.NilError(t, err)
 	begin := time.Now()

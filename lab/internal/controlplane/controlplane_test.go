@@ -5,12 +5,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 	"github.com/vishvananda/netlink"
@@ -18,7 +18,6 @@ import (
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/poll"
-	"gotest.tools/v3/skip"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,21 +29,9 @@ import (
 // outage is how long the scenarios stop the API server.
 const outage = 10 * time.Second
 
-// binary returns bin/kubernetes, or skips; in CI its absence is a failure.
-func binary(t *testing.T) string {
-	t.Helper()
-	path, err := filepath.Abs("../../../bin/kubernetes")
-	assert.NilError(t, err)
-	if _, err := os.Stat(path); err != nil {
-		assert.Assert(t, os.Getenv("CI") == "", "bin/kubernetes is missing: run `make kubernetes`")
-		t.Skip("bin/kubernetes is missing: run `make kubernetes`")
-	}
-	return path
-}
-
 func config(t *testing.T, name string) controlplane.Config {
 	return controlplane.Config{
-		Name: name, Dir: t.TempDir(), Binary: binary(t),
+		Name: name, Dir: t.TempDir(), Binary: nettest.Built(t, "kubernetes"),
 		Address:     netip.MustParseAddr("127.0.0.1"),
 		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"),
 		PodCIDR:     netip.MustParsePrefix("10.0.0.0/16"),
@@ -55,7 +42,7 @@ func config(t *testing.T, name string) controlplane.Config {
 // netNS makes a namespace with lo and, on a bridge, the address addr.
 func netNS(t *testing.T, addr string) *os.File {
 	t.Helper()
-	skip.If(t, os.Getuid() != 0, "making a network namespace needs root")
+	nettest.NeedRoot(t)
 	ns, err := netns.New()
 	assert.NilError(t, err)
 	t.Cleanup(func() { ns.Close() })

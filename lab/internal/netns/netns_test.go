@@ -8,10 +8,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 	"golang.org/x/sys/unix"
 	"gotest.tools/v3/assert"
-	"gotest.tools/v3/skip"
 )
 
 func inode(t *testing.T, path string) string {
@@ -22,7 +22,7 @@ func inode(t *testing.T, path string) string {
 }
 
 func TestDoRunsInTheNamespaceAndLeavesTheCallerAlone(t *testing.T) {
-	skip.If(t, os.Getuid() != 0, "making a network namespace needs root")
+	nettest.NeedRoot(t)
 	before := inode(t, "/proc/thread-self/ns/net")
 	ns, err := netns.New()
 	assert.NilError(t, err)

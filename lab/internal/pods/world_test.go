@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
@@ -26,7 +27,6 @@ import (
 	"golang.org/x/sys/unix"
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/poll"
-	"gotest.tools/v3/skip"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -101,15 +101,9 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	skip.If(t, os.Getuid() != 0, "namespaces need root")
-	bin, err := filepath.Abs("../../../bin")
-	assert.NilError(t, err)
-	for file, target := range map[string]string{"kubernetes": "kubernetes", "cni/bridge": "cni"} {
-		if _, err := os.Stat(filepath.Join(bin, file)); err != nil {
-			assert.Assert(t, os.Getenv("CI") == "", "bin/%s is missing: run `make %s`", file, target)
-			t.Skipf("bin/%s is missing: run `make %s`", file, target)
-		}
-	}
+	nettest.NeedRoot(t)
+	nettest.Built(t, "cni/bridge")
+	bin := filepath.Dir(nettest.Built(t, "kubernetes"))
 	w := &world{registry: pods.NewRegistry(), dir: t.TempDir(), bin: bin, nodes: map[string]*os.File{}, ended: &sync.WaitGroup{}}
 	w.box = filepath.Join(w.dir, "box")
 	build := exec.Command("go", "build", "-o", w.box, "./testdata/box")

@@ -9,14 +9,15 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/poll"
 
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
 )
 
@@ -25,7 +26,7 @@ func serve(t *testing.T, host string) netip.AddrPort {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))
 	if err != nil {
-		t.Skipf("no %s here: %v", host, err)
+		nettest.SkipOrFail(t, "address "+host, err)
 	}
 	address := netip.MustParseAddrPort(l.Addr().String())
 	assert.NilError(t, l.Close())
@@ -45,22 +46,44 @@ func serve(t *testing.T, host string) netip.AddrPort {
 
 func TestDial(t *testing.T) {
 	for _, host := range []string{"127.0.0.1", "::1"} {
-		to := serve(t, host)
-		for _, proto := range []string{"tcp", "udp", "icmp"} {
-			t.Run(proto+" "+host, func(t *testing.T) {
-				got, err := prober.Dial(t.Context(), prober.Probe{Proto: proto, To: to, Token: "0123456789abcdef"})
-				if proto == "icmp" && os.Geteuid() != 0 && err != nil {
-					t.Skip("no NET_RAW and no ping group: ", err)
-				}
-				assert.NilError(t, err)
-				assert.Assert(t, got.OK, "%+v", got)
-				if proto != "icmp" {
-					assert.Equal(t, got.SeenAs.Addr().String(), host)
-					assert.Equal(t, got.SeenAs, got.Local)
-				}
-			})
-		}
+		t.Run(host, func(t *testing.T) {
+			to := serve(t, host)
+			for _, proto := range []string{"tcp", "udp", "icmp"} {
+				t.Run(proto, func(t *testing.T) {
+					if proto == "icmp" {
+						needICMP(t, to.Addr())
+					}
+					got, err := prober.Dial(t.Context(), prober.Probe{Proto: proto, To: to, Token: "0123456789abcdef"})
+					assert.NilError(t, err)
+					assert.Assert(t, got.OK, "%+v", got)
+					if proto != "icmp" {
+						assert.Equal(t, got.SeenAs.Addr().String(), host)
+						assert.Equal(t, got.SeenAs, got.Local)
+					}
+				})
+			}
+		})
 	}
+}
+
+// needICMP skips the test where we may not send an echo by either kind of
+// socket that can.
+func needICMP(t *testing.T, to netip.Addr) {
+	t.Helper()
+	family, proto := unix.AF_INET, unix.IPPROTO_ICMP
+	if to.Is6() {
+		family, proto = unix.AF_INET6, unix.IPPROTO_ICMPV6
+	}
+	var errs []error
+	for _, kind := range []int{unix.SOCK_RAW, unix.SOCK_DGRAM} {
+		fd, err := unix.Socket(family, kind|unix.SOCK_CLOEXEC, proto)
+		if err == nil {
+			assert.NilError(t, unix.Close(fd))
+			return
+		}
+		errs = append(errs, err)
+	}
+	nettest.SkipOrFail(t, "ICMP sockets", fmt.Errorf("raw: %w; datagram: %w: run the test as root, or put its group into net.ipv4.ping_group_range", errs[0], errs[1]))
 }
 
 func TestDialFailures(t *testing.T) {

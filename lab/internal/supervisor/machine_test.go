@@ -7,15 +7,16 @@ import (
 	"time"
 
 	"gotest.tools/v3/assert"
-	"gotest.tools/v3/skip"
 
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
 func TestTheSameNetworkInAMachine(t *testing.T) {
-	skip.If(t, os.Geteuid() != 0, "needs root")
-	skip.If(t, testing.Short(), "boots a virtual machine")
+	nettest.NeedRoot(t)
+	nettest.Need(t, "qemu-system-x86_64")
+	nettest.Slow(t, "boots a virtual machine")
 	// The machine's agent is this program.
 	bin := t.TempDir()
 	exe, err := os.ReadFile("/proc/self/exe")

@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"gotest.tools/v3/assert"
-	"gotest.tools/v3/skip"
 
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
@@ -87,7 +87,7 @@ func runDir(t testing.TB) string {
 // native starts a lab without Kubernetes in it.
 func native(t *testing.T) *world.Client {
 	t.Helper()
-	skip.If(t, os.Geteuid() != 0, "needs root")
+	nettest.NeedRoot(t)
 	c, err := supervisor.Start(t.Context(), supervisor.Config{
 		Name: "test", World: supervisor.Native, Spec: two(t), BinDir: binDir(t), RunDir: runDir(t), Ephemeral: true, KubernetesLess: true,
 		Progress: func(p world.Progress) { t.Log(p.Message, p.Took) },

@@ -18,8 +18,8 @@ import (
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/poll"
-	"gotest.tools/v3/skip"
 
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -165,7 +165,7 @@ func TestTheNetworkIsAsPlanned(t *testing.T) {
 }
 
 func TestTheSameLabTwice(t *testing.T) {
-	skip.If(t, os.Geteuid() != 0, "needs root")
+	nettest.NeedRoot(t)
 	cfg := supervisor.Config{Name: "twice", World: supervisor.Native, Spec: two(t), BinDir: binDir(t), RunDir: runDir(t), Ephemeral: true, KubernetesLess: true}
 	c, err := supervisor.Start(t.Context(), cfg)
 	assert.NilError(t, err)
@@ -194,7 +194,7 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 }
 
 func TestNoSpaceForTheRunDirectory(t *testing.T) {
-	skip.If(t, os.Geteuid() != 0, "needs root")
+	nettest.NeedRoot(t)
 	dir := runDir(t)
 	assert.NilError(t, syscall.Mount("full", dir, "tmpfs", 0, "size=4096,nr_inodes=2"))
 	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
@@ -272,7 +272,7 @@ func everyNamespace(t *testing.T) []string {
 }
 
 func TestKillingTheRunnerLeavesNothing(t *testing.T) {
-	skip.If(t, os.Geteuid() != 0, "needs root")
+	nettest.NeedRoot(t)
 	dir := runDir(t)
 	before := look(t, dir)
 

@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"gotest.tools/v3/assert"
-	"gotest.tools/v3/skip"
+
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
 
 // image is the image without the lab's binaries, which is enough here.
 func image(t *testing.T) Image {
 	t.Helper()
-	skip.If(t, testing.Short(), "boots a virtual machine")
+	nettest.Need(t, "qemu-system-x86_64")
+	nettest.Slow(t, "boots a virtual machine")
 	ctx := t.Context()
 	k, err := FindKernel(ctx, "", "", func(s string) { t.Log(s) })
 	assert.NilError(t, err)

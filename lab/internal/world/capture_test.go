@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"testing"
 	"time"
 
@@ -16,7 +15,8 @@ import (
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/poll"
-	"gotest.tools/v3/skip"
+
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
 
 const token = "5ca1ab1e5ca1ab1e"
@@ -104,7 +104,7 @@ func TestRingKeepsTheNewest(t *testing.T) {
 }
 
 func TestCaptureOfANamespace(t *testing.T) {
-	skip.If(t, os.Geteuid() != 0, "needs root")
+	nettest.NeedRoot(t)
 	a, err := NewNamespace()
 	assert.NilError(t, err)
 	defer a.Close()

@@ -2,19 +2,18 @@ package world
 
 import (
 	"net/netip"
-	"os"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
-	"gotest.tools/v3/skip"
 
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 )
 
 func TestDoctorNamesWhatIsMissing(t *testing.T) {
-	skip.If(t, os.Geteuid() != 0, "needs root")
+	nettest.NeedRoot(t)
 	t.Setenv("PATH", "/nowhere")
 	found := map[string]Probe{}
 	for _, p := range Doctor(t.Context(), t.TempDir()) {
