@@ -14,12 +14,20 @@ import (
 // TunnelInterface is the WireGuard link of a gateway.
 const TunnelInterface = "liqo-tunnel"
 
-// ICMPErrorTable is the nftables table that every gateway has of itself.
-const ICMPErrorTable = "icmp-errors"
+// The nftables tables that every gateway has of itself.
+const (
+	ICMPErrorTable    = "icmp-errors"
+	InternalOnlyTable = "internal-only"
+)
 
-// afterSourceNAT is the priority of a chain in postrouting that sees packets
-// as they go out: one after NF_IP_PRI_NAT_SRC.
-const afterSourceNAT = 101
+const (
+	// asReceived is the priority of a chain in prerouting that sees packets
+	// as they came in, before conntrack and NAT (NF_IP_PRI_RAW).
+	asReceived = -300
+	// afterSourceNAT is the priority of a chain in postrouting that sees
+	// packets as they go out: one after NF_IP_PRI_NAT_SRC.
+	afterSourceNAT = 101
+)
 
 // keepalive is how often, in seconds, a client that is silent says something,
 // so that a NAT on the way does not forget it. 25 is what wg(8) advises.
@@ -48,7 +56,8 @@ func Gateway(in GatewayInput) (netstate.State, []Result) {
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
 	h.close(configuration)
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
-		[]string{ICMPErrorTable})
+		[]string{ICMPErrorTable, InternalOnlyTable})
+	h.internalOnly(in)
 	h.icmpErrors(in, configuration)
 	return h.finish()
 }
@@ -248,6 +257,67 @@ func (h *host) close(c *cluster.Configuration) {
 			})
 		}
 	}
+}
+
+// internalOnly drops what the peer addresses to the internal CIDR: to nodes, or
+// to the gateway where its nodes reach it. That is for this cluster alone.
+//
+// The rules that lead to nodes could say "iif lo" instead, and all else would
+// be unreachable (see close), as long as no other rule leads to the same table.
+// But they also answer the reverse-path filter, which asks how a node is reached
+// from the tunnel before it lets a packet of the node's out into it: without an
+// answer, the ICMP errors by which a node tells the peer the path's MTU are lost.
+//
+// What is dropped is what has such a destination as it comes in. The answer to
+// a flow of a node's that was translated has another one then.
+//
+//	nft add rule … iifname liqo-tunnel ip daddr 10.80.0.1-10.80.0.3 counter drop
+func (h *host) internalOnly(in GatewayInput) {
+	var ours []netip.Addr
+	for _, n := range in.Nodes {
+		ours = append(ours, n.InternalIP)
+	}
+	for _, f := range in.Fabrics {
+		ours = append(ours, f.InternalIP)
+	}
+	var rules []netstate.FirewallRule
+	for _, r := range ranges(addrs(ours)) {
+		rules = append(rules, netstate.FirewallRule{
+			Name: "internal-cidr",
+			Matches: []netstate.Match{
+				{Dir: "in", Dev: TunnelInterface},
+				{Dir: "dst", Addr: r},
+			},
+			Counter: true,
+			Action:  netstate.Action{Kind: netstate.Drop},
+		})
+	}
+	if len(rules) == 0 {
+		return
+	}
+	h.state.Tables = append(h.state.Tables, netstate.Table{
+		Family: netstate.FamilyINET,
+		Name:   InternalOnlyTable,
+		Chains: []netstate.Chain{{
+			Name: "prerouting", Type: "filter", Hook: "prerouting",
+			Priority: asReceived, Policy: "accept", Rules: rules,
+		}},
+	})
+}
+
+// ranges returns sorted addresses as the fewest ranges that hold them and
+// nothing else. Those of nodes are given one after the other, so in a cluster of
+// any size there are few.
+func ranges(sorted []netip.Addr) []netstate.AddrRange {
+	var out []netstate.AddrRange
+	for _, a := range sorted {
+		if last := len(out) - 1; last >= 0 && out[last].To.Next() == a {
+			out[last].To = a
+		} else {
+			out = append(out, netstate.AddrRange{From: a, To: a})
+		}
+	}
+	return out
 }
 
 // icmpErrors gives ICMP errors that routers on our side send to the peer a

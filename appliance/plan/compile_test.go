@@ -59,5 +59,20 @@ func TestHostsUnderstand(t *testing.T) {
 		understood("gateway "+g.Name, results, g.RemoteID+"-gw-ext", "milan-node-1-gw-node", "milan-node-2-gw-node")
 		assert.Equal(t, len(state.Links), 3)
 		assert.Equal(t, len(state.WireGuard[0].Peers), 1)
+		for _, n := range s.InternalNodes {
+			assert.Assert(t, closedToPeer(state, n.InternalIP), "the peer of gateway %s reaches %s at %s", g.Name, n.Name, n.InternalIP)
+		}
 	}
+}
+
+// closedToPeer reports whether a gateway drops what its peer sends to a.
+func closedToPeer(s netstate.State, a netip.Addr) bool {
+	for _, t := range s.Tables {
+		for _, r := range t.Chains[0].Rules {
+			if t.Name == desired.InternalOnlyTable && r.Matches[1].Addr.From.Compare(a) <= 0 && a.Compare(r.Matches[1].Addr.To) <= 0 {
+				return r.Action.Kind == netstate.Drop && r.Matches[0].Dev == desired.TunnelInterface
+			}
+		}
+	}
+	return false
 }

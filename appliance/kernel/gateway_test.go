@@ -1,0 +1,105 @@
+package kernel
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
+)
+
+// gateway is what a gateway with one node wants, except for its links.
+func gateway() netstate.State {
+	const dev = "liqo.node-1"
+	host, peer := prefix("10.80.0.1/32"), prefix("10.20.0.0/16")
+	m := func(kind, name string) cluster.Meta {
+		return cluster.Meta{Ref: cluster.Ref{Kind: kind, Namespace: "liqo-tenant-rome", Name: name}, Labels: map[string]string{
+			"networking.liqo.io/route-category": "gateway", "networking.liqo.io/route-unique": "rome",
+		}}
+	}
+	s, _ := desired.Gateway(desired.GatewayInput{
+		Name: "rome", Namespace: "liqo-tenant-rome", RemoteID: "rome", Mode: cluster.Server, NodeName: "node-1", PublicKey: public(1),
+		Nodes:   []cluster.InternalNode{{Meta: m("InternalNode", "node-1"), GatewayInterface: dev, InternalIP: host.Addr(), Local: addr("192.0.2.1")}},
+		Fabrics: []cluster.InternalFabric{{Meta: m("InternalFabric", "rome"), RemoteID: "rome", InternalIP: addr("10.80.0.2")}},
+		Tunnels: []cluster.GeneveTunnel{{Meta: m("GeneveTunnel", "t"), VNI: 1, Node: "node-1", Fabric: m("InternalFabric", "rome").Ref}},
+		Routes: []cluster.RouteConfiguration{
+			{Meta: m("RouteConfiguration", "gw-node"), Table: "gw-node", Rules: []cluster.RouteRule{
+				{Dst: host, Routes: []cluster.TableRoute{{Dst: host, Dev: dev, Scope: "link"}}},
+				{IIF: desired.TunnelInterface, Routes: []cluster.TableRoute{{Dst: prefix("10.10.0.0/24"), Via: host.Addr(), Dev: dev, OnLink: true}}},
+			}},
+			{Meta: m("RouteConfiguration", "gw-ext"), Table: "gw-ext", Rules: []cluster.RouteRule{
+				{IIF: dev, Routes: []cluster.TableRoute{{Dst: peer, Via: addr("169.254.18.2"), Dev: desired.TunnelInterface, OnLink: true}}},
+			}},
+		},
+	})
+	s.Links, s.Addresses, s.WireGuard = nil, nil, nil
+	return s
+}
+
+// TestGatewayBetweenNodeAndPeer sends packets through what a gateway wants,
+// between veth pairs that are called like its tunnels: the peer reaches pods but
+// not the node, and the node reaches the peer.
+func TestGatewayBetweenNodeAndPeer(t *testing.T) {
+	t.Parallel()
+	ns, gw := openWith(t, "eth0")
+	need(t, ns, FeatureNFTables)
+	nettest.Need(t, "ip")
+	node, peer := nettest.Another(t), nettest.Another(t)
+	join := func(dev string, far *nettest.NS, near string, addrs ...string) {
+		gw.Run("ip", "link", "add", dev, "type", "veth", "peer", "name", "gw", "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), far.FD()))
+		gw.Run("ip", "addr", "add", near, "dev", dev)
+		gw.Run("ip", "link", "set", dev, "up")
+		far.Run("ip", "link", "set", "lo", "up")
+		far.Run("ip", "link", "set", "gw", "up")
+		for _, a := range addrs {
+			far.Run("ip", "addr", "add", a, "dev", "gw")
+		}
+		far.Run("ip", "route", "add", "default", "via", prefix(near).Addr().String(), "dev", "gw", "onlink")
+	}
+	gw.Run("ip", "link", "set", "lo", "up")
+	gw.Run("ip", "route", "add", "default", "dev", "eth0")
+	join("liqo.node-1", node, "10.80.0.2/32", "10.80.0.1/32", "10.10.0.5/32")
+	join(desired.TunnelInterface, peer, "169.254.18.1/30", "169.254.18.2/30", "10.20.0.5/32")
+	gw.Do(func() {
+		writeSysctl(t, "net/ipv4/ip_forward", "1")
+		for _, dev := range []string{"liqo.node-1", desired.TunnelInterface} { // as the links of a gateway are
+			writeSysctl(t, "net/ipv4/conf/"+dev+"/rp_filter", "2")
+		}
+	})
+	converge(t, ns, gateway())
+
+	at := func(a string) netip.AddrPort { return netip.AddrPortFrom(addr(a), 4000) }
+	internal, pod, remote := listen(t, node, at("10.80.0.1")), listen(t, node, at("10.10.0.5")), listen(t, peer, at("10.20.0.5"))
+	own := listen(t, gw, at("10.80.0.2"))
+	assert.Equal(t, deliver(t, remote, pod, at("10.10.0.5")), at("10.20.0.5"))
+	assert.Equal(t, deliver(t, pod, remote, at("10.20.0.5")), at("10.10.0.5"))
+	// An ICMP error of the node's comes this way.
+	assert.Equal(t, deliver(t, internal, remote, at("10.20.0.5")), at("10.80.0.1"))
+	assert.Equal(t, deliver(t, own, internal, at("10.80.0.1")), at("10.80.0.2"))
+	assert.Equal(t, deliver(t, internal, own, at("10.80.0.2")), at("10.80.0.1"))
+
+	// deliver may have sent more than was read; nothing of it is the peer's.
+	send(t, remote, at("10.80.0.1"))
+	send(t, remote, at("10.80.0.2"))
+	deliver(t, remote, pod, at("10.10.0.5")) // what was sent before it has arrived by now, or never will
+	for _, c := range []interface {
+		SetReadDeadline(time.Time) error
+		ReadFromUDPAddrPort([]byte) (int, netip.AddrPort, error)
+	}{internal, own} {
+		assert.NilError(t, c.SetReadDeadline(time.Now().Add(20*time.Millisecond)))
+		for {
+			_, from, err := c.ReadFromUDPAddrPort(make([]byte, 2000))
+			if err != nil {
+				break
+			}
+			assert.Assert(t, from != at("10.20.0.5"), "the peer reached the internal CIDR")
+		}
+	}
+}
