@@ -73,8 +73,10 @@ func Built(t testing.TB, file string) string {
 	if _, err := os.Stat(path); err != nil {
 		target := "build"
 		switch top, _, _ := strings.Cut(file, "/"); top {
-		case "kubernetes", "cni":
-			target = top
+		case "kubernetes", "kube-proxy":
+			target = "kubernetes"
+		case "cni":
+			target = "cni"
 		}
 		SkipOrFail(t, "bin/"+file, fmt.Errorf("%w: run `make %s`", err, target))
 	}

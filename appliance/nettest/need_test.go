@@ -23,10 +23,14 @@ func TestSkips(t *testing.T) {
 		"feature": func(t *testing.T) { nettest.SkipOrFail(t, "geneve", errors.New("operation not supported")) },
 		"program": func(t *testing.T) { nettest.Need(t, "no-such-program") },
 		"root":    func(t *testing.T) { nettest.NeedRoot(t) },
-		"built":   func(t *testing.T) { nettest.Built(t, "no-such-file") },
-		"plugin":  func(t *testing.T) { nettest.Built(t, "cni/no-such-plugin") },
-		"slow":    func(t *testing.T) { nettest.Slow(t, "boots a virtual machine") },
-		"there":   func(t *testing.T) { nettest.Need(t, "sh") },
+		"built": func(t *testing.T) {
+			t.Run("isthmus", func(t *testing.T) { nettest.Built(t, "isthmus") })
+			t.Run("kubernetes", func(t *testing.T) { nettest.Built(t, "kubernetes") })
+			t.Run("kube-proxy", func(t *testing.T) { nettest.Built(t, "kube-proxy") })
+			nettest.Built(t, "cni/bridge")
+		},
+		"slow":  func(t *testing.T) { nettest.Slow(t, "boots a virtual machine") },
+		"there": func(t *testing.T) { nettest.Need(t, "sh") },
 	}
 	if way := os.Getenv(inner); way != "" {
 		ways[way](t)
@@ -45,9 +49,11 @@ func TestSkips(t *testing.T) {
 		{"a program in CI", "program", "1", "", "FAIL", nil},
 		{"what root may", "root", "", "", "SKIP", []string{"missing feature root: user ", "new namespaces: operation not permitted: run the test as root"}},
 		{"what root may in CI", "root", "1", "", "FAIL", nil},
-		{"a binary", "built", "", "", "SKIP", []string{"missing feature bin/no-such-file", "run `make build`"}},
+		{"a binary", "built", "", "", "SKIP", []string{
+			"bin/isthmus: no such file or directory: run `make build`", "bin/kubernetes: no such file or directory: run `make kubernetes`",
+			"bin/kube-proxy: no such file or directory: run `make kubernetes`", "missing feature bin/cni/bridge", "no such file or directory: run `make cni`",
+		}},
 		{"a binary in CI", "built", "1", "", "FAIL", nil},
-		{"a CNI plugin", "plugin", "", "", "SKIP", []string{"missing feature bin/cni/no-such-plugin", "run `make cni`"}},
 		{"time", "slow", "", "", "SKIP", []string{"the test boots a virtual machine: run it without -short"}},
 		{"time in CI", "slow", "1", "", "FAIL", nil},
 		{"nothing", "there", "1", "", "PASS", nil},
@@ -63,7 +69,8 @@ func TestSkips(t *testing.T) {
 }
 
 // again runs TestSkips of this binary in another process, with an environment,
-// and as nobody where that is asked for.
+// and as nobody where that is asked for. Its directory is that of a repository
+// in which nothing has been built.
 func again(t *testing.T, nobody bool, flag string, env ...string) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -83,6 +90,8 @@ func again(t *testing.T, nobody bool, flag string, env ...string) string {
 		argv = append([]string{"setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"}, argv...)
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Dir = t.TempDir()
+	assert.NilError(t, os.WriteFile(filepath.Join(cmd.Dir, "go.mod"), nil, 0o644))
 	cmd.Env = append(os.Environ(), env...)
 	out, err := cmd.CombinedOutput()
 	var exit *exec.ExitError
