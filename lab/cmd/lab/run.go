@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -100,7 +99,8 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 	if len(selected) == 0 {
 		return exitError{report.ExitNone, "lab: nothing to run"}
 	}
-	worldName, why, err := chooseWorld(ctx, p, o.world)
+	probes := world.Doctor(ctx, p.bin())
+	worldName, why, err := chooseWorld(o.world, probes)
 	if err != nil {
 		return err
 	}
@@ -114,7 +114,7 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 		return infraError(err)
 	}
 	fmt.Fprintf(out, "seed %s · %s%s · results in %s\n", o.seed, worldName, why, dir.Path)
-	s := &session{app: a, place: p, out: out, options: o, dir: dir, run: &run}
+	s := &session{app: a, place: p, out: out, options: o, dir: dir, run: &run, features: nativeFeatures(probes)}
 	for _, g := range groups(selected, worldName) {
 		s.runGroup(ctx, g)
 	}
@@ -157,12 +157,14 @@ type session struct {
 	options runOptions
 	dir     report.Dir
 	run     *report.Run
+	// features are what scenarios can require and this kernel has.
+	features []string
 }
 
 // runGroup builds the lab of a group, once more when that failed, and runs
 // its rows.
 func (s *session) runGroup(ctx context.Context, g group) {
-	skipped := s.unsupported(ctx, g)
+	skipped := s.unsupported(g)
 	var lab *builtLab
 	var err error
 	result := report.Lab{Topology: g.topology, World: g.world}
@@ -201,17 +203,19 @@ func (s *session) runGroup(ctx context.Context, g group) {
 }
 
 // unsupported returns why scenarios can't run in this world, by name.
-func (s *session) unsupported(ctx context.Context, g group) map[string]string {
+func (s *session) unsupported(g group) map[string]string {
 	out := map[string]string{}
 	if g.world == supervisor.VM {
 		return out // its kernel has them all
 	}
-	has := nativeFeatures(world.Doctor(ctx, s.place.bin()))
 	for _, c := range g.choices {
-		for _, f := range c.scenario.Requires {
-			if !slices.Contains(has, f) {
-				out[c.scenario.Name] = "this kernel has no " + f + "; run it with --world vm"
-			}
+		missing := missingFeatures(c.scenario.Requires, s.features)
+		switch {
+		case missing == "":
+		case c.scenario.World == supervisor.Native:
+			out[c.scenario.Name] = missing + "; the scenario asks for the native world, so take a kernel that has it"
+		default:
+			out[c.scenario.Name] = missing + "; run it with --world vm"
 		}
 	}
 	return out

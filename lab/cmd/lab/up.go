@@ -138,7 +138,7 @@ func newUpCommand(a *app, root *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			w, why, err := chooseWorld(cmd.Context(), p, worldName)
+			w, why, err := chooseWorld(worldName, world.Doctor(cmd.Context(), p.bin()))
 			if err != nil {
 				return err
 			}

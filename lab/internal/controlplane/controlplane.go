@@ -96,7 +96,11 @@ func (c *Config) complete() error {
 		cidr netip.Prefix
 	}{{"ServiceCIDR", c.ServiceCIDR}, {"PodCIDR", c.PodCIDR}} {
 		if !p.cidr.IsValid() || p.cidr.Masked() != p.cidr {
-			errs = append(errs, fmt.Errorf("control plane %s: %s %q is not the address of a network", c.Name, p.name, p.cidr))
+			instead := "10.0.0.0/16"
+			if p.cidr.IsValid() {
+				instead = p.cidr.Masked().String()
+			}
+			errs = append(errs, fmt.Errorf("control plane %s: %s %q is not the address of a network, such as %s", c.Name, p.name, p.cidr, instead))
 		}
 	}
 	if c.Ports == (Ports{}) {

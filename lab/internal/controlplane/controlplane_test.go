@@ -161,11 +161,11 @@ func restartAPIServer(t *testing.T, cp *controlplane.ControlPlane) {
 func TestBadConfigurationsSayWhatToDo(t *testing.T) {
 	for name, tc := range map[string]struct {
 		change func(*testing.T, *controlplane.Config)
-		want   string
+		want   []string
 	}{
-		"no binary": {func(_ *testing.T, c *controlplane.Config) { c.Binary = "/nowhere/kubernetes" }, "make kubernetes"},
-		"bad CIDR":  {func(_ *testing.T, c *controlplane.Config) { c.PodCIDR = netip.MustParsePrefix("10.0.0.1/16") }, `PodCIDR "10.0.0.1/16" is not the address of a network`},
-		"empty":     {func(_ *testing.T, c *controlplane.Config) { *c = controlplane.Config{} }, "Binary is empty"},
+		"no binary": {func(_ *testing.T, c *controlplane.Config) { c.Binary = "/nowhere/kubernetes" }, []string{"make kubernetes"}},
+		"bad CIDR":  {func(_ *testing.T, c *controlplane.Config) { c.PodCIDR = netip.MustParsePrefix("10.3.0.1/16") }, []string{`PodCIDR "10.3.0.1/16" is not the address of a network, such as 10.3.0.0/16`}},
+		"empty":     {func(_ *testing.T, c *controlplane.Config) { *c = controlplane.Config{} }, []string{"Binary is empty", "Address is not set", `ServiceCIDR "invalid Prefix" is not the address of a network, such as 10.0.0.0/16`}},
 		"port in use": {func(t *testing.T, c *controlplane.Config) {
 			l, err := netns.Listen(t.Context(), nil, "tcp", "127.0.0.1:0")
 			assert.NilError(t, err)
@@ -174,13 +174,18 @@ func TestBadConfigurationsSayWhatToDo(t *testing.T) {
 			c.Ports, errPorts = controlplane.FreePorts()
 			assert.NilError(t, errPorts)
 			c.Ports.APIServer = netip.MustParseAddrPort(l.Addr().String()).Port()
-		}, "kube-apiserver cannot listen on 127.0.0.1:"},
+		}, []string{"cluster bad: kube-apiserver cannot listen on 127.0.0.1:", "address already in use: end what uses the port (ss -ltnp names it), or choose another one in Config.Ports"}},
+		"an address of somebody else": {func(_ *testing.T, c *controlplane.Config) {
+			c.Address = netip.MustParseAddr("192.0.2.1")
+		}, []string{"kube-apiserver cannot listen on 192.0.2.1:6443", "cannot assign requested address: Config.Address must be on a link of Config.NetNS that is up"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			cfg := config(t, "bad")
 			tc.change(t, &cfg)
 			_, err := controlplane.Start(t.Context(), cfg)
-			assert.ErrorContains(t, err, tc.want)
+			for _, want := range tc.want {
+				assert.ErrorContains(t, err, want)
+			}
 		})
 	}
 }

@@ -136,12 +136,23 @@ func (c *Config) portsFree(ctx context.Context) error {
 		address := netip.AddrPortFrom(p.addr, p.port).String()
 		l, err := netns.Listen(ctx, c.NetNS, "tcp", address)
 		if err != nil {
-			errs = append(errs, fmt.Errorf("cluster %s: %s cannot listen on %s: %w; end what uses it (ss -ltnp) or choose another port", c.Name, p.component, address, err))
+			errs = append(errs, fmt.Errorf("cluster %s: %s cannot listen on %s: %w: %s", c.Name, p.component, address, err, cureListen(err)))
 			continue
 		}
 		l.Close()
 	}
 	return errors.Join(errs...)
+}
+
+// cureListen says what to do about an address that nobody can listen on.
+func cureListen(err error) string {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return "end what uses the port (ss -ltnp names it), or choose another one in Config.Ports"
+	case errors.Is(err, syscall.EADDRNOTAVAIL):
+		return "Config.Address must be on a link of Config.NetNS that is up"
+	}
+	return "look at Config.Address and Config.Ports"
 }
 
 // FreePorts finds five free ports of loopback, for a control plane without a

@@ -3,11 +3,13 @@ package report
 import (
 	"encoding/json"
 	"encoding/xml"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -20,12 +22,12 @@ func NewDir(runs string, started time.Time, seed string) (Dir, error) {
 	name := started.UTC().Format("20060102T150405") + "-" + seed
 	path := filepath.Join(runs, name)
 	if err := os.MkdirAll(path, 0o755); err != nil {
-		return Dir{}, fmt.Errorf("directory for the results: %w", err)
+		return Dir{}, noSpace(runs, fmt.Errorf("directory for the results: %w", err))
 	}
 	latest := filepath.Join(runs, "latest")
 	next := latest + "." + seed
 	if err := os.Symlink(name, next); err != nil {
-		return Dir{}, fmt.Errorf("link to the results: %w", err)
+		return Dir{}, noSpace(runs, fmt.Errorf("link to the results: %w", err))
 	}
 	if err := os.Rename(next, latest); err != nil {
 		return Dir{}, fmt.Errorf("link to the results: %w", err)
@@ -33,18 +35,28 @@ func NewDir(runs string, started time.Time, seed string) (Dir, error) {
 	return Dir{path}, nil
 }
 
+// noSpace adds what to do to an error for want of disk space.
+func noSpace(runs string, err error) error {
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		return fmt.Errorf("%w: there is no space left for results: remove old ones in %s", err, runs)
+	}
+	return err
+}
+
 // WriteResult writes result.json.
 func (d Dir) WriteResult(run Run) error {
 	f, err := os.Create(filepath.Join(d.Path, "result.json"))
 	if err != nil {
-		return err
+		return d.noSpace(err)
 	}
 	defer f.Close()
 	if err := WriteJSON(f, run); err != nil {
-		return err
+		return d.noSpace(err)
 	}
-	return f.Close()
+	return d.noSpace(f.Close())
 }
+
+func (d Dir) noSpace(err error) error { return noSpace(filepath.Dir(d.Path), err) }
 
 // WriteJSON writes a run as indented JSON.
 func WriteJSON(w io.Writer, run Run) error {
@@ -70,7 +82,7 @@ func ReadResult(path string) (Run, error) {
 // RowDir makes the directory for the evidence of a row.
 func (d Dir) RowDir(r Row) (string, error) {
 	path := filepath.Join(d.Path, filepath.FromSlash(r.Name))
-	return path, os.MkdirAll(path, 0o755)
+	return path, d.noSpace(os.MkdirAll(path, 0o755))
 }
 
 type junitSuites struct {

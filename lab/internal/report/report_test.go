@@ -4,12 +4,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/golden"
 
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 )
 
@@ -99,4 +101,41 @@ func TestDir(t *testing.T) {
 	got, err := report.ReadResult(filepath.Join(runs, "latest", "result.json"))
 	assert.NilError(t, err)
 	assert.DeepEqual(t, got, run)
+}
+
+// TestNoSpace fills a file system at each step of writing results.
+func TestNoSpace(t *testing.T) {
+	nettest.NeedRoot(t)
+	run := sample()
+	run.Version = strings.Repeat("x", 4096) // more than a page
+	write := func(runs string) error {
+		d, err := report.NewDir(runs, run.Started, "aaaa")
+		if err != nil {
+			return err
+		}
+		if _, err := d.RowDir(report.Row{Name: "pod-to-pod"}); err != nil {
+			return err
+		}
+		return d.WriteResult(run)
+	}
+	for _, tt := range []struct {
+		name, options string // of the tmpfs
+		want          string
+	}{
+		{"the directory of the run", "nr_inodes=1", "directory for the results: mkdir "},
+		{"the link to it", "nr_inodes=2", "link to the results: symlink "},
+		{"the directory of a row", "nr_inodes=3", "mkdir "},
+		{"the result", "nr_inodes=4", "open "},
+		{"what is in the result", "size=4096", "write "},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			runs := t.TempDir()
+			assert.NilError(t, syscall.Mount("full", runs, "tmpfs", 0, tt.options))
+			t.Cleanup(func() { assert.Check(t, syscall.Unmount(runs, syscall.MNT_DETACH)) })
+			err := write(runs)
+			assert.ErrorContains(t, err, tt.want)
+			assert.ErrorContains(t, err, "there is no space left for results: remove old ones in "+runs)
+			assert.ErrorIs(t, err, syscall.ENOSPC)
+		})
+	}
 }

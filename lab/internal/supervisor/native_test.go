@@ -193,14 +193,27 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 	}
 }
 
-func TestNoSpaceForTheRunDirectory(t *testing.T) {
+func TestTheRunDirectoryCannotBeMade(t *testing.T) {
 	nettest.NeedRoot(t)
-	dir := runDir(t)
-	assert.NilError(t, syscall.Mount("full", dir, "tmpfs", 0, "size=4096,nr_inodes=2"))
-	t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
-	_, err := supervisor.Start(t.Context(), supervisor.Config{Name: "full", World: supervisor.Native, RunDir: filepath.Join(dir, "x"), BinDir: binDir(t), KubernetesLess: true})
-	assert.ErrorContains(t, err, "there is no space left for")
-	assert.ErrorContains(t, err, "XDG_RUNTIME_DIR")
+	for _, tt := range []struct {
+		name    string
+		flags   uintptr // of the tmpfs it shall be in
+		options string
+		want    string
+	}{
+		{"no space", 0, "size=4096,nr_inodes=1", "there is no space left for %s: make some (df -h and df -i show what is full)"},
+		{"no space for what is in it", 0, "size=4096,nr_inodes=2", "there is no space left for %s: make some"},
+		{"read-only", syscall.MS_RDONLY, "", "run directory: mkdir %s: read-only file system: make it writable"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			dir := runDir(t)
+			assert.NilError(t, syscall.Mount("full", dir, "tmpfs", tt.flags, tt.options))
+			t.Cleanup(func() { syscall.Unmount(dir, syscall.MNT_DETACH) })
+			dir = filepath.Join(dir, "x")
+			_, err := supervisor.Start(t.Context(), supervisor.Config{Name: "full", World: supervisor.Native, RunDir: dir, BinDir: binDir(t), KubernetesLess: true})
+			assert.ErrorContains(t, err, fmt.Sprintf(tt.want, dir))
+		})
+	}
 }
 
 // runLab is the runner that TestKillingTheRunner kills.

@@ -76,8 +76,8 @@ func Start(ctx context.Context, cfg Config) (*world.Client, error) {
 // killed has left there goes.
 func prepareRunDir(dir, name string) (*os.File, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		if errors.Is(err, fs.ErrPermission) {
-			return nil, fmt.Errorf("run directory: %w: run as root, or set XDG_RUNTIME_DIR", err)
+		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+			return nil, fmt.Errorf("run directory: %w: make it writable, the lab keeps its socket and its log there", err)
 		}
 		return nil, noSpace(dir, fmt.Errorf("run directory: %w", err))
 	}
@@ -104,7 +104,7 @@ func prepareRunDir(dir, name string) (*os.File, error) {
 
 func noSpace(dir string, err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return fmt.Errorf("%w: there is no space left for %s: make some, or choose another place with XDG_RUNTIME_DIR", err, dir)
+		return fmt.Errorf("%w: there is no space left for %s: make some (df -h and df -i show what is full)", err, dir)
 	}
 	return err
 }

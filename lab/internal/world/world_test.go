@@ -2,6 +2,8 @@ package world
 
 import (
 	"net/netip"
+	"path/filepath"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -27,6 +29,18 @@ func TestDoctorNamesWhatIsMissing(t *testing.T) {
 	assert.Check(t, !found["binaries"].OK)
 	assert.Check(t, is.Contains(found["binaries"].Detail, "kubernetes"))
 	assert.Check(t, found["veth"].OK)
+}
+
+func TestDoctorLooksWhereImagesAreKept(t *testing.T) {
+	nettest.NeedRoot(t)
+	dir := t.TempDir()
+	assert.NilError(t, syscall.Mount("small", dir, "tmpfs", 0, "size=1g"))
+	t.Cleanup(func() { assert.Check(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
+	t.Setenv("XDG_CACHE_HOME", filepath.Join(dir, "not", "made", "yet"))
+	p := probeDisk([]string{worldVM})
+	assert.Check(t, !p.OK)
+	assert.Check(t, is.Equal(p.Detail, "1.0 GiB free at "+dir+", images need 3"))
+	assert.Check(t, is.Equal(p.Fix, "make room, or set XDG_CACHE_HOME to a place that has it"))
 }
 
 func TestPlan(t *testing.T) {
