@@ -80,9 +80,7 @@ func (c *Config) complete() error {
 		c.Executable = exe
 	}
 	for _, b := range c.binaries() {
-		if _, err := os.Stat(filepath.Join(c.BinDir, b)); err != nil {
-			errs = append(errs, fmt.Errorf("%s is missing in %s: run `make build kubernetes cni`", b, c.BinDir))
-		}
+		errs = append(errs, checkProgram(c.BinDir, b))
 	}
 	return errors.Join(errs...)
 }
