@@ -140,9 +140,11 @@ func newCaptureCommand(a *app) *cobra.Command {
 		Use:   "capture",
 		Short: "write the packets of all interfaces, as far as they are kept, to a pcapng file",
 		Long: `capture writes what the rings hold: the latest packets of every interface of
-every host, each as an interface of its own with the host's name.`,
-		Example: "  lab capture -w lab.pcapng && tcpdump -nr lab.pcapng | less\n  lab capture -w - | wireshark -k -i -",
-		Args:    cobra.NoArgs,
+every host, each as an interface of its own with the host's name. tcpdump can't
+read it, because WireGuard's interfaces have no Ethernet header.`,
+		Example: `  lab capture -w lab.pcapng && tshark -nr lab.pcapng -Y 'frame.interface_name contains "milan/gateway:"' | less
+  lab capture -w - | wireshark -k -i -`,
+		Args: cobra.NoArgs,
 	}
 	name := labFlag(cmd)
 	cmd.Flags().StringVarP(&file, "write", "w", "lab.pcapng", "file; - is the standard output")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/golden"
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
@@ -51,6 +52,27 @@ func TestTerminal(t *testing.T) {
 	}
 	report.PrintSummary(&b, run)
 	golden.Assert(t, b.String(), "terminal.golden")
+}
+
+// TestPacketsOf: every interface saw the packets, so the command picks those of
+// the last host that did.
+func TestPacketsOf(t *testing.T) {
+	fault := func(path ...string) report.Step { return report.Step{Failures: []report.Fault{{Path: path}}} }
+	for _, tt := range []struct {
+		name  string
+		steps []report.Step
+		want  string
+	}{
+		{"nobody looked for a path", []report.Step{{}, fault()}, "tshark -nr runs/x/capture.pcapng | less\n"},
+		{"it ended at a gateway", []report.Step{{}, fault(), fault("milan/web", "milan/gateway")}, `tshark -nr runs/x/capture.pcapng -Y 'frame.interface_name contains "milan/gateway:"' | less` + "\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var b strings.Builder
+			report.PrintScenario(&b, report.Scenario{Rows: []report.Row{{Verdict: report.Fail, Bundle: "runs/x", Steps: tt.steps}}}, report.Run{})
+			assert.Check(t, is.Contains(b.String(), "packets   "+tt.want))
+			assert.Check(t, is.Contains(b.String(), "wireshark runs/x/capture.pcapng\n"))
+		})
+	}
 }
 
 func TestJUnit(t *testing.T) {

@@ -123,8 +123,33 @@ func printRow(w io.Writer, r Row, run Run) {
 	}
 	field(w, "again", fmt.Sprintf("lab run %s --seed %s%s%s --keep", pattern, run.Seed, world, sabotage))
 	if r.Bundle != "" {
-		field(w, "packets", fmt.Sprintf("tcpdump -nr %s/capture.pcapng | less", r.Bundle))
+		field(w, "packets", readPackets(r))
 	}
+}
+
+// readPackets is how to look at the packets of a row. tcpdump refuses the file:
+// WireGuard's interfaces have no Ethernet header, and the others have one. The
+// file has every packet once for each interface that it passed, so only those of
+// the host where a path ended are asked for.
+func readPackets(r Row) string {
+	file, only := r.Bundle+"/capture.pcapng", ""
+	if host := lastSeen(r); host != "" {
+		only = fmt.Sprintf(` -Y 'frame.interface_name contains "%s:"'`, host)
+	}
+	return fmt.Sprintf("tshark -nr %s%s | less\nwireshark %s", file, only, file)
+}
+
+// lastSeen is the last host that saw the packet of the first expectation that
+// knows, or nothing.
+func lastSeen(r Row) string {
+	for _, s := range r.Steps {
+		for _, f := range s.Failures {
+			if n := len(f.Path); n > 0 {
+				return f.Path[n-1]
+			}
+		}
+	}
+	return ""
 }
 
 func printFault(w io.Writer, f Fault) {
