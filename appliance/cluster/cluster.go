@@ -137,6 +137,8 @@ type ServicePort struct {
 // A Deployment is the Deployment of a gateway.
 type Deployment struct {
 	Meta
+	Owner                   string   // UID of the GatewayServer or GatewayClient that it was made for
+	Secrets                 []string // that its pods mount
 	Replicas, ReadyReplicas int32
 }
 

@@ -18,7 +18,7 @@ const GatewayRole = "liqo-gateway"
 // from the API. The binding of GatewayRole, and that in the system namespace,
 // are not in g's namespace, so they have no owner; their names tell them from
 // those of gateways of the same name elsewhere.
-func (p *planner) access(g *cluster.Gateway, secret string) {
+func (p *planner) access(g *cluster.Gateway) {
 	name := GatewayName(g.Name)
 	outside := Name(g.Namespace, name)
 	subject := []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: g.Namespace, Name: name}}

@@ -527,6 +527,7 @@ func TestShuffle(t *testing.T) {
 		}
 	}
 	publicKey(w, "rome", "bad", 3)
+	get[*v1beta1.GatewayServer](w, "liqo-tenant-rome", "rome").Spec.ServerTemplateRef.Name = "nope" // runs on
 	// Half of them have their numbers, half not.
 	s := w.snapshot()
 	want := dump(t, plan.Cluster(s))

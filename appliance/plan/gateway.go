@@ -3,13 +3,11 @@ package plan
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
-	"maps"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -18,50 +16,104 @@ import (
 )
 
 // gateways decides which gateways are sound, one at most per remote cluster,
-// and plans what they need to run.
+// and plans what they need to run. One that runs and is no longer sound goes
+// on as it was last made.
 func (p *planner) gateways() {
-	var list []*cluster.Gateway
+	p.carries = map[objectKey]*peering{}
+	p.gatewayNames = map[objectKey]*cluster.Gateway{}
 	for i := range p.s.GatewayServers {
-		list = append(list, &p.s.GatewayServers[i])
+		p.allGateways = append(p.allGateways, &p.s.GatewayServers[i])
 	}
 	for i := range p.s.GatewayClients {
-		list = append(list, &p.s.GatewayClients[i])
+		p.allGateways = append(p.allGateways, &p.s.GatewayClients[i])
 	}
-	slices.SortStableFunc(list, func(a, b *cluster.Gateway) int {
+	slices.SortStableFunc(p.allGateways, func(a, b *cluster.Gateway) int {
 		// Of the same age: server before client.
 		return cmp.Or(a.Created.Compare(b.Created), -strings.Compare(a.Role, b.Role), compareAge(a.Meta, b.Meta))
 	})
-	names := map[objectKey]*cluster.Gateway{}
-	for _, g := range list {
+	var renamed []*cluster.Gateway // those that run for another cluster than they say now
+	for _, g := range p.allGateways {
 		w := p.checkGateway(g)
-		name := objectKey{"", g.Namespace, GatewayName(g.Name)}
 		if p.sound(g.Meta) {
-			if first := p.peering(g.RemoteID).gateway; first != nil {
-				p.refuse(g.Meta, ReasonDuplicate, "%s %s/%s already connects cluster %s: a peering has one gateway per cluster, either a GatewayServer or a GatewayClient; delete one of the two",
-					first.Kind, first.Namespace, first.Name, g.RemoteID)
-			} else if first := names[name]; first != nil {
-				p.refuse(g.Meta, ReasonNameTaken, "%s %s has the same name: its Deployment and this one's would both be %s; give this object another name", first.Kind, first.Name, name.name)
+			if reason, problem := p.claim(g); problem != "" {
+				p.refuse(g.Meta, reason, "%s", problem)
 			} else {
-				peer := p.peering(g.RemoteID)
-				peer.gateway, names[name] = g, g
-				peer.pod = p.activePod(g)
+				p.workload(g, w)
+				continue
 			}
 		}
-		if p.sound(g.Meta) {
-			p.workload(g, w)
+		switch was := p.lastMade(g); {
+		case was == nil:
+		case was.RemoteID == g.RemoteID:
+			p.keep(was)
+		default:
+			renamed = append(renamed, was) // whoever says so has the better right
 		}
 	}
-	p.allGateways = list
+	for _, g := range renamed {
+		p.keep(g)
+	}
 }
 
-// A workload is what a template made of a gateway.
-type workload struct {
-	metadata   v1beta1.ObjectMeta
-	deployment v1beta1.DeploymentTemplate
-	service    v1beta1.ServiceTemplate // of a server
-	metrics    *v1beta1.Metrics
-	secret     string
-	ownKeys    bool // the Secret is the user's
+// claim makes g the gateway of its peering, or says why it can't be.
+func (p *planner) claim(g *cluster.Gateway) (reason, problem string) {
+	name := objectKey{"", g.Namespace, GatewayName(g.Name)}
+	peer := p.peering(g.RemoteID)
+	if first := peer.gateway; first != nil {
+		return ReasonDuplicate, fmt.Sprintf("%s %s/%s already connects cluster %s: a peering has one gateway per cluster, either a GatewayServer or a GatewayClient; delete one of the two",
+			first.Kind, first.Namespace, first.Name, g.RemoteID)
+	}
+	if first := p.gatewayNames[name]; first != nil {
+		return ReasonNameTaken, fmt.Sprintf("%s %s has the same name: its Deployment and this one's would both be %s; give this object another name", first.Kind, first.Name, name.name)
+	}
+	peer.gateway, peer.pod = g, p.activePod(g)
+	p.gatewayNames[name], p.carries[keyOf(g.Ref)] = g, peer
+	return "", ""
+}
+
+// lastMade returns g as its Deployment was made: for which remote cluster, with
+// which keys and MTU. It returns nil if there is no such Deployment.
+func (p *planner) lastMade(g *cluster.Gateway) *cluster.Gateway {
+	i := slices.IndexFunc(p.s.Deployments, func(d cluster.Deployment) bool {
+		return d.Namespace == g.Namespace && d.Name == GatewayName(g.Name) && d.Owner != "" && d.Owner == g.UID
+	})
+	if i < 0 || !clusterID.MatchString(p.s.Deployments[i].Labels[v1beta1.LabelRemoteClusterID]) {
+		return nil
+	}
+	d, was := p.s.Deployments[i], *g
+	was.RemoteID, was.SecretName = d.Labels[v1beta1.LabelRemoteClusterID], ""
+	if len(d.Secrets) > 0 && !slices.Contains(d.Secrets, d.Name) {
+		usable := slices.IndexFunc(d.Secrets, func(name string) bool { return p.usableSecret(g.Namespace, name) })
+		was.SecretName = d.Secrets[max(0, usable)]
+	}
+	if f := p.existingFabric(&was); f != nil {
+		was.MTU = f.MTU
+	}
+	return &was
+}
+
+// keep lets g, which runs, go on as it was last made, although what its object
+// says now can't be: a slip of the pen does not stop traffic. What the template
+// made of it stays as it is; all else is planned, for nodes come and go
+// meanwhile.
+func (p *planner) keep(g *cluster.Gateway) {
+	if _, problem := p.claim(g); problem != "" {
+		return // somebody else does its work by now
+	}
+	p.verdict(g.Meta).messages = append(p.verdict(g.Meta).messages, "until then its gateway runs on as it was made before")
+	name := GatewayName(g.Name)
+	stays := func(version, kind, name string) {
+		p.out.Keep = append(p.out.Keep, cluster.Ref{APIVersion: version, Kind: kind, Namespace: g.Namespace, Name: name})
+	}
+	if g.Role == cluster.Client {
+		stays(networkingVersion, "WgGatewayClient", g.Name)
+	} else {
+		stays(networkingVersion, "WgGatewayServer", g.Name)
+		stays("v1", "Service", name)
+	}
+	stays("apps/v1", "Deployment", name)
+	stays("v1", "Service", metricsName(name))
+	p.belongings(g, g.SecretName != "")
 }
 
 // checkGateway refuses g if it contradicts itself or what it refers to is not
@@ -102,6 +154,12 @@ func (p *planner) checkSecret(g *cluster.Gateway) {
 	}
 }
 
+// usableSecret reports whether there is a Secret of this name with a key pair.
+func (p *planner) usableSecret(namespace, name string) bool {
+	s := p.secret(namespace, name)
+	return s != nil && s.HasPrivate && len(s.PublicKey) == keySize
+}
+
 func (p *planner) secret(namespace, name string) *cluster.KeySecret {
 	for i := range p.s.Secrets {
 		if s := &p.s.Secrets[i]; s.Namespace == namespace && s.Name == name {
@@ -109,198 +167,6 @@ func (p *planner) secret(namespace, name string) *cluster.KeySecret {
 		}
 	}
 	return nil
-}
-
-// renderWorkload fills the template of g in.
-func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
-	templates, kind, makes, fallback := p.s.ServerTemplates, "WgGatewayServerTemplate", "WgGatewayServer", "wireguard-server"
-	if g.Role == cluster.Client {
-		templates, kind, makes, fallback = p.s.ClientTemplates, "WgGatewayClientTemplate", "WgGatewayClient", "wireguard-client"
-	}
-	reference := "spec." + g.Role + "TemplateRef"
-	if g.TemplateRef.Kind != "" && g.TemplateRef.Kind != kind {
-		p.refuse(g.Meta, ReasonNoTemplate, "%s.kind: %q: use %s", reference, g.TemplateRef.Kind, kind)
-		return
-	}
-	namespace, name := cmp.Or(g.TemplateRef.Namespace, p.s.Namespace), cmp.Or(g.TemplateRef.Name, fallback)
-	i := slices.IndexFunc(templates, func(t cluster.Template) bool { return t.Namespace == namespace && t.Name == name })
-	if i < 0 {
-		p.refuse(g.Meta, ReasonNoTemplate, "%s: there is no %s %s/%s: create it, or name %s in namespace %s", reference, kind, namespace, name, fallback, p.s.Namespace)
-		return
-	}
-	t := templates[i]
-	if t.ObjectKind != makes || t.ObjectAPIVersion != networkingVersion {
-		p.refuse(g.Meta, ReasonBadTemplate, "%s %s/%s: spec.objectKind: %s %s can't be made here: use %s %s", kind, namespace, name, t.ObjectAPIVersion, t.ObjectKind, networkingVersion, makes)
-		return
-	}
-	values := templateValues{
-		Name: GatewayName(g.Name), GatewayName: g.Name, Namespace: g.Namespace, GatewayUID: g.UID, ClusterID: g.RemoteID, SecretName: w.secret,
-	}
-	var err error
-	if g.Role == cluster.Server {
-		var object v1beta1.GatewayServer
-		if err = json.Unmarshal(g.Raw, &object); err == nil {
-			values.Spec = object.Spec
-			var wg v1beta1.WgGatewayServer
-			if err = render(t.JSON, values, &wg); err == nil {
-				w.metadata, w.deployment, w.service, w.metrics = meta(wg.ObjectMeta), wg.Spec.Deployment, wg.Spec.Service, wg.Spec.Metrics
-				mergeInto(&w.service.Metadata.Annotations, object.Spec.ServiceAnnotations)
-				mergeInto(&w.service.Metadata.Labels, object.Spec.ServiceLabels)
-				if len(w.service.Spec.Ports) == 0 {
-					p.refuse(g.Meta, ReasonBadTemplate, "%s %s/%s: spec.template.spec.service.spec.ports is empty: add the port of WireGuard", kind, namespace, name)
-				}
-			}
-		}
-	} else {
-		var object v1beta1.GatewayClient
-		if err = json.Unmarshal(g.Raw, &object); err == nil {
-			values.Spec = object.Spec
-			var wg v1beta1.WgGatewayClient
-			if err = render(t.JSON, values, &wg); err == nil {
-				w.metadata, w.deployment, w.metrics = meta(wg.ObjectMeta), wg.Spec.Deployment, wg.Spec.Metrics
-			}
-		}
-	}
-	if err != nil {
-		p.refuse(g.Meta, ReasonBadTemplate, "%s %s/%s can't be filled in: %v", kind, namespace, name, err)
-	} else if len(w.deployment.Spec.Template.Spec.Containers) == 0 {
-		p.refuse(g.Meta, ReasonBadTemplate, "%s %s/%s: spec.template.spec.deployment.spec.template.spec.containers is empty: add the gateway", kind, namespace, name)
-	}
-}
-
-func meta(o metav1.ObjectMeta) v1beta1.ObjectMeta {
-	return v1beta1.ObjectMeta{Labels: o.Labels, Annotations: o.Annotations}
-}
-
-// mergeInto adds from to the map at to; from wins.
-func mergeInto(to *map[string]string, from map[string]string) {
-	if len(from) == 0 {
-		return
-	}
-	if *to == nil {
-		*to = map[string]string{}
-	}
-	maps.Copy(*to, from)
-}
-
-// podLabels are the labels of a gateway's pod.
-func podLabels(g *cluster.Gateway) map[string]string {
-	return map[string]string{
-		v1beta1.LabelAppName:          GatewayName(g.Name),
-		v1beta1.LabelComponent:        v1beta1.ComponentGateway,
-		v1beta1.LabelGatewayName:      Label(g.Name),
-		v1beta1.LabelGatewayNamespace: g.Namespace,
-		v1beta1.LabelActive:           "true",
-		v1beta1.LabelRemoteClusterID:  g.RemoteID,
-	}
-}
-
-// selectLabels returns those of all by which a Deployment or Service finds a
-// gateway's pod.
-func selectLabels(all map[string]string, names ...string) map[string]string {
-	out := map[string]string{}
-	for _, name := range names {
-		out[name] = all[name]
-	}
-	return out
-}
-
-// workload plans what g needs to run.
-func (p *planner) workload(g *cluster.Gateway, w workload) {
-	name, labels := GatewayName(g.Name), podLabels(g)
-	pod := completePod(&w.deployment.Spec, name, labels)
-	p.wgGateway(g, w)
-
-	d := &appsv1.Deployment{TypeMeta: metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"}, ObjectMeta: owned(name, g.RemoteID, g.Meta)}
-	w.deployment.Spec.DeepCopyInto(&d.Spec)
-	decorate(&d.ObjectMeta, w.deployment.Metadata, labels, v1beta1.LabelGatewayName, v1beta1.LabelGatewayNamespace)
-	p.add(d)
-
-	if g.Role == cluster.Server {
-		p.service(g, name, w.service, pod)
-	}
-	if w.metrics != nil && w.metrics.Enabled && w.metrics.Service != nil {
-		p.service(g, shorten(name+"-metrics", maxLabel), *w.metrics.Service, pod)
-	}
-	if !w.ownKeys {
-		k := KeySecret{Namespace: g.Namespace, Name: name, Labels: map[string]string{
-			v1beta1.LabelRemoteClusterID: g.RemoteID, v1beta1.LabelGatewayResource: "true", v1beta1.LabelManagedBy: v1beta1.ManagedBy,
-		}}
-		if g.UID != "" {
-			k.Owner = ownerReference(g.Ref)
-		}
-		p.out.Keys = append(p.out.Keys, k)
-	}
-	p.access(g, w.secret)
-
-	connection := &v1beta1.Connection{TypeMeta: typeMeta("Connection"), ObjectMeta: owned(name, g.RemoteID, g.Meta)}
-	connection.Spec.Type, connection.Spec.GatewayRef = v1beta1.ConnectionTypeServer, corev1.ObjectReference{
-		APIVersion: networkingVersion, Kind: "WgGatewayServer", Namespace: g.Namespace, Name: g.Name,
-	}
-	if g.Role == cluster.Client {
-		connection.Spec.Type, connection.Spec.GatewayRef.Kind = v1beta1.ConnectionTypeClient, "WgGatewayClient"
-	}
-	p.add(connection)
-	p.add(&v1beta1.GatewayReport{TypeMeta: typeMeta("GatewayReport"), ObjectMeta: owned(name, g.RemoteID, g.Meta)})
-}
-
-// completePod adds to the Deployment of a template what makes its pods those
-// of a gateway, and returns their labels.
-func completePod(d *appsv1.DeploymentSpec, name string, labels map[string]string) map[string]string {
-	pod := &d.Template
-	if pod.Labels == nil {
-		pod.Labels = map[string]string{}
-	}
-	for k, v := range labels {
-		if _, has := pod.Labels[k]; !has || k == v1beta1.LabelAppName || k == v1beta1.LabelRemoteClusterID {
-			pod.Labels[k] = v
-		}
-	}
-	pod.Labels[v1beta1.LabelManagedBy] = v1beta1.ManagedBy
-	if d.Selector == nil {
-		d.Selector = &metav1.LabelSelector{MatchLabels: selectLabels(pod.Labels, v1beta1.LabelAppName, v1beta1.LabelComponent)}
-	}
-	for k, v := range d.Selector.MatchLabels {
-		pod.Labels[k] = v
-	}
-	pod.Spec.ServiceAccountName, pod.Spec.DeprecatedServiceAccount = name, ""
-	return pod.Labels
-}
-
-// wgGateway plans the object that shows what the template made of g.
-func (p *planner) wgGateway(g *cluster.Gateway, w workload) {
-	if g.Role == cluster.Client {
-		o := &v1beta1.WgGatewayClient{TypeMeta: typeMeta("WgGatewayClient"), ObjectMeta: owned(g.Name, g.RemoteID, g.Meta)}
-		decorate(&o.ObjectMeta, w.metadata, nil)
-		o.Spec.Deployment, o.Spec.Metrics, o.Spec.SecretRef.Name = w.deployment, w.metrics, w.secret
-		p.add(o.DeepCopy())
-		return
-	}
-	o := &v1beta1.WgGatewayServer{TypeMeta: typeMeta("WgGatewayServer"), ObjectMeta: owned(g.Name, g.RemoteID, g.Meta)}
-	decorate(&o.ObjectMeta, w.metadata, nil)
-	o.Spec.Deployment, o.Spec.Service, o.Spec.Metrics, o.Spec.SecretRef.Name = w.deployment, w.service, w.metrics, w.secret
-	p.add(o.DeepCopy())
-}
-
-// decorate adds to o the labels and annotations of a template and those of
-// ours that are named; ours win.
-func decorate(o *metav1.ObjectMeta, from v1beta1.ObjectMeta, ours map[string]string, names ...string) {
-	labels := maps.Clone(from.Labels)
-	mergeInto(&labels, o.Labels)
-	mergeInto(&labels, selectLabels(ours, names...))
-	o.Labels = labels
-	mergeInto(&o.Annotations, from.Annotations)
-}
-
-// service plans a Service in front of the gateway's pod.
-func (p *planner) service(g *cluster.Gateway, name string, from v1beta1.ServiceTemplate, labels map[string]string) {
-	o := &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: owned(name, g.RemoteID, g.Meta)}
-	from.Spec.DeepCopyInto(&o.Spec)
-	decorate(&o.ObjectMeta, from.Metadata, labels, v1beta1.LabelGatewayName, v1beta1.LabelGatewayNamespace)
-	if len(o.Spec.Selector) == 0 {
-		o.Spec.Selector = selectLabels(labels, v1beta1.LabelAppName, v1beta1.LabelComponent, v1beta1.LabelActive)
-	}
-	p.add(o)
 }
 
 // activePod returns the pod that carries the traffic of g. The one that nodes
@@ -350,17 +216,17 @@ func (p *planner) gatewayStatus(g *cluster.Gateway) {
 	var ref, secret *corev1.ObjectReference
 	var endpoint *v1beta1.EndpointStatus
 	var internal *v1beta1.InternalGatewayEndpoint
-	if peer := p.lookup(g.RemoteID); peer != nil && peer.gateway == g {
+	if peer := p.carries[keyOf(g.Ref)]; peer != nil {
 		ref = &corev1.ObjectReference{APIVersion: networkingVersion, Kind: "WgGatewayServer", Namespace: g.Namespace, Name: g.Name}
-		name := cmp.Or(g.SecretName, GatewayName(g.Name))
-		if s := p.secret(g.Namespace, name); s != nil && s.HasPrivate && len(s.PublicKey) == keySize {
+		name := cmp.Or(peer.gateway.SecretName, GatewayName(g.Name))
+		if p.usableSecret(g.Namespace, name) {
 			secret = &corev1.ObjectReference{APIVersion: "v1", Kind: "Secret", Namespace: g.Namespace, Name: name}
 		}
 		if pod := peer.pod; pod != nil {
 			internal = &v1beta1.InternalGatewayEndpoint{IP: ptr(apiIP(pod.IPs[0])), Node: ptr(pod.Node)}
 		}
 		if g.Role == cluster.Server {
-			endpoint = p.endpoint(g)
+			endpoint = p.endpoint(g, peer.pod)
 		}
 	}
 	if g.Role == cluster.Client {
@@ -385,9 +251,9 @@ func (p *planner) gatewayStatus(g *cluster.Gateway) {
 	p.out.Statuses = append(p.out.Statuses, o)
 }
 
-// endpoint returns where the peer has to dial; nil as long as that is not
-// known.
-func (p *planner) endpoint(g *cluster.Gateway) *v1beta1.EndpointStatus {
+// endpoint returns where the peer has to dial to reach g, which runs in pod;
+// nil as long as that is not known.
+func (p *planner) endpoint(g *cluster.Gateway, pod *cluster.Pod) *v1beta1.EndpointStatus {
 	i := slices.IndexFunc(p.s.Services, func(s cluster.Service) bool {
 		return s.Namespace == g.Namespace && s.Name == GatewayName(g.Name)
 	})
@@ -398,7 +264,7 @@ func (p *planner) endpoint(g *cluster.Gateway) *v1beta1.EndpointStatus {
 	port, addresses := s.Ports[0].Port, []string(nil)
 	switch s.Type {
 	case string(corev1.ServiceTypeNodePort):
-		port, addresses = s.Ports[0].NodePort, p.nodeAddresses(p.lookup(g.RemoteID).pod)
+		port, addresses = s.Ports[0].NodePort, p.nodeAddresses(pod)
 	case string(corev1.ServiceTypeLoadBalancer):
 		addresses = s.Ingress
 	default:

@@ -45,7 +45,11 @@ type planner struct {
 
 	peerings    []*peering         // by remote ID
 	allGateways []*cluster.Gateway // oldest first
-	local       localNetworks
+	// carries holds the peering that each gateway carries, gatewayNames who
+	// has the name of a Deployment.
+	carries      map[objectKey]*peering
+	gatewayNames map[objectKey]*cluster.Gateway
+	local        localNetworks
 	// node and fabric hold what was given from the internal CIDR.
 	node, fabric map[string]netip.Addr // by InternalNode's name, and by peering
 	nodeIface    map[string]string     // names on gateways, by InternalNode's name
@@ -59,7 +63,7 @@ type peering struct {
 	config  *cluster.Configuration // nil: none is sound
 	remap   cluster.CIDRs          // as we call the networks of config
 	ready   bool                   // remap is complete
-	gateway *cluster.Gateway       // nil: none is sound
+	gateway *cluster.Gateway       // as it is planned or kept; nil: there is none
 	pod     *cluster.Pod           // that carries the traffic; nil: none
 }
 
@@ -164,6 +168,7 @@ func (p *planner) sorted() Result {
 	slices.SortFunc(p.out.Objects, object)
 	slices.SortFunc(p.out.Statuses, object)
 	slices.SortFunc(p.out.Applies, object)
+	slices.SortFunc(p.out.Keep, compareRef)
 	slices.SortFunc(p.out.Keys, func(a, b KeySecret) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})

@@ -41,8 +41,12 @@ type Result struct {
 	// Objects must exist, with these labels, owners and specs, and without
 	// regard to their status. Each carries the label
 	// app.kubernetes.io/managed-by=isthmus; an object of one of [Kinds]
-	// with that label that is not here must go.
+	// with that label that is neither here nor in Keep must go.
 	Objects []Object
+	// Keep names objects that stay as they are, if they exist: what the
+	// template made of a gateway whose object has since been changed to
+	// something that can't be.
+	Keep []cluster.Ref
 	// Statuses are existing objects, or ones in Objects, with the status
 	// that the controller wants. Only the fields that the controller owns
 	// are set: what a host reports about itself is not here. Conditions have

@@ -91,6 +91,11 @@ func (p *planner) foreignClusters() {
 	for _, g := range slices.Concat(p.s.GatewayServers, p.s.GatewayClients) {
 		ids[g.RemoteID] = true
 	}
+	for _, peer := range p.peerings {
+		if peer.gateway != nil {
+			ids[peer.id] = true
+		}
+	}
 	known := map[string]bool{} // by cluster ID: made by somebody else
 	for _, fc := range p.s.ForeignClusters {
 		id := cmp.Or(fc.ClusterID, fc.Name)

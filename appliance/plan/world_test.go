@@ -194,6 +194,10 @@ func (w *world) apply(r plan.Result) []string {
 			done = append(done, "update "+k)
 		}
 	}
+	for _, r := range r.Keep {
+		assert.Assert(w.t, !planned[key(r.Kind, r.Namespace, r.Name)], "%s is planned and kept", r)
+		planned[key(r.Kind, r.Namespace, r.Name)] = true
+	}
 	for _, k := range slices.Sorted(maps.Keys(w.objects)) {
 		o := w.objects[k]
 		if o != nil && kinds[o.GetObjectKind().GroupVersionKind().Kind] && o.GetLabels()[v1beta1.LabelManagedBy] == v1beta1.ManagedBy && !planned[k] {
@@ -499,7 +503,10 @@ func dump(t testing.TB, r plan.Result) string {
 	for _, part := range []struct {
 		title string
 		value any
-	}{{"Keys", r.Keys}, {"Events", r.Events}} {
+	}{{"Keys", r.Keys}, {"Events", r.Events}, {"Keep", r.Keep}} {
+		if part.title == "Keep" && len(r.Keep) == 0 {
+			continue
+		}
 		raw, err := yaml.Marshal(part.value)
 		assert.NilError(t, err)
 		fmt.Fprintf(&b, "# %s\n%s", part.title, raw)

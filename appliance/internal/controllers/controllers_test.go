@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +27,7 @@ import (
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
 const tenant = "liqo-tenant-rome"
@@ -61,6 +63,7 @@ func TestController(t *testing.T) {
 	w.run("what is changed by hand is changed back", (*world).testDrift)
 	w.run("a key is never overwritten", (*world).testKeys)
 	w.run("what is wrong is said once", (*world).testEvents)
+	w.run("a running gateway survives a slip of the pen", (*world).testKept)
 	w.run("what is not ours stays", (*world).testForeign)
 	w.run("what is not planned any more goes", (*world).testPrune)
 }
@@ -264,6 +267,48 @@ func (w *world) testEvents() {
 	}
 	assert.Check(w.t, is.Equal(events(), int32(1)))
 	w.delete(bad)
+}
+
+// testKept asks for a template that does not exist. What the old one made goes
+// on, and is changed again once the name is right.
+func (w *world) testKept() {
+	gws := &v1beta1.GatewayServer{ObjectMeta: peerMeta("rome")}
+	list := []client.Object{
+		&appsv1.Deployment{ObjectMeta: peerMeta("gw-rome")}, &corev1.Service{ObjectMeta: peerMeta("gw-rome")}, &v1beta1.WgGatewayServer{ObjectMeta: peerMeta("rome")},
+		&corev1.ServiceAccount{ObjectMeta: peerMeta("gw-rome")}, &rbacv1.RoleBinding{ObjectMeta: peerMeta("gw-rome")}, &corev1.Secret{ObjectMeta: peerMeta("gw-rome")},
+		&v1beta1.Connection{ObjectMeta: peerMeta("gw-rome")}, &v1beta1.InternalFabric{ObjectMeta: peerMeta("rome")},
+		&v1beta1.RouteConfiguration{ObjectMeta: peerMeta("rome-node-gw")}, &v1beta1.RouteConfiguration{ObjectMeta: peerMeta("rome-gw-ext")},
+	}
+	before := map[int]string{}
+	for i, o := range list {
+		w.exists(o)
+		before[i] = string(o.GetUID())
+	}
+	accepted := func(want metav1.ConditionStatus) func() bool {
+		return func() bool {
+			return w.get(gws) && len(gws.Status.Conditions) == 1 && gws.Status.Conditions[0].Status == want
+		}
+	}
+	w.until("the GatewayServer is in use", accepted(metav1.ConditionTrue))
+	w.patch(gws, `{"spec":{"serverTemplateRef":{"name":"nope"}}}`)
+	w.until("a condition says that it is not", accepted(metav1.ConditionFalse))
+	w.until("an event says why", func() bool {
+		var events eventsv1.EventList
+		assert.NilError(w.t, w.c.List(w.t.Context(), &events, client.InNamespace(tenant)))
+		return slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool {
+			return e.Regarding.Name == "rome" && e.Regarding.Kind == "GatewayServer" && e.Reason == plan.ReasonNoTemplate
+		})
+	})
+	w.settle()
+	for i, o := range list {
+		assert.Assert(w.t, w.get(o), "%T %s is gone", o, o.GetName())
+		assert.Check(w.t, o.GetDeletionTimestamp() == nil)
+		assert.Check(w.t, is.Equal(string(o.GetUID()), before[i]), "%T %s", o, o.GetName())
+	}
+	w.patch(gws, `{"spec":{"serverTemplateRef":{"name":"wireguard-server"},"endpoint":{"ports":[4500]}}}`)
+	w.until("it is in use again", accepted(metav1.ConditionTrue))
+	service := &corev1.Service{ObjectMeta: peerMeta("gw-rome")}
+	w.until("and follows", func() bool { return w.get(service) && service.Spec.Ports[0].Port == 4500 })
 }
 
 func (w *world) testForeign() {

@@ -62,7 +62,7 @@ func (r *reconciler) write(ctx context.Context, result plan.Result) error {
 		each(w, wave, func(o plan.Object) error { return w.object(ctx, o) })
 	}
 	each(w, result.Statuses, func(o plan.Object) error { return w.status(ctx, o) })
-	w.prune(ctx, result.Objects)
+	w.prune(ctx, result)
 	r.metrics.planned(len(result.Objects))
 	return errors.Join(w.errs...)
 }
@@ -271,10 +271,13 @@ func (w *writer) remove(ctx context.Context, key objectKey, live client.Object, 
 }
 
 // prune deletes what the controller made and does not plan any more.
-func (w *writer) prune(ctx context.Context, planned []plan.Object) {
-	keep := make(map[objectKey]bool, len(planned))
-	for _, o := range planned {
+func (w *writer) prune(ctx context.Context, result plan.Result) {
+	keep := make(map[objectKey]bool, len(result.Objects)+len(result.Keep))
+	for _, o := range result.Objects {
 		keep[keyFor(o)] = true
+	}
+	for _, o := range result.Keep {
+		keep[objectKey{schema.FromAPIVersionAndKind(o.APIVersion, o.Kind), client.ObjectKey{Namespace: o.Namespace, Name: o.Name}}] = true
 	}
 	for key := range w.reconciler.settled {
 		if !keep[key] {

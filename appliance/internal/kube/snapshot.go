@@ -10,6 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
@@ -230,6 +231,14 @@ func Deployment(o *appsv1.Deployment) (cluster.Deployment, []cluster.InvalidErro
 	}
 	if o.Spec.Replicas != nil {
 		d.Replicas = *o.Spec.Replicas
+	}
+	if owner := metav1.GetControllerOf(o); owner != nil {
+		d.Owner = string(owner.UID)
+	}
+	for _, v := range o.Spec.Template.Spec.Volumes {
+		if v.Secret != nil {
+			d.Secrets = append(d.Secrets, v.Secret.SecretName)
+		}
 	}
 	return d, nil
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"gotest.tools/v3/assert"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -101,6 +102,25 @@ func TestServices(t *testing.T) {
 
 	headless, _ := kube.Service(&corev1.Service{Spec: corev1.ServiceSpec{ClusterIPs: []string{"None"}}})
 	assert.Equal(t, len(headless.ClusterIPs), 0)
+}
+
+func TestDeployments(t *testing.T) {
+	mount := func(name string) corev1.Volume {
+		return corev1.Volume{Name: name, VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: name}}}
+	}
+	o := &appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{OwnerReferences: []metav1.OwnerReference{
+		{Kind: "Other", UID: "somebody"}, {Kind: "GatewayServer", UID: "rome", Controller: new(true)},
+	}}}
+	o.Spec.Template.Spec.Volumes = []corev1.Volume{{Name: "tmp"}, mount("keys"), mount("tls")}
+	d, invalid := kube.Deployment(o)
+	assert.Equal(t, len(invalid), 0)
+	assert.Equal(t, d.Owner, "rome")
+	assert.DeepEqual(t, d.Secrets, []string{"keys", "tls"})
+	assert.Equal(t, d.Replicas, int32(1)) // the API's default
+
+	d, _ = kube.Deployment(&appsv1.Deployment{Spec: appsv1.DeploymentSpec{Replicas: new(int32(2))}})
+	assert.Equal(t, d.Owner, "")
+	assert.Equal(t, d.Replicas, int32(2))
 }
 
 func TestInvalidAndNotes(t *testing.T) {
