@@ -131,6 +131,42 @@ func TestChartHasCRDs(t *testing.T) {
 	assert.Check(t, is.Len(chart.CRDObjects(), 18))
 }
 
+// Every daemon has two minutes to start, and is seen within a second or two when
+// it has; liveness and readiness come after that.
+func TestChartProbes(t *testing.T) {
+	out, err := render(t, minimal())
+	assert.NilError(t, err)
+	var containers int
+	var walk func(node any)
+	walk = func(node any) {
+		switch n := node.(type) {
+		case []any:
+			for _, v := range n {
+				walk(v)
+			}
+		case map[string]any:
+			if live, ok := n["livenessProbe"].(map[string]any); ok {
+				containers++
+				ready, _ := n["readinessProbe"].(map[string]any)
+				startup, _ := n["startupProbe"].(map[string]any)
+				assert.Check(t, is.DeepEqual(ready["httpGet"], map[string]any{"path": "/readyz", "port": "health"}))
+				assert.Check(t, is.DeepEqual(live["httpGet"], map[string]any{"path": "/healthz", "port": "health"}))
+				assert.Check(t, is.DeepEqual(startup["httpGet"], live["httpGet"]))
+				period, _ := startup["periodSeconds"].(float64)
+				failures, _ := startup["failureThreshold"].(float64)
+				assert.Check(t, period <= 2 && period*failures == 120, "%v times %v s", failures, period)
+			}
+			for _, v := range n {
+				walk(v)
+			}
+		}
+	}
+	for _, o := range documents(t, out) {
+		walk(o)
+	}
+	assert.Equal(t, containers, 4)
+}
+
 // No container asks for more than NET_ADMIN.
 func TestChartPrivileges(t *testing.T) {
 	out, err := render(t, minimal())

@@ -37,9 +37,15 @@ affinity:
 {{ . | replace "." "-" | replace ":" "-" | replace "/" "-" }}
 {{- end }}
 
-{{/* The probes of all three daemons. Readiness is asked often, because others
-wait for it. */}}
+{{/* The probes of all three daemons. A busy machine may take two minutes to
+start one before liveness has a say: one that is killed for that starts again
+and is slower still. Readiness is asked often, because others wait for it. */}}
 {{- define "isthmus.probes" -}}
+startupProbe:
+  httpGet: {path: /healthz, port: health}
+  periodSeconds: 1
+  timeoutSeconds: 2
+  failureThreshold: 120
 livenessProbe:
   httpGet: {path: /healthz, port: health}
   periodSeconds: 10
