@@ -102,18 +102,23 @@ func (r *Runner) Run(ctx context.Context, s *scenario.Scenario, sr scenario.Row)
 	err := r.run(ctx, s, sr, &out)
 	out.Took = report.Duration(time.Since(start))
 	out.Verdict, out.Reason = verdict(&out, s.XFail, err)
-	if (out.Verdict == report.Fail || out.Verdict == report.Infra) && r.Bundle != nil {
-		bundle, err := r.Bundle(context.WithoutCancel(ctx), &out)
-		switch {
-		case errors.Is(err, world.ErrNotRunning): // the reason says so already
-		case err != nil:
-			out.Reason = strings.TrimSpace(out.Reason + "\nnot all evidence was written: " + err.Error())
-			out.Bundle = bundle
-		default:
-			out.Bundle = bundle
-		}
-	}
+	r.bundle(ctx, &out)
 	return out
+}
+
+// bundle writes the evidence of a row that failed.
+func (r *Runner) bundle(ctx context.Context, out *report.Row) {
+	if r.Bundle == nil || out.Verdict != report.Fail && out.Verdict != report.Infra {
+		return
+	}
+	bundle, err := r.Bundle(context.WithoutCancel(ctx), out)
+	if errors.Is(err, world.ErrNotRunning) { // the reason says so already
+		return
+	}
+	out.Bundle = bundle
+	if err != nil {
+		out.Reason = strings.TrimSpace(out.Reason + "\nnot all evidence was written: " + err.Error())
+	}
 }
 
 func verdict(out *report.Row, xfail string, err error) (report.Verdict, string) {

@@ -56,6 +56,47 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
+// TestSabotageVerdict: a sabotage that was noticed at its step passes.
+func TestSabotageVerdict(t *testing.T) {
+	sab := scenario.Sabotage{Withhold: "routeconfiguration/x", In: "milan", Fails: "second"}
+	red := func(name string) report.Step { return report.Step{Name: name, Failures: []report.Fault{{}}} }
+	for _, tc := range []struct {
+		steps []report.Step
+		err   error
+		want  report.Verdict
+		why   string
+	}{
+		{[]report.Step{{Name: "first"}, red("second")}, nil, report.Pass, ""},
+		{[]report.Step{{Name: "first"}, {Name: "second"}}, nil, report.Fail, "it stayed green: nothing of the scenario depends on withhold routeconfiguration/x in milan"},
+		{[]report.Step{red("first")}, nil, report.Fail, `it failed at "first" instead of at "second"`},
+		{[]report.Step{red("second")}, errors.New("the agent is gone"), report.Infra, "the agent is gone"},
+	} {
+		got, why := sabotageVerdict(&report.Row{Steps: tc.steps}, sab, tc.err)
+		assert.Equal(t, got, tc.want)
+		assert.Equal(t, why, tc.why)
+	}
+}
+
+// TestApplies: an object is looked for in a host's report by its kind,
+// namespace and name.
+func TestApplies(t *testing.T) {
+	object := func(kind, namespace, name string) *unstructured.Unstructured {
+		o := &unstructured.Unstructured{Object: map[string]any{"kind": kind}}
+		o.SetNamespace(namespace)
+		o.SetName(name)
+		return o
+	}
+	host := &unstructured.Unstructured{Object: map[string]any{"status": map[string]any{"applied": []any{
+		map[string]any{"kind": "RouteConfiguration", "namespace": "liqo", "name": "other", "ok": true},
+		map[string]any{"kind": "RouteConfiguration", "namespace": "liqo-tenant-rome", "name": "rome-gw-ext", "ok": true},
+	}}}}
+	assert.Check(t, applies(host, object("RouteConfiguration", "liqo-tenant-rome", "rome-gw-ext")))
+	assert.Check(t, !applies(host, object("FirewallConfiguration", "liqo-tenant-rome", "rome-gw-ext")))
+	assert.Check(t, !applies(host, object("RouteConfiguration", "liqo-tenant-milan", "rome-gw-ext")))
+	assert.Check(t, !applies(host, object("RouteConfiguration", "liqo-tenant-rome", "rome-node-gw")))
+	assert.Check(t, !applies(&unstructured.Unstructured{Object: map[string]any{}}, object("RouteConfiguration", "liqo", "other")))
+}
+
 // TestPolicy: it refuses one object by name and namespace, and nothing else.
 func TestPolicy(t *testing.T) {
 	o := &unstructured.Unstructured{Object: map[string]any{}}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -37,9 +38,14 @@ func (r *Runner) RunSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 	start := time.Now()
 	err := r.runSabotage(ctx, s, sr, sab, &out)
 	out.Took = report.Duration(time.Since(start))
+	out.Verdict, out.Reason = sabotageVerdict(&out, sab, err)
+	r.bundle(ctx, &out)
+	return out
+}
+
+func sabotageVerdict(out *report.Row, sab scenario.Sabotage, err error) (report.Verdict, string) {
 	if err != nil {
-		out.Verdict, out.Reason = report.Infra, err.Error()
-		return out
+		return report.Infra, err.Error()
 	}
 	var red string
 	for _, st := range out.Steps {
@@ -50,13 +56,11 @@ func (r *Runner) RunSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 	}
 	switch red {
 	case sab.Fails:
-		out.Verdict = report.Pass
+		return report.Pass, ""
 	case "":
-		out.Verdict, out.Reason = report.Fail, "it stayed green: nothing of the scenario depends on "+sab.String()
-	default:
-		out.Verdict, out.Reason = report.Fail, fmt.Sprintf("it failed at %q instead of at %q", red, sab.Fails)
+		return report.Fail, "it stayed green: nothing of the scenario depends on " + sab.String()
 	}
-	return out
+	return report.Fail, fmt.Sprintf("it failed at %q instead of at %q", red, sab.Fails)
 }
 
 func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scenario.Row, sab scenario.Sabotage, out *report.Row) (err error) {
@@ -128,7 +132,42 @@ func (r *Runner) withhold(ctx context.Context, sab scenario.Sabotage, undo *undo
 	if err := r.refuse(ctx, sab, m, object, undo); err != nil {
 		return err
 	}
-	return r.remove(ctx, sab.In, m, object.GetNamespace(), object.GetName())
+	if err := r.remove(ctx, sab.In, m, object.GetNamespace(), object.GetName()); err != nil {
+		return err
+	}
+	return until(ctx, forgetTime, "some host still reports that it has applied it", func(ctx context.Context) (bool, error) {
+		return r.forgotten(ctx, sab.In, object)
+	})
+}
+
+// forgetTime is how long hosts may take to undo what an object asked for.
+const forgetTime = 30 * time.Second
+
+// forgotten tells whether no host of a cluster reports any more that it was
+// asked to apply an object. Hosts report after they have acted: a row that
+// looked earlier could pass on what is about to go.
+func (r *Runner) forgotten(ctx context.Context, cluster string, object *unstructured.Unstructured) (bool, error) {
+	for _, kind := range []string{"internalnode", "gatewayreport"} {
+		hosts, err := r.api.List(ctx, cluster, kind)
+		if err != nil {
+			return false, err
+		}
+		for _, h := range hosts {
+			if applies(&h, object) {
+				return false, nil
+			}
+		}
+	}
+	return true, nil
+}
+
+// applies tells whether a host's report names an object.
+func applies(host, object *unstructured.Unstructured) bool {
+	applied, _, _ := unstructured.NestedSlice(host.Object, "status", "applied")
+	return slices.ContainsFunc(applied, func(a any) bool {
+		m, ok := a.(map[string]any)
+		return ok && m["kind"] == object.GetKind() && m["name"] == object.GetName() && m["namespace"] == object.GetNamespace()
+	})
 }
 
 // inForceTime is how long a policy may take; 119 ms were measured.
