@@ -73,13 +73,16 @@ build: ## bin/isthmus, bin/lab and bin/probe
 	$(call timed,bin/probe,$(GO) build -trimpath -ldflags '-s -w' -o bin/probe ./lab/cmd/probe)
 
 .PHONY: kubernetes
-kubernetes: bin/kubernetes ## bin/kubernetes, the lab's control plane (7 minutes the first time)
+kubernetes: bin/kubernetes bin/kube-proxy ## the lab's control plane and kube-proxy (7 minutes the first time)
 
 V := k8s.io/component-base/version
+KUBERNETES_LDFLAGS := -s -w -X $V.gitVersion=$(KUBERNETES) -X $V.gitMajor=1 -X $V.gitMinor=36 -X $V.gitCommit=lab -X $V.gitTreeState=clean
 bin/kubernetes: $(wildcard lab/kubernetes/*.go) lab/kubernetes/go.mod
 	$(call timed,bin/kubernetes $(KUBERNETES) (some 7 minutes from empty caches),cd lab/kubernetes && \
-		$(GO) build -trimpath -ldflags '-s -w -X $V.gitVersion=$(KUBERNETES) -X $V.gitMajor=1 -X $V.gitMinor=36 -X $V.gitCommit=lab -X $V.gitTreeState=clean' \
-		-o ../../bin/kubernetes .)
+		$(GO) build -trimpath -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kubernetes .)
+bin/kube-proxy: $(wildcard lab/kubernetes/kube-proxy/*.go) lab/kubernetes/go.mod | bin/kubernetes
+	$(call timed,bin/kube-proxy $(KUBERNETES),cd lab/kubernetes && \
+		$(GO) build -trimpath -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kube-proxy ./kube-proxy)
 
 .PHONY: cni
 cni: bin/cni/.$(CNI_PLUGINS) ## bin/cni, the CNI plugins

@@ -1,7 +1,6 @@
 // Command kubernetes is the lab's control plane in one static binary: the real
-// kube-apiserver, kube-controller-manager, kube-scheduler, kube-proxy and
-// kubectl of one Kubernetes release, and the etcd that they were released
-// with.
+// kube-apiserver, kube-controller-manager, kube-scheduler and kubectl of one
+// Kubernetes release, and the etcd that they were released with.
 //
 // The first argument, or the name by which the binary is called, selects the
 // component; everything after it are the component's own flags:
@@ -30,7 +29,6 @@ import (
 	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
-	proxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
 )
 
@@ -40,7 +38,6 @@ func main() {
 		"kube-apiserver":          apiserver.NewAPIServerCommand,
 		"kube-controller-manager": controllermanager.NewControllerManagerCommand,
 		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
-		"kube-proxy":              proxy.NewProxyCommand,
 		"kubectl":                 func() *cobra.Command { return kubectl.NewDefaultKubectlCommand() },
 	}
 	name, args := filepath.Base(os.Args[0]), os.Args[1:]

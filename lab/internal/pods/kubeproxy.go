@@ -69,12 +69,15 @@ func (n *node) runKubeProxy(ctx context.Context, kubeconfig string) error {
 		return err
 	}
 	defer log.Close()
-	cmd := exec.Command(filepath.Join(n.cfg.BinDir, "kubernetes"), "kube-proxy",
+	cmd := exec.Command(filepath.Join(n.cfg.BinDir, "kube-proxy"),
 		"--kubeconfig="+kubeconfig,
 		"--hostname-override="+n.cfg.Name,
 		"--proxy-mode="+n.cfg.KubeProxy,
 		"--cluster-cidr="+n.cfg.ClusterCIDR.String(),
 		"--nodeport-addresses=primary",
+		// Not all rules again every half minute for nothing: what changes is
+		// applied at once, and nobody else touches them.
+		"--iptables-sync-period=10m",
 		// The limits of conntrack belong to the machine, not to a namespace:
 		// kube-proxy would fail to set them.
 		"--conntrack-max-per-core=0", "--conntrack-min=0",

@@ -103,6 +103,7 @@ func newWorld(t *testing.T) *world {
 	t.Helper()
 	nettest.NeedRoot(t)
 	nettest.Built(t, "cni/bridge")
+	nettest.Built(t, "kube-proxy")
 	bin := filepath.Dir(nettest.Built(t, "kubernetes"))
 	w := &world{registry: pods.NewRegistry(), dir: t.TempDir(), bin: bin, nodes: map[string]*os.File{}, ended: &sync.WaitGroup{}}
 	w.box = filepath.Join(w.dir, "box")

@@ -88,7 +88,7 @@ func (c *Config) complete() error {
 func (c *Config) binaries() []string {
 	var need []string
 	if !c.KubernetesLess {
-		need = append(need, "kubernetes", "isthmus", "lab", "probe", "cni/bridge", "cni/host-local", "cni/portmap")
+		need = append(need, "kubernetes", "kube-proxy", "isthmus", "lab", "probe", "cni/bridge", "cni/host-local", "cni/portmap")
 	}
 	if c.World == VM && !slices.Contains(need, "lab") {
 		need = append(need, "lab")

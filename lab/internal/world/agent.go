@@ -24,7 +24,7 @@ const (
 // AgentConfig is what the agent needs before it knows its world.
 type AgentConfig struct {
 	Listen  string // a socket's path; with Machine an address and port
-	BinDir  string // has isthmus, lab, kubernetes and cni/
+	BinDir  string // has isthmus, lab, probe, kube-proxy and cni/
 	Dir     string // for the nodes' state; empty at the start
 	Machine bool   // a virtual machine of our own: its links and its clock are ours
 	Logger  *slog.Logger

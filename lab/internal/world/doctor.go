@@ -71,7 +71,7 @@ func probeRoot(needed []string) Probe {
 func probeBinaries(dir string, needed []string) Probe {
 	p := Probe{Name: "binaries", Needed: needed, Fix: "make build kubernetes cni"}
 	var missing []string
-	for _, b := range []string{"isthmus", "lab", "probe", "kubernetes", "cni/bridge", "cni/host-local", "cni/portmap"} {
+	for _, b := range []string{"isthmus", "lab", "probe", "kubernetes", "kube-proxy", "cni/bridge", "cni/host-local", "cni/portmap"} {
 		if _, err := os.Stat(filepath.Join(dir, b)); err != nil {
 			missing = append(missing, b)
 		}
