@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
@@ -89,7 +91,7 @@ func waitServices(ctx context.Context, c *world.Client, t *topology.Topology) er
 				if err == nil && res.Code == 0 {
 					break
 				}
-				pause := time.NewTimer(300 * time.Millisecond)
+				pause := time.NewTimer(time.Second)
 				select {
 				case <-ctx.Done():
 					pause.Stop()
@@ -109,15 +111,62 @@ func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) er
 	res, err := deploy.Install(ctx, deploy.Config{
 		Topology: lab.topology, Clusters: clusters{ctx, lab.client}, ChartDir: b.place.chart(),
 		Progress: func(p deploy.Phase) { b.phase(lab, p.Name, p.Took) },
+		Reach:    reachOf(lab),
 	})
 	if err != nil {
 		return fmt.Errorf("install in lab %s: %w", lab.topology.Name, err)
+	}
+	if !res.FirstReply.IsZero() {
+		b.phase(lab, "from the peering's objects to the first reply", res.FirstReply.Sub(res.PeeringApplied))
 	}
 	if !res.PeeringApplied.IsZero() {
 		b.phase(lab, "from the peering's objects to converged", time.Since(res.PeeringApplied))
 	}
 	b.phase(lab, "total", time.Since(start))
 	return nil
+}
+
+// firstReplyTime is how long the first answer may take once both sides have
+// each other's key.
+const firstReplyTime = 2 * time.Minute
+
+// reachOf returns a function that sends probes from one pod to another until
+// one is answered.
+func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) error {
+	api := expect.NewAPI(lab.client.RESTConfig)
+	return func(ctx context.Context, from, to topology.Pod) error {
+		ctx, cancel := context.WithTimeout(ctx, firstReplyTime)
+		defer cancel()
+		row := &expect.Row{
+			World: lab.client, Topology: lab.topology, API: api,
+			Directory: expect.NewDirectory(lab.client, api, lab.topology),
+			NewToken:  func() string { return strings.ToLower(rand.Text()[:16]) },
+		}
+		var ends [2]operand.Operand
+		for i, p := range []topology.Pod{from, to} {
+			o, err := operand.Parse(p.Cluster+"/"+p.Name, lab.topology)
+			if err != nil {
+				return err
+			}
+			ends[i] = o
+		}
+		tick := time.NewTicker(time.Second)
+		defer tick.Stop()
+		for {
+			p, err := row.Send(ctx, ends[0], ends[1], "tcp", 0)
+			if err == nil && p.Result.OK {
+				return nil
+			}
+			select {
+			case <-ctx.Done():
+				if err == nil {
+					err = fmt.Errorf("%s %s", p.Result.Error, p.Result.Message)
+				}
+				return fmt.Errorf("%s has had no answer from %s in %s: %w; lab inspect shows the path", ends[0], ends[1], firstReplyTime, err)
+			case <-tick.C:
+			}
+		}
+	}
 }
 
 func newUpCommand(a *app, root *string) *cobra.Command {

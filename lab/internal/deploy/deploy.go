@@ -48,6 +48,10 @@ type Config struct {
 	Clusters Clusters
 	ChartDir string
 	Progress func(Phase) // optional; called when a phase ends
+	// Reach returns when a pod of one cluster has had an answer from a pod of
+	// the other; optional. It is called as soon as both sides of a peering
+	// have each other's key.
+	Reach func(ctx context.Context, from, to topology.Pod) error
 }
 
 // A Phase is a step of the installation that has ended.
@@ -61,7 +65,11 @@ type Result struct {
 	// PeeringApplied is the moment when the first object of the first
 	// peering was sent to an API server.
 	PeeringApplied time.Time
-	Phases         []Phase
+	// FirstReply is when the last of the peerings had its first answer from
+	// one pod to another; zero when Config.Reach is nil, or no two pods of the
+	// topology are on the two sides of a peering.
+	FirstReply time.Time
+	Phases     []Phase
 }
 
 // An installer carries what the steps share.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/base64"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -68,15 +69,36 @@ func (in *installer) connect(ctx context.Context, p topology.Peering) error {
 	if err := copyKey(ctx, dialler, server, p.Server, p.Client); err != nil {
 		return err
 	}
-	for _, side := range []struct {
-		cl            client.Client
-		cluster, peer string
-	}{{server, p.Server, p.Client}, {dialler, p.Client, p.Server}} {
-		if err := waitConnected(ctx, side.cl, side.cluster, side.peer); err != nil {
-			return err
-		}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return in.firstReply(ctx, p) })
+	g.Go(func() error { return waitConnected(ctx, server, p.Server, p.Client) })
+	g.Go(func() error { return waitConnected(ctx, dialler, p.Client, p.Server) })
+	return g.Wait()
+}
+
+// firstReply waits until pods of the two sides have reached each other.
+func (in *installer) firstReply(ctx context.Context, p topology.Peering) error {
+	from, ok := podOf(in.cfg.Topology, p.Client)
+	to, ok2 := podOf(in.cfg.Topology, p.Server)
+	if in.cfg.Reach == nil || !ok || !ok2 {
+		return nil
 	}
+	if err := in.cfg.Reach(ctx, from, to); err != nil {
+		return err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.result.FirstReply = time.Now()
 	return nil
+}
+
+// podOf returns the first pod of a cluster with an address of its own.
+func podOf(t *topology.Topology, cluster string) (topology.Pod, bool) {
+	i := slices.IndexFunc(t.Pods, func(p topology.Pod) bool { return p.Cluster == cluster && !p.HostNetwork })
+	if i < 0 {
+		return topology.Pod{}, false
+	}
+	return t.Pods[i], true
 }
 
 // describePeer returns the tenant namespace of a peer and the Configuration

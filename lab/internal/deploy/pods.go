@@ -47,7 +47,7 @@ func probePod(p topology.Pod) *unstructured.Unstructured {
 			"imagePullPolicy": "Never",
 			"args":            []any{"serve"},
 			"ports":           []any{map[string]any{"containerPort": int64(8080)}},
-			"readinessProbe":  map[string]any{"tcpSocket": map[string]any{"port": int64(8080)}, "periodSeconds": int64(1)},
+			"readinessProbe":  map[string]any{"tcpSocket": map[string]any{"port": int64(8080)}, "periodSeconds": int64(5)},
 			"securityContext": map[string]any{
 				"allowPrivilegeEscalation": false,
 				"capabilities":             map[string]any{"drop": []any{"ALL"}, "add": []any{"NET_RAW"}},
