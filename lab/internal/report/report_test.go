@@ -58,6 +58,8 @@ func TestTerminal(t *testing.T) {
 // the last host that did.
 func TestPacketsOf(t *testing.T) {
 	fault := func(path ...string) report.Step { return report.Step{Failures: []report.Fault{{Path: path}}} }
+	unanswered := fault("milan/web", "rome/web")
+	unanswered.Failures[0].Reply = []string{"rome/web", "rome/node-1"}
 	for _, tt := range []struct {
 		name  string
 		steps []report.Step
@@ -65,6 +67,7 @@ func TestPacketsOf(t *testing.T) {
 	}{
 		{"nobody looked for a path", []report.Step{{}, fault()}, "tshark -nr runs/x/capture.pcapng | less\n"},
 		{"it ended at a gateway", []report.Step{{}, fault(), fault("milan/web", "milan/gateway")}, `tshark -nr runs/x/capture.pcapng -Y 'frame.interface_name contains "milan/gateway:"' | less` + "\n"},
+		{"the reply ended at a node", []report.Step{unanswered}, `tshark -nr runs/x/capture.pcapng -Y 'frame.interface_name contains "rome/node-1:"' | less` + "\n"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var b strings.Builder

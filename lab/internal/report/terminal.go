@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"time"
 )
@@ -139,13 +140,13 @@ func readPackets(r Row) string {
 	return fmt.Sprintf("tshark -nr %s%s | less\nwireshark %s", file, only, file)
 }
 
-// lastSeen is the last host that saw the packet of the first expectation that
-// knows, or nothing.
+// lastSeen is the last host that saw the packet, or the reply to it, of the
+// first expectation that knows, or nothing.
 func lastSeen(r Row) string {
 	for _, s := range r.Steps {
 		for _, f := range s.Failures {
-			if n := len(f.Path); n > 0 {
-				return f.Path[n-1]
+			if all := slices.Concat(f.Path, f.Reply); len(all) > 0 {
+				return all[len(all)-1]
 			}
 		}
 	}
@@ -198,9 +199,9 @@ func PrintSummary(w io.Writer, run Run) {
 		all = append(all, s.Rows...)
 	}
 	c := count(all)
-	what := "rows"
+	what := times(len(all), "row", "rows")
 	if run.Sabotage {
-		what = "sabotages"
+		what = times(len(all), "sabotage", "sabotages")
 	}
 	parts := []string{fmt.Sprintf("%d passed", c[Pass])}
 	for _, v := range []Verdict{Fail, XFail, XPass, Skip, Infra} {
@@ -220,7 +221,7 @@ func PrintSummary(w io.Writer, run Run) {
 	if retries > 0 {
 		parts = append(parts, times(retries, "retry", "retries")+" after errors of the lab")
 	}
-	fmt.Fprintf(w, "%d %s: %s · %s\n", len(all), what, strings.Join(parts, ", "), run.Took)
+	fmt.Fprintf(w, "%s: %s · %s\n", what, strings.Join(parts, ", "), run.Took)
 }
 
 func count(rows []Row) map[Verdict]int {
