@@ -38,7 +38,10 @@ type Source[In any] interface {
 type Target interface {
 	// Changed yields a value whenever something we own was touched.
 	Changed() <-chan struct{}
+	// Observe returns what is there of ours.
 	Observe(ctx context.Context) (netstate.State, error)
+	// Apply carries the changes out. One that fails does not keep the others
+	// from being made; what is left to do, a later Observe shows.
 	Apply(ctx context.Context, changes netstate.Changes) error
 }
 
@@ -116,6 +119,7 @@ type PanicError struct {
 	Stack []byte
 }
 
+// Error has the value and the stack, for nobody else has seen them.
 func (e *PanicError) Error() string {
 	return fmt.Sprintf("panic: %v (a bug of isthmus; please report it with this stack)\n%s", e.Value, e.Stack)
 }

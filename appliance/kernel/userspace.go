@@ -319,13 +319,14 @@ func hexKey(s string) (k wgtypes.Key) {
 	return k
 }
 
-// nsTUN and nsBind serve a device where not every thread is in its namespace:
-// wireguard-go opens sockets whenever it likes, on whatever thread.
+// nsTUN serves a device where not every thread is in its namespace: wireguard-go
+// opens sockets whenever it likes, on whatever thread.
 type nsTUN struct {
 	tun.Device
 	ns *NetNS
 }
 
+// MTU asks for the device by name, which is that of another one elsewhere.
 func (t nsTUN) MTU() (mtu int, err error) {
 	err = t.ns.do(func() error {
 		mtu, err = t.Device.MTU()
@@ -334,11 +335,13 @@ func (t nsTUN) MTU() (mtu int, err error) {
 	return mtu, err
 }
 
+// nsBind is to sockets what nsTUN is to the device.
 type nsBind struct {
 	conn.Bind
 	ns *NetNS
 }
 
+// Open opens the sockets in the namespace.
 func (b nsBind) Open(port uint16) (fns []conn.ReceiveFunc, actual uint16, err error) {
 	err = b.ns.do(func() error {
 		fns, actual, err = b.Bind.Open(port)

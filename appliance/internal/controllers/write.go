@@ -37,6 +37,7 @@ type objectKey struct {
 	client.ObjectKey
 }
 
+// String returns Kind namespace/name, as logs and errors have it.
 func (k objectKey) String() string { return describeRef(k.Kind, k.Namespace, k.Name) }
 
 // settled is a version of an object to which a plan was written. If it still

@@ -151,12 +151,14 @@ type watched struct {
 	health *health
 }
 
+// Observe implements agent.Target.
 func (w watched) Observe(ctx context.Context) (netstate.State, error) {
 	w.health.begin()
 	defer w.health.end()
 	return w.NetNS.Observe(ctx)
 }
 
+// Apply implements agent.Target.
 func (w watched) Apply(ctx context.Context, c netstate.Changes) error {
 	w.health.begin()
 	defer w.health.end()
@@ -193,7 +195,10 @@ type source[In any] struct {
 	read    func(context.Context) (In, error)
 }
 
-func (s source[In]) Changed() <-chan struct{}             { return s.changed }
+// Changed implements agent.Source.
+func (s source[In]) Changed() <-chan struct{} { return s.changed }
+
+// Read implements agent.Source.
 func (s source[In]) Read(ctx context.Context) (In, error) { return s.read(ctx) }
 
 // A fanout passes the values of one channel on to several readers.

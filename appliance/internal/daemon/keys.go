@@ -22,14 +22,21 @@ const (
 	publicKeyFile  = "publicKey"
 )
 
-// A privateKey is a Curve25519 private key. It prints as nothing.
+// A privateKey is a Curve25519 private key. However it is printed, the key stays
+// out.
 type privateKey struct{ Bytes [32]byte }
 
-// String, GoString, MarshalText and LogValue keep the key out of logs.
-func (privateKey) String() string                 { return "(private key)" }
-func (k privateKey) GoString() string             { return k.String() }
+// String is for fmt's %v and %s.
+func (privateKey) String() string { return "(private key)" }
+
+// GoString is for fmt's %#v.
+func (k privateKey) GoString() string { return k.String() }
+
+// MarshalText is for JSON and what else encodes text.
 func (k privateKey) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
-func (k privateKey) LogValue() slog.Value         { return slog.StringValue(k.String()) }
+
+// LogValue is for slog.
+func (k privateKey) LogValue() slog.Value { return slog.StringValue(k.String()) }
 
 // A keyring holds the key pair of the gateway as the files last said.
 type keyring struct {

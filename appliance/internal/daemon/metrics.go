@@ -63,7 +63,10 @@ func readCounter(name, help string, read func() (uint64, error)) prometheus.Coll
 	return counterFunc{prometheus.NewDesc(name, help, nil, nil), read}
 }
 
+// Describe implements prometheus.Collector.
 func (c counterFunc) Describe(ch chan<- *prometheus.Desc) { ch <- c.desc }
+
+// Collect implements prometheus.Collector.
 func (c counterFunc) Collect(ch chan<- prometheus.Metric) {
 	if n, err := c.read(); err == nil {
 		ch <- prometheus.MustNewConstMetric(c.desc, prometheus.CounterValue, float64(n))
@@ -124,12 +127,15 @@ func newTunnelCollector(remoteID string) *tunnelCollector {
 	}
 }
 
+// Describe implements prometheus.Collector.
 func (c *tunnelCollector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.rx, c.tx, c.latency, c.connected, c.loss, c.handshake, c.impl} {
 		ch <- d
 	}
 }
 
+// Collect implements prometheus.Collector. What the peer has said nothing about
+// yet is left out.
 func (c *tunnelCollector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
