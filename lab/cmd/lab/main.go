@@ -63,6 +63,7 @@ type exitError struct {
 	message string
 }
 
+// Error is the message; nothing when everything has been said.
 func (e exitError) Error() string { return e.message }
 
 func usageError(format string, args ...any) error {

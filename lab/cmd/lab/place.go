@@ -119,6 +119,7 @@ type clusters struct {
 	client *world.Client
 }
 
+// RESTConfig is how an administrator reaches a cluster's API server.
 func (c clusters) RESTConfig(cluster string) (*rest.Config, error) {
 	return c.client.RESTConfig(c.ctx, cluster)
 }

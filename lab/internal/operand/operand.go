@@ -66,6 +66,8 @@ type Error struct {
 	Hint    string
 }
 
+// Error is the message with the hint behind it. Whoever prints hints on a line
+// of their own takes the fields.
 func (e *Error) Error() string {
 	if e.Hint == "" {
 		return e.Message

@@ -215,6 +215,7 @@ func (a *Flow) Lint(l *expect.Linter) {
 	l.Flows[a.Name] = true
 }
 
+// String names the objects, not what is in them.
 func (a *Apply) String() string {
 	objects, err := ParseObjects(a.Objects)
 	if err != nil {
@@ -227,16 +228,21 @@ func (a *Apply) String() string {
 	return "apply " + strings.Join(names, ", ") + " in " + a.In
 }
 
+// String is the action on one line, for plans and reports.
 func (a *Delete) String() string { return "delete " + a.Object + " in " + a.In }
 
+// String is the command on one line, however it was written.
 func (a *Exec) String() string {
 	return "on " + a.On.Text + ": " + strings.Join(strings.Fields(a.Run), " ")
 }
 
+// String is the action on one line, for plans and reports.
 func (a *Kill) String() string { return "kill " + a.Of.Text }
 
+// String says for how long, too: the step takes that time.
 func (a *Stop) String() string { return fmt.Sprintf("stop %s in %s for %v", a.Component, a.In, a.For) }
 
+// String names the flow as later steps do.
 func (a *Flow) String() string {
 	return fmt.Sprintf("flow %s: %s from %s to %s", a.Name, a.Proto, a.From, a.To)
 }

@@ -47,6 +47,7 @@ func (p Problem) String() string {
 // An Error is everything that is wrong with one file.
 type Error struct{ Problems []Problem }
 
+// Error is every problem with its line, in the order of the file.
 func (e *Error) Error() string {
 	parts := make([]string, len(e.Problems))
 	for i, p := range e.Problems {
