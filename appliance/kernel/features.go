@@ -218,6 +218,14 @@ func (ns *NetNS) InNoRoutes() (uint64, error) {
 	return v4 + v6, nil
 }
 
+// Counted returns how many packets the rules with a counter in a table of ours
+// have seen since the table was last replaced.
+func (ns *NetNS) Counted(table netstate.TableID) (uint64, error) {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	return ns.nft.counted(table)
+}
+
 func readCounter(f *os.File, parse func(string) (uint64, error)) (uint64, error) {
 	if f == nil {
 		return 0, nil

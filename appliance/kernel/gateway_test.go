@@ -85,6 +85,11 @@ func TestGatewayBetweenNodeAndPeer(t *testing.T) {
 	assert.Equal(t, deliver(t, own, internal, at("10.80.0.1")), at("10.80.0.2"))
 	assert.Equal(t, deliver(t, internal, own, at("10.80.0.2")), at("10.80.0.1"))
 
+	internalOnly := netstate.TableID{Family: netstate.FamilyINET, Name: desired.InternalOnlyTable}
+	denied, err := ns.Counted(internalOnly)
+	assert.NilError(t, err)
+	assert.Equal(t, denied, uint64(0))
+
 	// deliver may have sent more than was read; nothing of it is the peer's.
 	send(t, remote, at("10.80.0.1"))
 	send(t, remote, at("10.80.0.2"))
@@ -102,4 +107,9 @@ func TestGatewayBetweenNodeAndPeer(t *testing.T) {
 			assert.Assert(t, from != at("10.20.0.5"), "the peer reached the internal CIDR")
 		}
 	}
+	denied, err = ns.Counted(internalOnly)
+	assert.NilError(t, err)
+	assert.Equal(t, denied, uint64(2))
+	_, err = ns.Counted(netstate.TableID{Family: netstate.FamilyIPv4, Name: "none"})
+	assert.ErrorContains(t, err, "table ip none")
 }

@@ -399,6 +399,45 @@ func tableOf(b []byte) (netstate.TableID, bool) {
 	return id, ours && id.Family != ""
 }
 
+// counted returns how many packets the counters in a table of ours have seen.
+func (n *nft) counted(id netstate.TableID) (packets uint64, err error) {
+	var a attrs
+	a.str(unix.NFTA_RULE_TABLE, TablePrefix+id.Name)
+	msgs, err := n.dump(unix.NFT_MSG_GETRULE, byte(families[id.Family]), a.b)
+	if err == nil && len(msgs) == 0 {
+		err = unix.ENOENT // every table of ours has a rule with its digest
+	}
+	if err != nil {
+		return 0, fmt.Errorf("list rules of table %s: %w", id, err)
+	}
+	for _, m := range msgs {
+		eachAttr(m.Data[4:], func(t uint16, v []byte) {
+			if t == unix.NFTA_RULE_EXPRESSIONS {
+				eachAttr(v, func(_ uint16, v []byte) { packets += counterOf(v) })
+			}
+		})
+	}
+	return packets, nil
+}
+
+// counterOf returns the packets of an expression, if it is a counter.
+func counterOf(b []byte) (packets uint64) {
+	counter := false
+	eachAttr(b, func(t uint16, v []byte) {
+		switch {
+		case t == unix.NFTA_EXPR_NAME:
+			counter = asString(v) == "counter"
+		case t == unix.NFTA_EXPR_DATA && counter:
+			eachAttr(v, func(t uint16, v []byte) {
+				if t == unix.NFTA_COUNTER_PACKETS && len(v) == 8 {
+					packets = binaryutil.BigEndian.Uint64(v)
+				}
+			})
+		}
+	})
+	return packets
+}
+
 func parseChain(b []byte) netstate.Chain {
 	var c netstate.Chain
 	eachAttr(b[4:], func(t uint16, v []byte) {

@@ -150,17 +150,21 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	gw.connection = newReporter("Connection.status", cfg.Logger, func(a, b ConnectionStatus) bool { return a == b }, cfg.WriteConnection)
 	gw.reports = newReporter("GatewayReport.status", cfg.Logger, ReportStatus.equal, cfg.WriteReport)
 
+	c := newTunnelCollector(cfg.RemoteID)
 	_, peer := desired.TunnelAddresses(cfg.Mode)
 	if gw.prober, err = probe.Open(ctx, probe.Config{
 		Peer: netip.AddrPortFrom(peer, cfg.PingPort),
 		// The public system sends the ID of the cluster that it asks.
 		ClusterID: cfg.RemoteID,
 		Interval:  cfg.PingInterval, Threshold: cfg.PingThreshold, Logger: cfg.Logger,
+		RoundTrip: func(d time.Duration) { c.roundTrips.Observe(float64(d.Microseconds())) },
 	}); err != nil {
 		return err
 	}
-	c := newTunnelCollector(cfg.RemoteID)
 	c.peer, c.status, c.implementation = gw.peer, gw.prober.Status, h.ns.Implementation
+	c.denied = func() (uint64, error) {
+		return h.ns.Counted(netstate.TableID{Family: netstate.FamilyINET, Name: desired.InternalOnlyTable})
+	}
 	h.metrics.registry.MustRegister(c)
 
 	g, ctx := newGroup(ctx)

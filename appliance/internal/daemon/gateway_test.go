@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -57,6 +58,9 @@ func (c child) config(log *slog.Logger) (GatewayConfig, *memoryAPI[kube.GatewayV
 	}
 	view := kube.GatewayView{Input: desired.GatewayInput{
 		Name: name, Namespace: "liqo-tenant-" + remote, RemoteID: remote, Mode: c.Mode,
+		Nodes: []cluster.InternalNode{{
+			Meta: cluster.Meta{Ref: cluster.Ref{Kind: "InternalNode", Name: "n1"}}, InternalIP: netip.AddrFrom4([4]byte{10, 80, 0, 1}),
+		}},
 		Configurations: []cluster.Configuration{{
 			Meta: m("Configuration"), RemoteID: remote,
 			Remote: cluster.CIDRs{Pod: []netip.Prefix{netip.MustParsePrefix(pods)}},
@@ -218,8 +222,24 @@ func TestTunnel(t *testing.T) {
 		`liqo_peer_transmit_bytes_total{cluster_id="milan",driver="wireguard"}`,
 		`liqo_peer_latency_us{cluster_id="milan",driver="wireguard"}`,
 		`liqo_wireguard_implementation{driver="wireguard",implementation="` + string(impl) + `"} 1`,
+		`liqo_peer_latency_histogram_us_bucket{cluster_id="milan",driver="wireguard",le="10000"} `,
+		`liqo_peer_latency_histogram_us_bucket{cluster_id="milan",driver="wireguard",le="299992"} `,
+		`isthmus_peer_denied_packets_total{cluster_id="milan",driver="wireguard"} 0`,
+		`isthmus_peer_probe_loss_ratio{cluster_id="milan",driver="wireguard"} `,
+		`isthmus_peer_last_handshake_timestamp_seconds{cluster_id="milan",driver="wireguard"} `,
+		`isthmus_passes_total{result="changed"} `,
+		`isthmus_pass_duration_seconds_bucket{le="0.001"} `,
+		`isthmus_changes_total{kind="wireguard"} `,
+		`isthmus_no_route_packets_total `,
 	} {
-		assert.Assert(t, strings.Contains(body, line), "%s is not in\n%s", line, body)
+		assert.Assert(t, strings.Contains(body, "\n"+line), "%s is not in\n%s", line, body)
+	}
+	for _, counts := range []string{"liqo_peer_latency_histogram_us_count{", "isthmus_pass_duration_seconds_count "} {
+		_, rest, _ := strings.Cut(body, "\n"+counts)
+		line, _, _ := strings.Cut(rest, "\n")
+		n, err := strconv.Atoi(line[strings.LastIndex(line, " ")+1:])
+		assert.NilError(t, err, line)
+		assert.Assert(t, n > 0, "%s%s", counts, line)
 	}
 
 	// The underlay becomes smaller, and nobody tells us: so does the tunnel.

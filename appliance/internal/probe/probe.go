@@ -40,6 +40,9 @@ type Config struct {
 	// Error when nothing came back for Interval × Threshold (default 5).
 	Interval  time.Duration
 	Threshold int
+	// RoundTrip is told how long each answer took; it must not block.
+	// Optional.
+	RoundTrip func(time.Duration)
 	Logger    *slog.Logger // optional
 }
 
@@ -52,6 +55,9 @@ func (c *Config) setDefaults() error {
 	}
 	if c.Threshold <= 0 {
 		c.Threshold = 5
+	}
+	if c.RoundTrip == nil {
+		c.RoundTrip = func(time.Duration) {}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
@@ -188,7 +194,12 @@ func (p *Prober) handle(b []byte, from netip.AddrPort) error {
 		return err
 	}
 	if m.Type == typePong {
-		p.update(func(t *tracker) { t.receive(time.Now(), m.Time) })
+		var took time.Duration
+		var counts bool
+		p.update(func(t *tracker) { took, counts = t.receive(time.Now(), m.Time) })
+		if counts {
+			p.cfg.RoundTrip(took)
+		}
 		return nil
 	}
 	reply, err := answer(b)

@@ -186,6 +186,50 @@ func TestTwoProbers(t *testing.T) {
 	}
 }
 
+// TestRoundTrip tells of every answer once, and of nothing else.
+func TestRoundTrip(t *testing.T) {
+	lo := netip.MustParseAddr("127.0.0.1")
+	peer, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	assert.NilError(t, err)
+	defer peer.Close()
+	assert.NilError(t, peer.SetReadDeadline(time.Now().Add(5*time.Second)))
+	took := make(chan time.Duration, 100)
+	p, err := Open(t.Context(), Config{
+		Peer: peer.LocalAddr().(*net.UDPAddr).AddrPort(), Listen: netip.AddrPortFrom(lo, freePort(t, lo)), ClusterID: "rome",
+		Interval: time.Minute, RoundTrip: func(d time.Duration) { took <- d },
+	})
+	assert.NilError(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- p.Run(ctx) }()
+
+	buf := make([]byte, maxMessage)
+	n, from, err := peer.ReadFromUDPAddrPort(buf)
+	assert.NilError(t, err)
+	pong, err := answer(buf[:n])
+	assert.NilError(t, err)
+	never, err := message{ClusterID: "rome", Type: typePong, Time: time.Unix(1, 0)}.encode()
+	assert.NilError(t, err)
+	for _, b := range [][]byte{never, pong, pong} {
+		_, err = peer.WriteToUDPAddrPort(b, from)
+		assert.NilError(t, err)
+	}
+	select {
+	case d := <-took:
+		assert.Assert(t, d > 0 && d < 10*time.Second, "%v", d)
+	case <-time.After(5 * time.Second):
+		t.Fatal("nobody was told of the answer")
+	}
+	// A PING that is answered came after the second answer, which was read then.
+	_, err = peer.WriteToUDPAddrPort([]byte(`{"clusterID":"rome","msgType":"PING","timeStamp":"2026-03-14T12:00:00Z"}`), from)
+	assert.NilError(t, err)
+	_, err = peer.Read(buf)
+	assert.NilError(t, err)
+	cancel()
+	assert.NilError(t, <-done)
+	assert.Equal(t, len(took), 0)
+}
+
 // TestStranger: who isn't the peer gets no answer and cannot connect us.
 func TestStranger(t *testing.T) {
 	lo := netip.MustParseAddr("127.0.0.1")

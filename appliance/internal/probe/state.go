@@ -82,10 +82,10 @@ func (t *tracker) send(now time.Time) time.Time {
 	return now
 }
 
-// receive notes the answer to the probe with the given stamp. Answers to what
-// was never sent, and second answers, are ignored; one overtaken by a newer
-// answer counts as received but does not set the latency.
-func (t *tracker) receive(now, stamp time.Time) bool {
+// receive notes the answer to the probe with the given stamp and returns how
+// long it took. Answers to what was never sent, and second answers, do not
+// count; one overtaken by a newer answer does, but does not set the latency.
+func (t *tracker) receive(now, stamp time.Time) (took time.Duration, counts bool) {
 	n := stamp.UnixNano()
 	for i := range t.ring {
 		s := &t.ring[i]
@@ -94,13 +94,14 @@ func (t *tracker) receive(now, stamp time.Time) bool {
 		}
 		s.answered = true
 		t.recv++
+		took = max(now.Sub(s.at), 1)
 		if n >= t.newest {
-			t.newest, t.latency = n, max(now.Sub(s.at), 1)
+			t.newest, t.latency = n, took
 		}
 		t.state, t.since, t.last = Connected, now, now
-		return true
+		return took, true
 	}
-	return false
+	return 0, false
 }
 
 // check ends a silence that has lasted too long.
