@@ -3,14 +3,12 @@ package expect
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
-	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
 // Gone expects that nothing is left of what the scenario did: the objects of
@@ -78,15 +76,13 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 			}
 		}
 	}
-	state, err := w.State(ctx)
+	hosts, err := w.Inventory(ctx)
 	if err != nil {
 		return nil, err
 	}
-	for _, h := range state {
-		for _, s := range h.Sections {
-			for _, line := range kernelLines(s) {
-				out[h.Host+": "+line] = true
-			}
+	for _, h := range hosts {
+		for _, line := range h.Lines {
+			out[h.Host+": "+line] = true
 		}
 	}
 	return out, nil
@@ -97,52 +93,6 @@ func objectName(o unstructured.Unstructured) string {
 		return o.GetKind() + " " + o.GetName()
 	}
 	return o.GetKind() + " " + o.GetNamespace() + "/" + o.GetName()
-}
-
-var (
-	linkLine  = regexp.MustCompile(`^\d+: ([^:@]+)[@:]`)
-	addrLine  = regexp.MustCompile(`^\s+inet6? (\S+)`)
-	tableLine = regexp.MustCompile(`^table (\S+ \S+)`)
-	chainLine = regexp.MustCompile(`^\s+chain (\S+)`)
-	// others are the chains of kube-proxy and of CNI plugins.
-	others = regexp.MustCompile(`kube-proxy|KUBE-|CNI-`)
-	// noise is what changes by itself in a line of ip.
-	noise = regexp.MustCompile(` (expires \d+sec|error \S+|linkdown|dead|users \d+|age \d+\S*|hoplimit \d+|pref \S+|src \S+ metric \d+)`)
-)
-
-// kernelLines are the lines of a section that only somebody's doing changes:
-// no counters, no ages, no caches.
-func kernelLines(s world.StateSection) []string {
-	var out []string
-	add := func(kind, text string) { out = append(out, kind+" "+strings.Join(strings.Fields(text), " ")) }
-	table := ""
-	for line := range strings.Lines(s.Output) {
-		line = strings.TrimRight(line, "\n")
-		switch {
-		case strings.HasPrefix(s.Command, "ip -d address"):
-			if m := linkLine.FindStringSubmatch(line); m != nil && !strings.HasPrefix(m[1], "veth") {
-				add("link", m[1])
-			} else if m := addrLine.FindStringSubmatch(line); m != nil && !strings.HasPrefix(m[1], "fe80:") {
-				add("address", m[1])
-			}
-		case strings.HasSuffix(s.Command, "rule"):
-			add("rule", strings.TrimSpace(line))
-		case strings.Contains(s.Command, "route"):
-			if !strings.Contains(line, " cache") && !strings.Contains(line, "fe80:") && !strings.Contains(line, "dev veth") {
-				add("route", noise.ReplaceAllString(line, ""))
-			}
-		case strings.HasPrefix(s.Command, "nft"):
-			// The rules of others (kube-proxy's) follow the API objects; tables and
-			// chains of ours and of planted state do not.
-			if m := tableLine.FindStringSubmatch(line); m != nil {
-				table = m[1]
-				add("table", table)
-			} else if m := chainLine.FindStringSubmatch(line); m != nil && !others.MatchString(table+" "+m[1]) {
-				add("chain", table+" "+m[1])
-			}
-		}
-	}
-	return out
 }
 
 // Compare returns what there is more and what there is less than before.

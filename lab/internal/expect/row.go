@@ -28,6 +28,7 @@ type World interface {
 	WirePackets(ctx context.Context, q world.WireQuery) (world.WireReport, error)
 	Logs(ctx context.Context) ([]world.Log, error)
 	State(ctx context.Context) ([]world.HostState, error)
+	Inventory(ctx context.Context) ([]world.Inventory, error)
 }
 
 // ProbeProgram is the lab's program for test traffic (lab/cmd/probe), as the agent

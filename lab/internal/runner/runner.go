@@ -205,8 +205,8 @@ type ranStep struct {
 	err error
 }
 
-func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, undo *undoList) ranStep {
-	out := ranStep{Step: report.Step{Name: st.Name}}
+func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, undo *undoList) (out ranStep) {
+	out.Name = st.Name
 	row.StepStarted = time.Now()
 	defer func() { out.Took = report.Duration(time.Since(row.StepStarted)) }()
 	var stop *scenario.Stop

@@ -319,6 +319,13 @@ func (c *Client) State(ctx context.Context) (s []HostState, err error) {
 	return s, err
 }
 
+// Inventory is what only somebody's doing changes in the kernel of every host,
+// gateways and pods included.
+func (c *Client) Inventory(ctx context.Context) (i []Inventory, err error) {
+	err = c.call(ctx, http.MethodGet, pathInventory, nil, &i)
+	return i, err
+}
+
 // Logs are the logs of the control planes, the agent, the console and of every
 // container, ended ones included.
 func (c *Client) Logs(ctx context.Context) (l []Log, err error) {

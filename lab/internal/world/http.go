@@ -33,6 +33,7 @@ const (
 	pathWire       = "/v1/wire"
 	pathPcap       = "/v1/pcap"
 	pathState      = "/v1/state"
+	pathInventory  = "/v1/inventory"
 	pathKill       = "/v1/kill"
 )
 
@@ -145,6 +146,7 @@ func (a *agent) routes(ctx context.Context, nodes *sync.WaitGroup) http.Handler 
 		}
 	})
 	mux.HandleFunc("GET "+pathState, answer(func(ctx context.Context, _ struct{}) ([]HostState, error) { return a.state(ctx), nil }))
+	mux.HandleFunc("GET "+pathInventory, answer(func(context.Context, struct{}) ([]Inventory, error) { return a.inventory() }))
 	mux.HandleFunc("GET "+PathLogs, answer(func(context.Context, struct{}) ([]Log, error) { return LogsUnder(a.cfg.Dir) }))
 	mux.HandleFunc("POST "+pathKill, answer(func(_ context.Context, r killRequest) (struct{}, error) {
 		return struct{}{}, a.killContainer(r.Target, r.Container)
