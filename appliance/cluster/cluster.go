@@ -239,6 +239,7 @@ type InternalNode struct {
 	// gateway on the same node and on another one; invalid: not known yet.
 	Local, Remote netip.Addr
 	Applied       []Applied
+	Conditions    []Condition
 }
 
 // A GeneveTunnel joins a node and a gateway.
@@ -258,10 +259,17 @@ type Applied struct {
 	Since              time.Time
 }
 
+// A Condition is one of what a host says of itself.
+type Condition struct {
+	Type, Reason, Message string
+	OK                    bool // the status is not False
+}
+
 // A GatewayReport is what a gateway says of itself.
 type GatewayReport struct {
 	Meta
-	Applied []Applied
+	Applied    []Applied
+	Conditions []Condition
 }
 
 // A RouteConfiguration is a routing table with the rules that lead to it.

@@ -97,27 +97,6 @@ func TestGatewayPodGone(t *testing.T) {
 	assert.DeepEqual(t, after.Spec.Interface, before.Spec.Interface)
 }
 
-// What hosts report about the current generation is shown on the object, one
-// condition per host.
-func TestHostReports(t *testing.T) {
-	w := peered(t)
-	route := get[*v1beta1.RouteConfiguration](w, "liqo-tenant-rome", "rome-node-gw")
-	applied := v1beta1.AppliedStatus{Kind: "RouteConfiguration", Namespace: route.Namespace, Name: route.Name, ObservedGeneration: route.Generation, OK: true, LastTransitionTime: metav1.NewTime(w.clock)}
-	failed, old := applied, applied
-	failed.OK, failed.Message = false, "no such device"
-	old.ObservedGeneration--
-	get[*v1beta1.InternalNode](w, "", "node-2").Status.Applied = []v1beta1.AppliedStatus{applied}
-	get[*v1beta1.InternalNode](w, "", "node-1").Status.Applied = []v1beta1.AppliedStatus{failed}
-	get[*v1beta1.GatewayReport](w, "liqo-tenant-rome", "gw-rome").Status.Applied = []v1beta1.AppliedStatus{old}
-	w.settle()
-	got := get[*v1beta1.RouteConfiguration](w, "liqo-tenant-rome", "rome-node-gw").Status.Conditions
-	assert.Assert(t, cmp.Len(got, 2))
-	assert.Equal(t, fmt.Sprint(got[0].Host, got[0].Type, got[0].Status), "node-1ErrorTrue")
-	assert.Equal(t, fmt.Sprint(got[1].Host, got[1].Type, got[1].Status), "node-2AppliedTrue")
-	assert.Assert(t, got[1].LastTransitionTime.Time.Equal(w.clock))
-	assert.Assert(t, cmp.Len(get[*v1beta1.InternalNode](w, "", "node-2").Status.Applied, 1))
-}
-
 // A ForeignCluster that another module made is not ours to delete.
 func TestForeignCluster(t *testing.T) {
 	w := peered(t)

@@ -28,6 +28,7 @@ func Cluster(s cluster.Snapshot) Result {
 	p.namespaces()
 	p.publicKeys()
 	p.hostReports()
+	p.hostEvents()
 	p.foreignClusters()
 	p.writeStatuses()
 	p.writeEvents()

@@ -82,6 +82,9 @@ type Event struct {
 	Object          cluster.Ref
 	Type            string // Warning or Normal
 	Reason, Message string
+	// Reported is true of what hosts say. While things come up they say much
+	// that is over a moment later, so it is to be told only when it lasts.
+	Reported bool
 }
 
 // Kinds are the kinds of Objects: what carries our label and is of one of

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -18,66 +17,6 @@ func (p *planner) writeStatuses() {
 	p.writeConfigurations()
 	for _, g := range p.allGateways {
 		p.gatewayStatus(g)
-	}
-}
-
-// hostReports collects, for every RouteConfiguration and
-// FirewallConfiguration, what hosts report about its current generation.
-func (p *planner) hostReports() {
-	generation := map[objectKey]int64{}
-	for _, o := range p.s.Routes {
-		generation[objectKey{"RouteConfiguration", o.Namespace, o.Name}] = o.Generation
-	}
-	for _, o := range p.s.Firewalls {
-		generation[objectKey{"FirewallConfiguration", o.Namespace, o.Name}] = o.Generation
-	}
-	reports := make(map[objectKey][]v1beta1.HostCondition, len(generation))
-	collect := func(host string, applied []cluster.Applied) {
-		for _, a := range applied {
-			key := objectKey{a.Object.Kind, a.Object.Namespace, a.Object.Name}
-			if current, exists := generation[key]; !exists || a.ObservedGeneration != current {
-				continue
-			}
-			c := v1beta1.HostCondition{Host: host, Type: v1beta1.HostApplied, Status: metav1.ConditionTrue, LastTransitionTime: metav1.NewTime(a.Since)}
-			if !a.OK {
-				c.Type = v1beta1.HostError
-			}
-			reports[key] = append(reports[key], c)
-		}
-	}
-	for _, n := range p.s.InternalNodes {
-		if !n.Deleting {
-			collect(n.Name, n.Applied)
-		}
-	}
-	for _, r := range p.s.Reports {
-		collect(strings.TrimPrefix(r.Name, v1beta1.GatewayNamePrefix), r.Applied)
-	}
-	conditions := func(kind string, m cluster.Meta) []v1beta1.HostCondition {
-		list := reports[objectKey{kind, m.Namespace, m.Name}]
-		slices.SortStableFunc(list, func(a, b v1beta1.HostCondition) int {
-			return cmp.Or(strings.Compare(a.Host, b.Host), a.LastTransitionTime.Compare(b.LastTransitionTime.Time))
-		})
-		return list
-	}
-	planned := map[objectKey]bool{}
-	for _, o := range p.out.Objects {
-		if _, ok := o.(*v1beta1.RouteConfiguration); ok {
-			planned[objectKey{"RouteConfiguration", o.GetNamespace(), o.GetName()}] = true
-		}
-	}
-	for _, r := range p.s.Routes {
-		if r.Labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy && !planned[objectKey{"RouteConfiguration", r.Namespace, r.Name}] {
-			continue // it is about to go
-		}
-		o := &v1beta1.RouteConfiguration{TypeMeta: typeMeta("RouteConfiguration"), ObjectMeta: existing(r.Meta)}
-		o.Status.Conditions = conditions("RouteConfiguration", r.Meta)
-		p.out.Statuses = append(p.out.Statuses, o)
-	}
-	for _, f := range p.s.Firewalls {
-		o := &v1beta1.FirewallConfiguration{TypeMeta: typeMeta("FirewallConfiguration"), ObjectMeta: existing(f.Meta)}
-		o.Status.Conditions = conditions("FirewallConfiguration", f.Meta)
-		p.out.Statuses = append(p.out.Statuses, o)
 	}
 }
 

@@ -44,6 +44,7 @@ const (
 	ReasonNetworkFull    = "NetworkFull"
 	ReasonNetworkChanged = "NetworkChanged"
 	ReasonNameShortened  = "NameShortened"
+	ReasonNotApplied     = "NotApplied"
 )
 
 // A verdict is what the plan thinks of an object of the user.

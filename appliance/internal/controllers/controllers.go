@@ -50,7 +50,10 @@ type Config struct {
 
 	Resync   time.Duration // a pass at least this often; default 10 min
 	Debounce time.Duration // changes are collected for this long; default 100 ms
-	Logger   *slog.Logger  // optional
+	// EventDelay is how long what hosts report must last before an event
+	// tells of it; default 10 s. They try again every 5 s at most.
+	EventDelay time.Duration
+	Logger     *slog.Logger // optional
 }
 
 func (c *Config) setDefaults() error {
@@ -74,6 +77,7 @@ func (c *Config) setDefaults() error {
 	}
 	c.Resync = cmp.Or(c.Resync, 10*time.Minute)
 	c.Debounce = cmp.Or(c.Debounce, 100*time.Millisecond)
+	c.EventDelay = cmp.Or(c.EventDelay, 10*time.Second)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -140,7 +144,7 @@ func Run(ctx context.Context, cfg Config) error {
 		metrics:  newMetrics(),
 		changed:  make(chan struct{}, 1),
 		settled:  map[objectKey]settled{},
-		told:     map[toldEvent]bool{},
+		standing: map[event]standing{},
 	}
 	if err := r.watch(ctx, mgr.GetCache()); err != nil {
 		return err

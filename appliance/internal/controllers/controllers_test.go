@@ -45,7 +45,7 @@ func TestController(t *testing.T) {
 	done := make(chan error, 1)
 	go func() {
 		done <- Run(ctx, Config{
-			REST: cfg, Namespace: "liqo", LeaderElection: true, Identity: "test", Debounce: 20 * time.Millisecond,
+			REST: cfg, Namespace: "liqo", LeaderElection: true, Identity: "test", Debounce: 20 * time.Millisecond, EventDelay: 300 * time.Millisecond,
 			Logger: slog.New(slog.NewTextHandler(w.log, nil)),
 		})
 	}()
@@ -65,6 +65,7 @@ func TestController(t *testing.T) {
 	w.run("what is wrong is said once", (*world).testEvents)
 	w.run("a running gateway survives a slip of the pen", (*world).testKept)
 	w.run("what is not ours stays", (*world).testForeign)
+	w.run("what a host reports is told when it lasts", (*world).testHostEvents)
 	w.run("what is not planned any more goes", (*world).testPrune)
 }
 
@@ -333,6 +334,37 @@ func (w *world) testForeign() {
 	w.create(user)
 	w.settle()
 	assert.Assert(w.t, w.get(user))
+}
+
+// testHostEvents writes what a node does into its InternalNode.
+func (w *world) testHostEvents() {
+	route := &v1beta1.RouteConfiguration{ObjectMeta: peerMeta("users-own")}
+	assert.Assert(w.t, w.get(route))
+	node := &v1beta1.InternalNode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}
+	assert.Assert(w.t, w.get(node))
+	node.Status.Applied = []v1beta1.AppliedStatus{{
+		Kind: "RouteConfiguration", Namespace: route.Namespace, Name: route.Name, ObservedGeneration: route.Generation,
+		Message: "no such device", LastTransitionTime: metav1.Now(),
+	}}
+	assert.NilError(w.t, w.c.Status().Update(w.t.Context(), node))
+	notes := func() (out []string) {
+		var events eventsv1.EventList
+		assert.NilError(w.t, w.c.List(w.t.Context(), &events, client.InNamespace(tenant)))
+		for _, e := range events.Items {
+			if e.Regarding.UID == route.UID && e.Reason == plan.ReasonNotApplied && e.Type == "Warning" {
+				out = append(out, e.Note)
+			}
+		}
+		return out
+	}
+	w.until("the condition says so", func() bool {
+		return w.get(route) && slices.ContainsFunc(route.Status.Conditions, func(c v1beta1.HostCondition) bool {
+			return c.Host == "node-1" && c.Type == v1beta1.HostError
+		})
+	})
+	w.until("an event says why", func() bool { return len(notes()) > 0 })
+	w.settle()
+	assert.Check(w.t, is.DeepEqual(notes(), []string{"not in force on node node-1: no such device"}))
 }
 
 func (w *world) testPrune() {

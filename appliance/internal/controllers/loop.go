@@ -28,10 +28,10 @@ type reconciler struct {
 	scheme   *runtime.Scheme
 	metrics  *metrics
 
-	changed chan struct{} // of capacity 1: something changed
-	writes  writes        // that informers must have seen before the next pass
-	settled map[objectKey]settled
-	told    map[toldEvent]bool // events that stand
+	changed  chan struct{} // of capacity 1: something changed
+	writes   writes        // that informers must have seen before the next pass
+	settled  map[objectKey]settled
+	standing map[event]standing // events of the pass before
 }
 
 // Backoff after passes that failed.
@@ -46,7 +46,7 @@ func (r *reconciler) run(ctx context.Context) error {
 	failure := ""
 	for {
 		start := time.Now()
-		err := r.pass(ctx)
+		again, err := r.pass(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -69,6 +69,9 @@ func (r *reconciler) run(ctx context.Context) error {
 				r.log.Error("pass failed, trying again", "err", err)
 				failure = text
 			}
+		}
+		if again > 0 {
+			wait = min(wait, again)
 		}
 		if !r.sleep(ctx, wait) {
 			return nil
@@ -109,19 +112,19 @@ func (r *reconciler) sleep(ctx context.Context, longest time.Duration) bool {
 }
 
 // pass reads, plans and writes once. What fails does not keep the rest from
-// being written.
-func (r *reconciler) pass(ctx context.Context) error {
+// being written. It returns when the next pass has something to tell; 0: not
+// because of the time.
+func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) {
 	if err := r.writes.wait(ctx, r.cache); err != nil {
 		r.log.Warn("informers are behind what was written; going on", "err", err)
 	}
 	objects, err := r.read(ctx)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	result := plan.Cluster(kube.Snapshot(objects))
 	err = r.write(ctx, result)
-	r.tell(result.Events)
-	return err
+	return r.tell(result.Events), err
 }
 
 // onlyStale reports whether every failure was that an object had changed since
@@ -138,24 +141,42 @@ func onlyStale(err error) bool {
 	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, errDeleting)
 }
 
-// A toldEvent is an event that has been told and still holds.
-type toldEvent struct {
+// An event is what makes a plan.Event the same in two passes.
+type event struct {
 	uid, reason, message string
 }
 
-// tell emits the events that did not hold in the pass before.
-func (r *reconciler) tell(list []plan.Event) {
-	now := make(map[toldEvent]bool, len(list))
+// standing is since when an event has been in every plan, and whether it has
+// been told.
+type standing struct {
+	since time.Time
+	told  bool
+}
+
+// tell emits the events that did not hold in the pass before, and of what hosts
+// report that which has lasted. It returns when the next of these is due; 0:
+// there is none.
+func (r *reconciler) tell(list []plan.Event) (next time.Duration) {
+	now, stand := time.Now(), make(map[event]standing, len(list))
 	for _, e := range list {
-		key := toldEvent{e.Object.UID, e.Reason, e.Message}
-		now[key] = true
-		if r.told[key] {
-			continue
+		key := event{e.Object.UID, e.Reason, e.Message}
+		s, before := r.standing[key]
+		if !before {
+			s.since = now
 		}
-		r.log.Info("event", "object", describeRef(e.Object.Kind, e.Object.Namespace, e.Object.Name), "type", e.Type, "reason", e.Reason, "message", e.Message)
-		r.recorder.Eventf(objectReference(e), nil, e.Type, e.Reason, "Plan", "%s", e.Message)
+		if wait := s.since.Add(r.cfg.EventDelay).Sub(now); e.Reported && !s.told && wait > 0 {
+			if next == 0 || wait < next {
+				next = wait
+			}
+		} else if !s.told {
+			s.told = true
+			r.log.Info("event", "object", describeRef(e.Object.Kind, e.Object.Namespace, e.Object.Name), "type", e.Type, "reason", e.Reason, "message", e.Message)
+			r.recorder.Eventf(objectReference(e), nil, e.Type, e.Reason, "Plan", "%s", e.Message)
+		}
+		stand[key] = s
 	}
-	r.told = now
+	r.standing = stand
+	return next
 }
 
 func objectReference(e plan.Event) *corev1.ObjectReference {

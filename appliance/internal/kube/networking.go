@@ -217,6 +217,7 @@ func InternalNode(o *v1beta1.InternalNode) (cluster.InternalNode, []cluster.Inva
 		GatewayInterface: o.Spec.Interface.Gateway.Name,
 		InternalIP:       r.addr("spec.interface.node.ip", string(o.Spec.Interface.Node.IP)),
 		Applied:          applied(o.Status.Applied),
+		Conditions:       hostConditions(o.Status.Conditions),
 	}
 	optional := func(field string, ip *v1beta1.IP) netip.Addr {
 		if ip == nil {
@@ -255,7 +256,15 @@ func GeneveTunnel(o *v1beta1.GeneveTunnel) (cluster.GeneveTunnel, []cluster.Inva
 // GatewayReport reads a GatewayReport.
 func GatewayReport(o *v1beta1.GatewayReport) (cluster.GatewayReport, []cluster.InvalidError) {
 	m, r := read(o, "GatewayReport")
-	return cluster.GatewayReport{Meta: m, Applied: applied(o.Status.Applied)}, r.invalid
+	return cluster.GatewayReport{Meta: m, Applied: applied(o.Status.Applied), Conditions: hostConditions(o.Status.Conditions)}, r.invalid
+}
+
+func hostConditions(list []metav1.Condition) []cluster.Condition {
+	var out []cluster.Condition
+	for _, c := range list {
+		out = append(out, cluster.Condition{Type: c.Type, Reason: c.Reason, Message: c.Message, OK: c.Status != metav1.ConditionFalse})
+	}
+	return out
 }
 
 func applied(list []v1beta1.AppliedStatus) []cluster.Applied {
