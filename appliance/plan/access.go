@@ -14,10 +14,11 @@ import (
 const GatewayRole = "liqo-gateway"
 
 // access plans what g may do: read the network objects of its peering, and
-// write its own Connection and report. It reads its keys from a volume, not
-// from the API. The binding of GatewayRole, and that in the system namespace,
-// are not in g's namespace, so they have no owner; their names tell them from
-// those of gateways of the same name elsewhere.
+// write its own Connection and report. Events about what it reports are the
+// controller's. It reads its keys from a volume, not from the API. The binding
+// of GatewayRole, and that in the system namespace, are not in g's namespace,
+// so they have no owner; their names tell them from those of gateways of the
+// same name elsewhere.
 func (p *planner) access(g *cluster.Gateway) {
 	name := GatewayName(g.Name)
 	outside := Name(g.Namespace, name)
@@ -34,7 +35,6 @@ func (p *planner) access(g *cluster.Gateway) {
 			"genevetunnels", "internalfabrics", "publickeies", "routeconfigurations",
 		}},
 		{APIGroups: group, Verbs: []string{"update", "patch"}, Resources: []string{"connections/status", "gatewayreports/status"}, ResourceNames: []string{name}},
-		{APIGroups: []string{"", "events.k8s.io"}, Verbs: []string{"create", "patch"}, Resources: []string{"events"}},
 	}
 	p.add(role)
 
