@@ -42,12 +42,7 @@ func TestMain(m *testing.M) { os.Exit(nettest.Main(m)) }
 // which cut cuts.
 func startAPI(t *testing.T) (admin client.Client, kubeconfig string, cut func()) {
 	t.Helper()
-	bin, err := filepath.Abs("../../../bin/kubernetes")
-	assert.NilError(t, err)
-	if _, err := os.Stat(bin); err != nil {
-		nettest.SkipOrFail(t, "bin/kubernetes (make kubernetes)", err)
-	}
-	dir := t.TempDir()
+	bin, dir := nettest.Built(t, "kubernetes"), t.TempDir()
 	for _, name := range []string{"etcd", "kube-apiserver", "kubectl"} {
 		assert.NilError(t, os.Symlink(bin, filepath.Join(dir, name)))
 	}
@@ -175,9 +170,7 @@ func within(t *testing.T, d time.Duration, check func() error) {
 // in a cluster, against a real API server: what they are told to do, do and
 // report.
 func TestDaemons(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts an API server")
-	}
+	nettest.Slow(t, "starts an API server")
 	nettest.Need(t, "ip")
 	admin, kubeconfig, cut := startAPI(t)
 	ctx := t.Context()

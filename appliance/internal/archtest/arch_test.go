@@ -381,6 +381,41 @@ func TestKeys(t *testing.T) {
 	}
 }
 
+// TestSkips: a test is skipped by nettest alone, which fails in CI and names
+// what is missing.
+func TestSkips(t *testing.T) {
+	for _, top := range []string{"appliance", "lab", "k8s"} {
+		err := filepath.WalkDir(filepath.Join(root, top), func(path string, d fs.DirEntry, err error) error {
+			if err != nil || !strings.HasSuffix(path, "_test.go") {
+				return err
+			}
+			fset := token.NewFileSet()
+			f, err := parser.ParseFile(fset, path, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			names := imports(f)
+			ast.Inspect(f, func(n ast.Node) bool {
+				sel, ok := n.(*ast.SelectorExpr)
+				if !ok {
+					return true
+				}
+				x, ok := sel.X.(*ast.Ident)
+				if !ok {
+					return true
+				}
+				skips := slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, sel.Sel.Name) && names[x.Name] == ""
+				if skips || names[x.Name] == "gotest.tools/v3/skip" {
+					t.Errorf("%s: skip by nettest.SkipOrFail, Need, NeedRoot, Built or Slow", fset.Position(sel.Pos()))
+				}
+				return true
+			})
+			return nil
+		})
+		assert.NilError(t, err)
+	}
+}
+
 // TestForbidden keeps the test honest: each of these must be refused.
 func TestForbidden(t *testing.T) {
 	for _, tt := range []struct {

@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
 
 const token = "of-this-test-only"
@@ -36,14 +37,7 @@ func startAPIServer(t *testing.T) (*rest.Config, client.Client) {
 	t.Helper()
 	root, err := filepath.Abs("../../..")
 	assert.NilError(t, err)
-	binary := filepath.Join(root, "bin", "kubernetes")
-	if _, err := os.Stat(binary); err != nil {
-		why := "needs bin/kubernetes: run make build first"
-		if os.Getenv("CI") != "" {
-			t.Fatal(why)
-		}
-		t.Skip(why)
-	}
+	binary := nettest.Built(t, "kubernetes")
 	dir := t.TempDir()
 	etcd, peer, api := freePort(t), freePort(t), freePort(t)
 

@@ -27,6 +27,7 @@ import (
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
@@ -35,9 +36,7 @@ const tenant = "liqo-tenant-rome"
 // TestController runs the controller on a real API server. The steps build on
 // each other.
 func TestController(t *testing.T) {
-	if testing.Short() {
-		t.Skip("starts an API server")
-	}
+	nettest.Slow(t, "starts an API server")
 	cfg, c := startAPIServer(t)
 	w := &world{t, c, &logBuffer{}}
 	w.create(system()...)

@@ -133,7 +133,7 @@ func implementation(t *testing.T, ns *nettest.NS) kernel.Implementation {
 		return kernel.Kernel
 	}
 	if err := kernel.Missing(features, kernel.FeatureTUN); err != nil {
-		nettest.SkipOrFail(t, "WireGuard", err)
+		nettest.SkipOrFail(t, kernel.FeatureWireGuard, err)
 	}
 	return kernel.Userspace
 }

@@ -25,22 +25,12 @@ import (
 	v1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
-
-// binary returns bin/kubernetes, or skips; in CI its absence is a failure.
-func binary(t *testing.T) string {
-	path, err := filepath.Abs("../../../bin/kubernetes")
-	assert.NilError(t, err)
-	if _, err := os.Stat(path); err != nil {
-		assert.Assert(t, os.Getenv("CI") == "", "bin/kubernetes is missing: run `make kubernetes`")
-		t.Skip("bin/kubernetes is missing: run `make kubernetes`")
-	}
-	return path
-}
 
 // startAPI starts a real API server with our CRDs, and returns how to stop it.
 func startAPI(t *testing.T) (*envtest.Environment, *rest.Config) {
-	bin, dir := binary(t), t.TempDir()
+	bin, dir := nettest.Built(t, "kubernetes"), t.TempDir()
 	ctrllog.SetLogger(logr.Discard())
 	for _, name := range []string{"etcd", "kube-apiserver", "kubectl"} {
 		assert.NilError(t, os.Symlink(bin, filepath.Join(dir, name)))

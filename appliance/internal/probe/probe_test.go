@@ -10,7 +10,8 @@ import (
 
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/poll"
-	"gotest.tools/v3/skip"
+
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
 
 func TestLatencyText(t *testing.T) {
@@ -142,7 +143,9 @@ func open(t *testing.T, addr netip.Addr, port uint16, peer netip.AddrPort) (*Pro
 func freePort(t *testing.T, addr netip.Addr) uint16 {
 	t.Helper()
 	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
-	skip.If(t, err != nil, "no address %s here: %v", addr, err)
+	if err != nil {
+		nettest.SkipOrFail(t, "address "+addr.String(), err)
+	}
 	defer c.Close()
 	return c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 }
