@@ -39,7 +39,7 @@ affinity:
 
 {{/* The probes of all three daemons. A busy machine may take two minutes to
 start one before liveness has a say: one that is killed for that starts again
-and is slower still. Readiness is asked often, because others wait for it. */}}
+and is slower still. */}}
 {{- define "isthmus.probes" -}}
 startupProbe:
   httpGet: {path: /healthz, port: health}
@@ -53,7 +53,7 @@ livenessProbe:
   failureThreshold: 6
 readinessProbe:
   httpGet: {path: /readyz, port: health}
-  periodSeconds: 2
+  periodSeconds: 5
   timeoutSeconds: 2
 {{- end }}
 
