@@ -25,6 +25,7 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == containerinit.Argument {
 		os.Exit(containerinit.Init())
 	}
+	raisePriority()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := newRoot().ExecuteContext(ctx)
 	stop()

@@ -19,7 +19,6 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"os/exec"
 	"sync"
 	"time"
 
@@ -73,8 +72,9 @@ type Config struct {
 	// NetNS is the network namespace of the processes and of all connections
 	// this package makes; nil means the caller's own.
 	NetNS *os.File
-	// Command changes a process before it is started. Optional.
-	Command func(*exec.Cmd)
+	// Nice is added to the niceness of this process for the components, so
+	// that what runs beside them is not kept waiting (setpriority(2)).
+	Nice int
 	// Progress is told what is being waited for. Optional.
 	Progress func(format string, args ...any)
 	Logger   *slog.Logger  // optional

@@ -14,6 +14,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 )
 
@@ -63,18 +65,29 @@ func (c *Config) launch(component string, flags []string) (*process, error) {
 	// A group of its own: a Ctrl-C at the terminal is for the lab, which
 	// stops the components in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	if c.Command != nil {
-		c.Command(cmd)
-	}
 	if err := netns.Do(c.NetNS, cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s of cluster %s: %w", component, c.Name, err)
 	}
+	c.lowerPriority(cmd.Process.Pid)
 	p := &process{component: component, cmd: cmd, done: make(chan struct{})}
 	go func() {
 		p.err = cmd.Wait()
 		close(p.done)
 	}()
 	return p, nil
+}
+
+// lowerPriority makes a process group nicer. It is a courtesy: that it could not
+// be done is no error.
+func (c *Config) lowerPriority(group int) {
+	if c.Nice == 0 {
+		return
+	}
+	// The system call returns 20 minus the niceness (getpriority(2)).
+	own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err == nil {
+		_ = unix.Setpriority(unix.PRIO_PGRP, group, min(20-own+c.Nice, 19))
+	}
 }
 
 // stop ends the process: politely, then not.

@@ -28,7 +28,8 @@ func (in *installer) createPods(ctx context.Context, c topology.Cluster, cl clie
 }
 
 // probePod is a pod that answers on TCP and UDP port 8080 and from which
-// probes are sent. NET_RAW is for ICMP.
+// probes are sent. NET_RAW is for ICMP, SYS_NICE for answers that do not wait
+// for a processor.
 func probePod(p topology.Pod) *unstructured.Unstructured {
 	o := newUnstructured("v1", "Pod")
 	o.SetName(p.Name)
@@ -50,7 +51,7 @@ func probePod(p topology.Pod) *unstructured.Unstructured {
 			"readinessProbe":  map[string]any{"tcpSocket": map[string]any{"port": int64(8080)}, "periodSeconds": int64(5)},
 			"securityContext": map[string]any{
 				"allowPrivilegeEscalation": false,
-				"capabilities":             map[string]any{"drop": []any{"ALL"}, "add": []any{"NET_RAW"}},
+				"capabilities":             map[string]any{"drop": []any{"ALL"}, "add": []any{"NET_RAW", "SYS_NICE"}},
 			},
 		}},
 	}

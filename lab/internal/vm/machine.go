@@ -77,8 +77,9 @@ type Machine struct {
 }
 
 // kernelArgs leave out what an emulated machine only loses time with. A guest
-// whose kernel has a bug ends at once.
-var kernelArgs = []string{"console=ttyS0", "panic=-1", "oops=panic", "loglevel=5", "mitigations=off", "nokaslr", "no_timer_check", "audit=0", "apparmor=0", "cryptomgr.notests",
+// whose kernel has a bug ends at once. Without autogroups a process' niceness
+// counts among all processes, not just in its session (sched(7)).
+var kernelArgs = []string{"console=ttyS0", "panic=-1", "oops=panic", "loglevel=5", "mitigations=off", "nokaslr", "no_timer_check", "audit=0", "noautogroup", "apparmor=0", "cryptomgr.notests",
 	"8250.nr_uarts=1", "random.trust_cpu=on", "net.ifnames=0"}
 
 // Boot starts a machine. It does not wait for anything in it.
