@@ -113,6 +113,10 @@ func (n *node) run(ctx context.Context, g *group) error {
 				n.applied = in.Applied
 			}
 		}
+		// Before anything is reported: a daemon that starts would withdraw the
+		// addresses that the one before it has reported, and gateways would
+		// take their links to this node down.
+		n.update(detect(n.ns, n.cfg.NodeName, view.GatewayPods))
 	}
 	fan := newFanout(ctx, g, n.cfg.API.Changed())
 	g.run("status", func() error { return n.status.run(ctx) })

@@ -301,6 +301,15 @@ func TestSources(t *testing.T) {
 		assert.Equal(t, len(have.Status.Applied), 1)
 		assert.Equal(t, len(have.Status.Conditions), 2)
 
+		// A node without a gateway has no address, and gets one again.
+		none := want
+		none.Local, none.Remote = netip.Addr{}, netip.Addr{}
+		assert.NilError(t, node.WriteStatus(ctx, none))
+		assert.NilError(t, admin.Get(ctx, key, have))
+		assert.Assert(t, have.Status.NodeIP.Local == nil && have.Status.NodeIP.Remote == nil)
+		eventually(t, node, "its own status", func(v kube.NodeView) bool { return !v.Input.Nodes[0].Remote.IsValid() })
+		assert.NilError(t, node.WriteStatus(ctx, want))
+
 		gv := eventually(t, gateway, "the node's address", func(v kube.GatewayView) bool {
 			for _, n := range v.Input.Nodes {
 				if n.Name == "node-1" && n.Remote.IsValid() {
