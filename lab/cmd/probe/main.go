@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
+	"github.com/isthmus-net/isthmus/lab/internal/niceness"
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
 )
 
@@ -25,7 +26,8 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == containerinit.Argument {
 		os.Exit(containerinit.Init())
 	}
-	raisePriority()
+	// Without the privilege everything stays as it is.
+	_ = niceness.Set(-15)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := newRoot().ExecuteContext(ctx)
 	stop()

@@ -69,10 +69,7 @@ else
 	# At once, before many ask for the same ones: the kernel runs modprobe for
 	# each request until the module is there, 143 times in a lab of two clusters.
 	modprobe -a -q ` + agentModules + `
-	# Daemons that start leave the one processor to the kernel's own threads,
-	# WireGuard's among them, and to probes, which raise themselves: what is
-	# measured is the network, not a queue.
-	busybox nice -n 10 lab agent --machine --listen $agent --dir /var/lab --bin-dir ` + GuestBinDir + ` &
+	lab agent --machine --listen $agent --dir /var/lab --bin-dir ` + GuestBinDir + ` &
 	wait $!
 	echo "lab: the agent ended with exit code $?"
 fi

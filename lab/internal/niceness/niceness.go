@@ -1,0 +1,35 @@
+// Package niceness sets how willingly this process waits for a processor. An
+// emulated machine has one, and what is measured there should be the network,
+// not the queue for it: probes go first, daemons last.
+package niceness
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Set gives every thread of this process a niceness, from -20 (first) to 19.
+// Niceness belongs to a thread (setpriority(2), "C library/kernel
+// differences"); threads and processes that are started later have that of
+// their creator. Less than before needs CAP_SYS_NICE.
+func Set(niceness int) error {
+	tasks, err := os.ReadDir("/proc/self/task")
+	if err != nil {
+		return fmt.Errorf("niceness: %w", err)
+	}
+	for _, t := range tasks {
+		tid, err := strconv.Atoi(t.Name())
+		if err != nil {
+			continue
+		}
+		// A thread that has ended since is none that could be set.
+		if err := unix.Setpriority(unix.PRIO_PROCESS, tid, niceness); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("niceness %d: %w", niceness, err)
+		}
+	}
+	return nil
+}
