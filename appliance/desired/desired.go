@@ -89,7 +89,7 @@ type GatewayInput struct {
 	PublicKey  netstate.Key
 	ListenPort uint16 // of a server; 0: WireGuardPort
 	// PeerEndpoint is where the peer is: for a client what its GatewayClient
-	// says, resolved; for a server invalid, or where the peer was last.
+	// says, resolved; for a server invalid, for its WireGuard learns it.
 	PeerEndpoint netip.AddrPort
 	MTU          int    // of all links; 0: derive from the underlay
 	GenevePort   uint16 // 0: GenevePort

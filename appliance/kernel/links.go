@@ -329,7 +329,7 @@ func (ns *NetNS) setAlias(index int, al alias) error {
 func (ns *NetNS) deleteLink(name string) error {
 	if u := ns.user[name]; u != nil {
 		delete(ns.user, name)
-		u.close()
+		u.dev.Close()
 	}
 	links, err := ns.listLinks()
 	if err != nil {

@@ -34,6 +34,10 @@ type NetNS struct {
 	wg   *wgctrl.Client
 	user map[string]*userDevice // WireGuard devices served by us, by link
 
+	memory *memory
+	stop   chan struct{} // ends watchPeers; nil: it does not run
+	done   sync.WaitGroup
+
 	mon      *monitor
 	counters [2]*os.File // of InNoRoutes
 }
@@ -69,6 +73,11 @@ func Open(cfg Config) (_ *NetNS, err error) {
 	if err := ns.chooseImplementation(); err != nil {
 		return nil, err
 	}
+	dir := cfg.StateDir
+	if ns.impl == Kernel {
+		dir = "" // its devices outlive this process
+	}
+	ns.memory = newMemory(dir, ns.logger)
 	if ns.wg, err = wgctrl.New(); err != nil {
 		return nil, fmt.Errorf("open wireguard socket: %w", err)
 	}
@@ -80,6 +89,11 @@ func Open(cfg Config) (_ *NetNS, err error) {
 	}
 	if ns.mon, err = ns.openMonitor(); err != nil {
 		return nil, err
+	}
+	if cfg.PrivateKey != nil { // else there are no devices
+		stop := make(chan struct{})
+		ns.stop = stop
+		ns.done.Go(func() { ns.watchPeers(stop) })
 	}
 	return ns, nil
 }
@@ -132,14 +146,20 @@ func (ns *NetNS) chooseImplementation() error {
 // Close releases the sockets. It changes nothing in the kernel, except that
 // links of userspace WireGuard end with the process that serves them.
 func (ns *NetNS) Close() error {
+	if ns.stop != nil {
+		close(ns.stop)
+		ns.stop = nil
+	}
+	ns.done.Wait()
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	var errs []error
 	if ns.mon != nil {
 		errs = append(errs, ns.mon.close())
 	}
-	for _, u := range ns.user {
-		u.close()
+	for dev, u := range ns.user {
+		_, _ = ns.readWireGuard(dev) // the last chance to remember
+		u.dev.Close()
 	}
 	ns.user = map[string]*userDevice{}
 	if ns.wg != nil {

@@ -3,19 +3,14 @@ package kernel
 import (
 	"bufio"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -27,36 +22,17 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
-const (
-	// defaultMTU of a tun device that nobody gave one: what is left of 1500
-	// bytes after IPv6, UDP and WireGuard.
-	defaultMTU = 1420
-	// rememberEvery is how old a remembered endpoint can be.
-	rememberEvery = time.Second
-)
+// defaultMTU of a tun device that nobody gave one: what is left of 1500 bytes
+// after IPv6, UDP and WireGuard.
+const defaultMTU = 1420
 
 // A userDevice is a WireGuard device served by this process: a tun device
 // and wireguard-go. It ends with the process. So that a restart costs no more
-// than a handshake, it remembers the endpoints that it has learned and
-// initiates as soon as it is configured again.
+// than a handshake, it initiates as soon as it is configured again.
 type userDevice struct {
 	name   string
 	dev    *device.Device
 	logger *slog.Logger
-	file   string // of remembered endpoints; empty: none
-
-	stop chan struct{}
-	done sync.WaitGroup
-
-	mu         sync.Mutex
-	endpoints  map[string]endpoint // by public key
-	configured map[string]netip.AddrPort
-}
-
-// An endpoint is what is remembered of a peer.
-type endpoint struct {
-	Configured netip.AddrPort `json:"configured"`
-	Learned    netip.AddrPort `json:"learned"`
 }
 
 // serve makes a tun device and serves it.
@@ -64,16 +40,10 @@ func (ns *NetNS) serve(l netstate.Link) error {
 	if ns.exists(l.Name) {
 		return unix.EEXIST // else the tun device of somebody else would be joined
 	}
-	u := &userDevice{
-		name:       l.Name,
-		logger:     ns.logger,
-		stop:       make(chan struct{}),
-		configured: map[string]netip.AddrPort{},
+	if old := ns.user[l.Name]; old != nil {
+		old.dev.Close() // somebody has deleted its link; it may still have the port
 	}
-	if ns.cfg.StateDir != "" {
-		u.file = filepath.Join(ns.cfg.StateDir, "wireguard-"+l.Name+".json")
-	}
-	u.load()
+	u := &userDevice{name: l.Name, logger: ns.logger}
 	mtu := l.MTU
 	if mtu == 0 {
 		mtu = defaultMTU
@@ -103,7 +73,6 @@ func (ns *NetNS) serve(l netstate.Link) error {
 		return err
 	}
 	ns.user[l.Name] = u
-	u.done.Go(u.watch)
 	return nil
 }
 
@@ -116,104 +85,6 @@ func tunError(err error) error {
 		return fmt.Errorf("%w: userspace WireGuard may not open /dev/net/tun or lacks NET_ADMIN: %w", ErrUnsupported, err)
 	default:
 		return err
-	}
-}
-
-func (u *userDevice) close() {
-	close(u.stop)
-	u.done.Wait()
-	u.remember()
-	u.dev.Close()
-}
-
-// watch remembers endpoints until the device is closed.
-func (u *userDevice) watch() {
-	tick := time.NewTicker(rememberEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-u.stop:
-			return
-		case <-u.dev.Wait():
-			return
-		case <-tick.C:
-			u.remember()
-		}
-	}
-}
-
-func (u *userDevice) load() {
-	u.endpoints = map[string]endpoint{}
-	if u.file == "" {
-		return
-	}
-	b, err := os.ReadFile(u.file)
-	if err == nil {
-		err = json.Unmarshal(b, &u.endpoints)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		u.logger.Warn("remembered endpoints are unreadable; peers that dial us may take 15 s to come back", "dev", u.name, "err", err)
-		u.endpoints = map[string]endpoint{}
-	}
-}
-
-// remember writes the endpoints down if they changed.
-func (u *userDevice) remember() {
-	d, err := u.get()
-	if err != nil {
-		return
-	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	now := map[string]endpoint{}
-	for _, p := range d.Peers {
-		key := p.PublicKey.String()
-		if learned := addrPort(p.Endpoint); learned.IsValid() {
-			now[key] = endpoint{u.configured[key], learned}
-		}
-	}
-	if u.file == "" || len(now) == 0 || maps.Equal(now, u.endpoints) {
-		return
-	}
-	if err := writeFile(u.file, now); err != nil {
-		u.logger.Warn("endpoints are not remembered; after a restart peers that dial us may take 15 s to come back", "dev", u.name, "err", err)
-		return
-	}
-	u.endpoints = now
-}
-
-// writeFile replaces a file by the JSON of v, whole or not at all.
-func writeFile(name string, v any) error {
-	b, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(name+".new", b, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(name+".new", name)
-}
-
-// recall gives peers that are added the endpoints that they had before the
-// process was restarted, unless they were configured otherwise since.
-func (u *userDevice) recall(peers []wgtypes.PeerConfig) {
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	for i := range peers {
-		p := &peers[i]
-		key := p.PublicKey.String()
-		want := addrPort(p.Endpoint)
-		switch {
-		case p.Remove:
-			delete(u.configured, key)
-			continue
-		case p.UpdateOnly && p.Endpoint == nil:
-			continue
-		}
-		u.configured[key] = want
-		if e, ok := u.endpoints[key]; ok && !p.UpdateOnly && e.Configured == want {
-			p.Endpoint = net.UDPAddrFromAddrPort(e.Learned)
-		}
 	}
 }
 

@@ -52,7 +52,7 @@ func (ns *NetNS) observeWireGuard(links linkTable) ([]netstate.WireGuard, error)
 		if !l.ours || l.state.Kind != netstate.KindWireGuard {
 			continue
 		}
-		d, err := ns.wireGuard(name).get()
+		d, err := ns.readWireGuard(name)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("wireguard %s: %w", name, err))
 			continue
@@ -85,8 +85,7 @@ func (ns *NetNS) setWireGuard(want netstate.WireGuard) error {
 	if !ok || !l.ours {
 		return errors.New("there is no such link of ours")
 	}
-	device := ns.wireGuard(want.Dev)
-	have, err := device.get()
+	have, err := ns.readWireGuard(want.Dev)
 	if err != nil {
 		return err
 	}
@@ -101,10 +100,8 @@ func (ns *NetNS) setWireGuard(want netstate.WireGuard) error {
 	if port := int(want.ListenPort); port != 0 && port != have.ListenPort {
 		c.ListenPort = &port
 	}
-	if u := ns.user[want.Dev]; u != nil {
-		u.recall(c.Peers)
-	}
-	if err := device.set(c); err != nil {
+	ns.memory.recall(want.Dev, want.Peers, c.Peers)
+	if err := ns.wireGuard(want.Dev).set(c); err != nil {
 		if c.ListenPort != nil {
 			return fmt.Errorf("listen port %d: %w", *c.ListenPort, err)
 		}
@@ -172,8 +169,7 @@ func diffPeers(have []wgtypes.Peer, want []netstate.WireGuardPeer, al alias) []w
 // Peers returns the live data of a WireGuard device's peers.
 func (ns *NetNS) Peers(dev string) ([]PeerStatus, error) {
 	ns.mu.Lock()
-	device := ns.wireGuard(dev)
-	d, err := device.get()
+	d, err := ns.readWireGuard(dev)
 	ns.mu.Unlock()
 	if err != nil {
 		return nil, fmt.Errorf("wireguard %s: %w", dev, err)

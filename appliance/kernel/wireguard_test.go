@@ -100,6 +100,22 @@ func exchange(t *testing.T, from, to *side, dst string) {
 	assert.NilError(t, out.Close())
 }
 
+// rest waits until another handshake would be answered: WireGuard answers no
+// more than 50 in a second.
+func (s *side) rest(t *testing.T) {
+	t.Helper()
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		peers, err := s.Peers(tunnel)
+		if err != nil {
+			return poll.Error(err)
+		}
+		if time.Since(peers[0].LastHandshake) < 100*time.Millisecond {
+			return poll.Continue("the last handshake was just now")
+		}
+		return poll.Success()
+	}, poll.WithDelay(10*time.Millisecond))
+}
+
 func both(t *testing.T, f func(t *testing.T, impl Implementation)) {
 	for _, impl := range []Implementation{Kernel, Userspace} {
 		t.Run(string(impl), func(t *testing.T) {
@@ -229,17 +245,7 @@ func TestKeysChange(t *testing.T) {
 		private := wgtypes.Key(key(1)).String()
 		assert.Assert(t, !strings.Contains(err.Error(), private))
 
-		// WireGuard answers no more than one handshake in 50 ms.
-		poll.WaitOn(t, func(poll.LogT) poll.Result {
-			peers, err := server.Peers(tunnel)
-			if err != nil {
-				return poll.Error(err)
-			}
-			if time.Since(peers[0].LastHandshake) < 100*time.Millisecond {
-				return poll.Continue("the last handshake was just now")
-			}
-			return poll.Success()
-		}, poll.WithDelay(10*time.Millisecond))
+		server.rest(t)
 		current = 4
 		converge(t, server.NetNS, next)
 		peer := clientState()

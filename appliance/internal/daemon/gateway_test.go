@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -306,8 +305,8 @@ func echo(t *testing.T, ns *nettest.NS, port int) {
 	}()
 }
 
-// TestRestart kills a gateway as hard as it gets and measures for how long the
-// tunnel does not carry anything.
+// TestRestart kills a gateway as hard as it gets, or deletes its link, and
+// measures for how long the tunnel does not carry anything.
 func TestRestart(t *testing.T) {
 	nettest.Need(t, "ip")
 	milan, rome := nettest.Another(t), nettest.Another(t)
@@ -328,7 +327,14 @@ func TestRestart(t *testing.T) {
 			t.Logf("log of both:\n%s", logs)
 		}
 	})
-	processes := map[string]*exec.Cmd{"server": serverSide.start(t, milan, logs), "client": clientSide.start(t, rome, logs)}
+	sides := map[string]struct {
+		ns *nettest.NS
+		c  child
+	}{"server": {milan, serverSide}, "client": {rome, clientSide}}
+	processes := map[string]*exec.Cmd{}
+	for who, s := range sides {
+		processes[who] = s.c.start(t, s.ns, logs)
+	}
 	echo(t, milan, 7)
 	var stream *net.UDPConn
 	rome.Do(func() {
@@ -364,39 +370,38 @@ func TestRestart(t *testing.T) {
 		return nil
 	}
 	within(t, 20*time.Second, up)
-	// What userspace WireGuard remembers is written once a second: a server
-	// that is killed sooner than that after its peer moved knows the old place.
-	known := ""
+	// A server remembers once a second where its peer is, and whenever it is
+	// asked: one that is killed sooner after its peer moved knows the old place.
 	remembered := func() {
-		if impl != kernel.Userspace {
-			return
-		}
 		within(t, 10*time.Second, func() error {
-			b, err := os.ReadFile(filepath.Join(serverSide.StateDir, "wireguard-"+desired.TunnelInterface+".json"))
-			if err != nil || string(b) == known {
-				return fmt.Errorf("the server does not know yet where its peer is: %v", err)
+			code, body, err := get(milan, "http://127.0.0.1:8081/metrics")
+			if err != nil || code != 200 || !strings.Contains(body, "\nisthmus_peer_last_handshake_timestamp_seconds{") {
+				return fmt.Errorf("the server does not know yet where its peer is: %d %v", code, err)
 			}
-			known = string(b)
 			return nil
 		})
 	}
 	remembered()
-	for _, who := range []string{"server", "client", "server"} {
-		assert.NilError(t, processes[who].Process.Kill())
-		_ = processes[who].Wait()
+	for _, tt := range []struct{ who, what string }{
+		{"server", "killed"}, {"client", "killed"}, {"server", "killed"},
+		{"server", "link deleted"}, {"client", "link deleted"}, {"server", "link deleted"},
+	} {
+		s := sides[tt.who]
 		start := time.Now()
-		if who == "server" {
-			processes[who] = serverSide.start(t, milan, logs)
-		} else {
-			processes[who] = clientSide.start(t, rome, logs)
+		switch tt.what {
+		case "killed":
+			assert.NilError(t, processes[tt.who].Process.Kill())
+			_ = processes[tt.who].Wait()
+			start = time.Now()
+			processes[tt.who] = s.c.start(t, s.ns, logs)
+		case "link deleted":
+			s.ns.Run("ip", "link", "del", desired.TunnelInterface)
 		}
 		within(t, 30*time.Second, up)
 		gap := time.Since(start)
-		if who == "client" {
-			remembered()
-		}
-		t.Logf("%s killed: %v without an answer (%s WireGuard)", who, gap.Round(time.Millisecond), impl)
-		assert.Assert(t, gap < 3*time.Second, "the restart of the %s took %v", who, gap)
+		remembered()
+		t.Logf("%s, %s: %v without an answer (%s WireGuard)", tt.who, tt.what, gap.Round(time.Millisecond), impl)
+		assert.Assert(t, gap < 3*time.Second, "%s, %s: it took %v", tt.who, tt.what, gap)
 	}
 }
 
