@@ -2,6 +2,7 @@ package desired
 
 import (
 	"cmp"
+	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -170,6 +171,7 @@ func (h *host) addLink(l link, port uint16, underlay Underlay) {
 		Name:        l.name,
 		Kind:        netstate.KindGeneve,
 		MTU:         mtu,
+		MAC:         macOf(l.own),
 		Geneve:      netstate.Geneve{VNI: l.tunnel.VNI, Remote: l.remote, Port: port},
 		Description: l.description,
 		Forwarding:  true,
@@ -179,6 +181,21 @@ func (h *host) addLink(l link, port uint16, underlay Underlay) {
 	if l.peer.IsValid() {
 		h.devs[l.peer] = l.name
 	}
+}
+
+// macOf returns the link-layer address of who has an address of the internal
+// CIDR: locally administered (IEEE 802, the second lowest bit of the first
+// byte), the rest a hash of the address. A gateway that is replaced, or a link
+// that is made anew, has the same one as before: with a random one the other
+// end sends to the old one until its neighbour entry is given up, some ten
+// seconds (arp(7): base_reachable_time, delay_first_probe_time and three
+// probes).
+func macOf(own netip.Addr) netstate.MAC {
+	text := own.Unmap().As16()
+	sum := sha256.Sum256(text[:])
+	mac := netstate.MAC(sum[:6])
+	mac[0] = mac[0]&^1 | 2
+	return mac
 }
 
 func (h *host) addDev(l netstate.Link) {

@@ -30,12 +30,15 @@ func TestGeneveWalk(t *testing.T) {
 	route := func(dst, dev string) netstate.Route { return netstate.Route{Table: 90, Dst: prefix(dst), Dev: dev} }
 	via := netstate.Route{Table: 90, Dst: prefix("10.2.0.0/16"), Dev: "g1", Via: addr("10.80.0.9"), OnLink: true}
 	larger := geneve("g1", 1, "192.0.2.100")
-	larger.MTU, larger.RPFilter = 1400, 0
+	larger.MTU, larger.RPFilter, larger.MAC = 1400, 0, netstate.MAC{2, 0, 0, 0, 0, 1}
+	other := larger
+	other.MAC = netstate.MAC{2, 0, 0, 0, 0, 2}
 	states := []netstate.State{
 		{},
 		{Links: []netstate.Link{geneve("g1", 1, "192.0.2.100")}},
 		{Links: []netstate.Link{geneve("g1", 1, "192.0.2.100")}, Addresses: []netstate.Address{at("g1", "10.80.0.1/32"), at("g1", "fd80::1/128")}, Routes: []netstate.Route{route("10.1.0.0/16", "g1"), via, route("fd01::/64", "g1")}},
 		{Links: []netstate.Link{larger}, Addresses: []netstate.Address{at("g1", "10.80.0.2/32")}, Routes: []netstate.Route{route("10.1.0.0/16", "g1"), via}},
+		{Links: []netstate.Link{other}, Addresses: []netstate.Address{at("g1", "10.80.0.2/32")}},
 		// In place: another remote. Anew: another id, another family.
 		{Links: []netstate.Link{geneve("g1", 1, "192.0.2.101")}, Addresses: []netstate.Address{at("g1", "10.80.0.1/32")}, Routes: []netstate.Route{via}},
 		{Links: []netstate.Link{geneve("g1", 2, "192.0.2.100")}, Addresses: []netstate.Address{at("g1", "10.80.0.1/32")}, Routes: []netstate.Route{via}},
@@ -94,6 +97,41 @@ func TestGeneveCarriesPackets(t *testing.T) {
 			out := listen(t, a, netip.MustParseAddrPort("10.80.0.1:0"))
 			assert.Equal(t, deliver(t, out, in, netip.MustParseAddrPort("10.80.0.2:4000")).Addr(), addr("10.80.0.1"))
 		})
+	}
+}
+
+// TestGeneveNeighbour: the other end of a link that was made anew is where it
+// was, for who has it in its neighbour table. That table is given an entry that
+// never ages, so that nothing but the address can help.
+func TestGeneveNeighbour(t *testing.T) {
+	t.Parallel()
+	nsA, a := openWith(t)
+	need(t, nsA, FeatureGeneve)
+	nettest.Need(t, "ip")
+	b := nettest.Another(t)
+	var nsB *NetNS
+	b.Do(func() { nsB = open(t, Config{}) })
+	veth(t, a, b, "192.0.2.1/24", "192.0.2.2/24")
+	mac := netstate.MAC{2, 0, 0, 0, 0, 9}
+	state := func(mac netstate.MAC, remote, ours, theirs string) netstate.State {
+		l := geneve("liqo.x", 7, remote)
+		l.MAC = mac
+		return netstate.State{
+			Links:     []netstate.Link{l},
+			Addresses: []netstate.Address{{Dev: "liqo.x", Prefix: prefix(ours + "/32")}},
+			Routes:    []netstate.Route{{Table: 254, Dst: prefix(theirs + "/32"), Dev: "liqo.x", Scope: netstate.ScopeLink}},
+		}
+	}
+	converge(t, nsA, state(netstate.MAC{}, "192.0.2.2", "10.80.0.1", "10.80.0.2"))
+	converge(t, nsB, state(mac, "192.0.2.1", "10.80.0.2", "10.80.0.1"))
+	a.Run("ip", "neigh", "replace", "10.80.0.2", "lladdr", mac.String(), "dev", "liqo.x", "nud", "permanent")
+	for range 2 {
+		in := listen(t, b, netip.MustParseAddrPort("10.80.0.2:4000"))
+		out := listen(t, a, netip.MustParseAddrPort("10.80.0.1:0"))
+		assert.Equal(t, deliver(t, out, in, netip.MustParseAddrPort("10.80.0.2:4000")).Addr(), addr("10.80.0.1"))
+		in.Close()
+		b.Run("ip", "link", "del", "liqo.x")
+		converge(t, nsB, state(mac, "192.0.2.1", "10.80.0.2", "10.80.0.1"))
 	}
 }
 

@@ -102,6 +102,9 @@ func parseLink(b []byte) (string, link, error) {
 		Description: l.alias.description,
 		Down:        a.RawFlags&unix.IFF_UP == 0,
 	}
+	if len(a.HardwareAddr) == len(l.state.MAC) {
+		l.state.MAC = netstate.MAC(a.HardwareAddr)
+	}
 	if g, ok := nlink.(*netlink.Geneve); ok {
 		l.state.Geneve = netstate.Geneve{VNI: g.ID, Port: g.Dport}
 		if remote, ok := netip.AddrFromSlice(g.Remote); ok {
@@ -144,6 +147,9 @@ func inetConf(b []byte) func(id int) uint32 {
 func (ns *NetNS) addLink(l netstate.Link) error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.Group = l.Name, l.MTU, linkGroup
+	if l.MAC != (netstate.MAC{}) {
+		attrs.HardwareAddr = l.MAC[:]
+	}
 	var err error
 	switch {
 	case l.Kind == netstate.KindGeneve:
@@ -288,8 +294,8 @@ func (ns *NetNS) setGeneveRemote(index int, remote netip.Addr) error {
 	return ns.rt.do(request{typ: unix.RTM_NEWLINK, data: a.b})
 }
 
-// setLink gives a link of ours its alias, MTU and IPv4 settings, and sets it
-// up.
+// setLink gives a link of ours its alias, MTU, MAC and IPv4 settings, and sets
+// it up.
 func (ns *NetNS) setLink(old link, l netstate.Link) error {
 	want := old.alias
 	want.description = l.Description
@@ -297,6 +303,9 @@ func (ns *NetNS) setLink(old link, l netstate.Link) error {
 	a.bytes(unix.IFLA_IFALIAS, []byte(want.String()))
 	if l.MTU != 0 && l.MTU != old.mtu {
 		a.u32(unix.IFLA_MTU, uint32(l.MTU))
+	}
+	if l.MAC != (netstate.MAC{}) && l.MAC != old.state.MAC {
+		a.bytes(unix.IFLA_ADDRESS, l.MAC[:])
 	}
 	a.nest(unix.IFLA_AF_SPEC, func(a *attrs) {
 		a.nest(unix.AF_INET, func(a *attrs) {

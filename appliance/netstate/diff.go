@@ -84,6 +84,9 @@ func diffLinks(c *Changes, observed, desired []Link) map[string]bool {
 		if want.MTU == 0 {
 			got.MTU = 0
 		}
+		if want.MAC == (MAC{}) {
+			got.MAC = MAC{}
+		}
 		switch {
 		case !ok:
 			c.AddLinks = append(c.AddLinks, want)

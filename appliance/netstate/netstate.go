@@ -34,6 +34,7 @@ type Link struct {
 	Name   string // at most 15 bytes (IFNAMSIZ-1)
 	Kind   LinkKind
 	MTU    int // bytes; 0 leaves what the kernel chose
+	MAC    MAC // zero leaves what the kernel chose, or where there is none
 	Geneve Geneve
 	// Description says, for people, where the link leads. It is part of the
 	// link's alias (ip-link(8) "alias"), which also marks it as ours.
@@ -47,6 +48,9 @@ type Link struct {
 	// Down is true only of observed links: ours are up.
 	Down bool
 }
+
+// A MAC is the link-layer address of an Ethernet link (IEEE 802, 48 bits).
+type MAC [6]byte
 
 // Geneve holds what a Geneve link needs (RFC 8926). It is zero for other
 // kinds.

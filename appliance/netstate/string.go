@@ -3,6 +3,7 @@ package netstate
 import (
 	"encoding/base64"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,6 +15,9 @@ func (l Link) String() string {
 	fmt.Fprintf(&b, "dev %s", l.Name)
 	if l.MTU != 0 {
 		fmt.Fprintf(&b, " mtu %d", l.MTU)
+	}
+	if l.MAC != (MAC{}) {
+		fmt.Fprintf(&b, " address %s", l.MAC)
 	}
 	if l.Description != "" {
 		fmt.Fprintf(&b, " alias %q", l.Description)
@@ -33,6 +37,9 @@ func (l Link) String() string {
 	}
 	return b.String()
 }
+
+// String returns the address as six bytes with colons.
+func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
 
 // String returns the address in the notation of ip-address(8).
 func (a Address) String() string { return a.Prefix.String() + " dev " + a.Dev }

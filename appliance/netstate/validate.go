@@ -90,6 +90,8 @@ func (l Link) validate() error {
 		return fmt.Errorf("mtu %d: must be %d to 65535, or 0 for the kernel's choice", l.MTU, minMTU)
 	case len(l.Description) > maxDescription || strings.ContainsAny(l.Description, "\n\x00"):
 		return fmt.Errorf("description %q: must be one line of at most %d bytes", l.Description, maxDescription)
+	case l.MAC[0]&1 != 0:
+		return fmt.Errorf("address %s: must be that of one station, not of a group", l.MAC)
 	case l.RPFilter < 0 || l.RPFilter > 2:
 		return fmt.Errorf("rp_filter %d: must be 0, 1 or 2", l.RPFilter)
 	case l.Kind != KindGeneve:
