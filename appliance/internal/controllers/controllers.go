@@ -115,10 +115,14 @@ func Run(ctx context.Context, cfg Config) error {
 			return fmt.Errorf("lease: %w", err)
 		}
 	}
+	newInformer, err := kube.NewInformer(cfg.REST, cfg.Logger)
+	if err != nil {
+		return err
+	}
 	lease, renew, retry := leaseDuration, renewDeadline, retryPeriod
 	mgr, err := ctrl.NewManager(cfg.REST, manager.Options{
 		Scheme: kube.Scheme(),
-		Cache:  cacheOptions(cfg.Namespace),
+		Cache:  cacheOptions(cfg.Namespace, newInformer),
 		Logger: logr.FromSlogHandler(cfg.Logger.Handler()),
 
 		LeaderElection:                      cfg.LeaderElection,

@@ -18,6 +18,7 @@ import (
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 )
 
 // watched are the kinds that the controller reads.
@@ -35,7 +36,7 @@ func watched() []client.Object {
 
 // cacheOptions limits the informers to what matters: of Kubernetes' own kinds
 // what the controller made, and of pods and nodes the few fields that are read.
-func cacheOptions(namespace string) cache.Options {
+func cacheOptions(namespace string, newInformer kube.InformerFunc) cache.Options {
 	ours := cache.ByObject{Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelManagedBy: v1beta1.ManagedBy})}
 	return cache.Options{
 		ByObject: map[client.Object]cache.ByObject{
@@ -55,6 +56,7 @@ func cacheOptions(namespace string) cache.Options {
 		},
 		DefaultTransform:            cache.TransformStripManagedFields(),
 		ReaderFailOnMissingInformer: true,
+		NewInformer:                 newInformer,
 	}
 }
 

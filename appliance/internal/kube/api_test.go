@@ -40,10 +40,15 @@ func startAPI(t *testing.T) (*envtest.Environment, *rest.Config) {
 		CRDDirectoryPaths:        []string{"../../../k8s/crds"},
 		ErrorIfCRDPathMissing:    true,
 		ControlPlaneStartTimeout: time.Minute,
-		ControlPlaneStopTimeout:  time.Minute,
+		// It is killed then: it would wait a minute for its watches to end.
+		ControlPlaneStopTimeout: 2 * time.Second,
 	}
 	env.ControlPlane.Etcd = &envtest.Etcd{Path: filepath.Join(dir, "etcd")}
 	env.ControlPlane.Etcd.Configure().Disable("advertise-client-urls").Disable("unsafe-no-fsync")
+	// Its certificates stay when it is started again.
+	certs := filepath.Join(dir, "certs")
+	assert.NilError(t, os.Mkdir(certs, 0o700))
+	env.ControlPlane.GetAPIServer().CertDir = certs
 	config, err := env.Start()
 	assert.NilError(t, err)
 	t.Cleanup(func() { _ = env.Stop() })
@@ -405,6 +410,75 @@ func TestSources(t *testing.T) {
 		wire.restore()
 		eventually(t, node, "what happened meanwhile", func(v kube.NodeView) bool { return len(v.Input.Tunnels) == 1 })
 	})
+}
+
+// A daemon follows again soon after the API server is back, however long that
+// was away.
+func TestOutage(t *testing.T) {
+	env, config := startAPI(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	admin, err := client.New(config, client.Options{Scheme: kube.Scheme()})
+	assert.NilError(t, err)
+	node, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: config, Node: "node-1"})
+	assert.NilError(t, err)
+	ended := make(chan error, 1)
+	go func() { ended <- node.Start(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		assert.NilError(t, <-ended)
+	})
+	create := func(name string) func() error {
+		return func() error {
+			return admin.Create(ctx, &v1beta1.InternalFabric{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1beta1.InternalFabricSpec{
+				RemoteCIDRs: []v1beta1.CIDR{"10.1.0.0/16"}, GatewayIP: "10.127.65.9",
+				Interface: v1beta1.InternalFabricSpecInterface{
+					Node:    v1beta1.InternalFabricNodeInterface{Name: "liqo." + name},
+					Gateway: v1beta1.InternalFabricGatewayInterface{IP: "10.80.0.5"},
+				},
+			}})
+		}
+	}
+	fabrics := func(n int) func(kube.NodeView) bool {
+		return func(v kube.NodeView) bool { return len(v.Input.Fabrics) == n }
+	}
+	assert.NilError(t, create("rome")())
+	eventually(t, node, "the fabric", fabrics(1))
+
+	api := env.ControlPlane.GetAPIServer()
+	if err := api.Stop(); err != nil {
+		assert.ErrorContains(t, err, "timeout") // killed
+	}
+	drain(node.Changed())
+	select {
+	case <-node.Changed():
+		t.Error("the outage is a change")
+	case <-time.After(15 * time.Second): // reflectors would be backing off for up to 25 s
+	}
+	v, err := node.Read(ctx)
+	assert.NilError(t, err)
+	assert.Assert(t, fabrics(1)(v))
+
+	assert.NilError(t, api.Start())
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		if err := create("oslo")(); err != nil {
+			return poll.Continue("%v", err)
+		}
+		return poll.Success()
+	}, poll.WithTimeout(20*time.Second), poll.WithDelay(50*time.Millisecond))
+	ready := time.Now()
+	for deadline := time.After(10 * time.Second); ; {
+		select {
+		case <-node.Changed():
+		case <-deadline:
+			t.Fatal("nobody was told")
+		}
+		v, err := node.Read(ctx)
+		assert.NilError(t, err)
+		if fabrics(2)(v) {
+			break
+		}
+	}
+	t.Logf("followed after %v", time.Since(ready))
 }
 
 func ptr[T any](v T) *T { return &v }

@@ -38,6 +38,10 @@ func newSource(config *rest.Config, selected map[client.Object]cache.ByObject, l
 		log = slog.New(slog.DiscardHandler)
 	}
 	scheme, mapper := Scheme(), mapper()
+	newInformer, err := NewInformer(config, log)
+	if err != nil {
+		return nil, err
+	}
 	opts := cache.Options{
 		Scheme:           scheme,
 		Mapper:           mapper,
@@ -49,6 +53,7 @@ func newSource(config *rest.Config, selected map[client.Object]cache.ByObject, l
 		DefaultWatchErrorHandler: func(_ context.Context, _ *toolscache.Reflector, err error) {
 			log.Debug("watch", "err", err)
 		},
+		NewInformer: newInformer,
 	}
 	ca, err := cache.New(config, opts)
 	if err != nil {
