@@ -22,9 +22,9 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: lab
-lab: deps build kubernetes cni ## build everything and run the scenarios about reaching pods: the main job
+lab: deps build kubernetes cni ## build everything and run the scenarios that take seconds: the main job
 	$(call timed,virtual machine image,bin/lab vm image)
-	bin/lab run --world vm pod-to-pod geneve-ping
+	bin/lab run --world vm pod-to-pod geneve-ping internal-node drift user-firewall
 
 .PHONY: test
 test: deps build kubernetes cni verify lint test-unit test-kernel test-lab ## everything that must pass: unit, kernel and API tests, scenarios, sabotage
@@ -48,19 +48,10 @@ test-kernel: build ## kernel tests: as root, without root, and in the virtual ma
 		rc=$$?; rm -rf $$dir; [ $$rc = 0 ])
 	$(call timed,kernel tests in the virtual machine,bin/lab vm test --module tun bin/kernel.test -- -test.short)
 
-# One emulated processor needs its time: what takes longest is left to
-# test-all, which runs every scenario and every sabotage.
-SCENARIOS := pod-to-pod geneve-ping internal-node user-firewall bad-objects
-
 .PHONY: test-lab
-test-lab: build kubernetes cni ## scenarios in the vm world, and the sabotage of those about reaching pods
-	bin/lab run --world vm $(SCENARIOS)
-	bin/lab run --world vm --sabotage pod-to-pod geneve-ping
-
-.PHONY: test-all
-test-all: build kubernetes cni ## every scenario in the vm world, and every sabotage (about an hour where it is emulated)
-	bin/lab run --world vm
-	bin/lab run --world vm --sabotage
+test-lab: build kubernetes cni ## every scenario in the vm world, then every sabotage, in one lab
+	bin/lab up two-clusters --world vm
+	bin/lab run --world vm && bin/lab run --world vm --sabotage; rc=$$?; bin/lab down; exit $$rc
 
 .PHONY: bench
 bench: ## benchmarks of the plan and of the kernel
