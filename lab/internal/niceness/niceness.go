@@ -33,3 +33,15 @@ func Set(niceness int) error {
 	}
 	return nil
 }
+
+// SetGroup gives every thread of another process group a niceness. Zero does
+// nothing: that is what they have.
+func SetGroup(group, niceness int) error {
+	if niceness == 0 {
+		return nil
+	}
+	if err := unix.Setpriority(unix.PRIO_PGRP, group, niceness); err != nil {
+		return fmt.Errorf("niceness %d of process group %d: %w", niceness, group, err)
+	}
+	return nil
+}

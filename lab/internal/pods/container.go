@@ -183,7 +183,7 @@ func (c *container) start(ctx context.Context) (*process, *logFile, error) {
 	if err != nil {
 		return nil, nil, &failure{"RunContainerError", err}
 	}
-	proc, err := startProcess(c.pod.node.cfg.Init, c.pod.ns, *spec, log)
+	proc, err := startProcess(c.pod.node.cfg.Init, c.pod.ns, c.pod.node.cfg.Nice, *spec, log)
 	if err != nil {
 		return nil, nil, &failure{"RunContainerError", err}
 	}

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
+	"github.com/isthmus-net/isthmus/lab/internal/niceness"
 )
 
 // Modes of kube-proxy.
@@ -96,6 +97,9 @@ func (n *node) runKubeProxy(ctx context.Context, kubeconfig string) error {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := netns.Do(n.cfg.NetNS, cmd.Start); err != nil {
 		return fmt.Errorf("start kube-proxy: %w", err)
+	}
+	if err := niceness.SetGroup(cmd.Process.Pid, n.cfg.Nice); err != nil {
+		n.log.Warn("kube-proxy", "err", err)
 	}
 	n.log.Info("kube-proxy started", "mode", n.cfg.KubeProxy, "pid", cmd.Process.Pid)
 	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })

@@ -82,6 +82,10 @@ type NodeConfig struct {
 	// computed with: a kubelet may read no Node but its own.
 	KubeProxyKubeconfig []byte
 
+	// Nice is the niceness of containers and of kube-proxy; commands that are
+	// executed in containers have this process' own (setpriority(2)).
+	Nice int
+
 	Labels   map[string]string // further labels of the Node, optional
 	Registry *Registry         // optional
 	Logger   *slog.Logger      // optional

@@ -14,6 +14,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
+	"github.com/isthmus-net/isthmus/lab/internal/niceness"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,7 +32,7 @@ type process struct {
 
 // startProcess starts a container in a network namespace and returns when the
 // program of the image runs. Its output goes to log.
-func startProcess(init []string, ns *os.File, spec containerinit.Spec, log io.WriteCloser) (*process, error) {
+func startProcess(init []string, ns *os.File, nice int, spec containerinit.Spec, log io.WriteCloser) (*process, error) {
 	specR, specW, err := os.Pipe()
 	if err != nil {
 		return nil, err
@@ -72,12 +73,14 @@ func startProcess(init []string, ns *os.File, spec containerinit.Spec, log io.Wr
 		return nil, fmt.Errorf("start container-init: %w", err)
 	}
 	p := &process{cmd: cmd, env: spec.Env, security: spec.Security, dir: spec.Dir, started: time.Now(), done: make(chan struct{})}
+	// While it waits for what it is to become.
+	niceErr := niceness.SetGroup(p.pid(), nice)
 	writeErr := json.NewEncoder(specW).Encode(spec)
 	specW.Close()
 	// Empty when the exec succeeded: the descriptor closed with it.
 	message, readErr := io.ReadAll(statusR)
 	go p.wait(logged)
-	if err := errors.Join(writeErr, readErr); err != nil || len(message) > 0 {
+	if err := errors.Join(niceErr, writeErr, readErr); err != nil || len(message) > 0 {
 		p.kill(syscall.SIGKILL)
 		<-p.done
 		if len(message) > 0 {

@@ -185,9 +185,20 @@ func (a *agent) nodeConfig(n *network, c ClusterSpec, node NodeSpec, credentials
 			CNI: c.CNI, ServiceCIDR: c.ServiceCIDR, ClusterCIDR: c.PodCIDR,
 			KubeProxy: c.KubeProxy, KubeProxyKubeconfig: cred.KubeProxyKubeconfig,
 			Registry: a.registry, Logger: a.cfg.Logger.With("node", name),
+			Nice: a.niceOfDaemons(),
 		}, nil
 	}
 	return pods.NodeConfig{}, fmt.Errorf("node %s has no credentials", name)
+}
+
+// niceOfDaemons: in a machine of their own daemons that start leave the one
+// processor to the kernel's own threads, WireGuard's among them, to this agent
+// and to probes, which raise themselves.
+func (a *agent) niceOfDaemons() int {
+	if a.cfg.Machine {
+		return 10
+	}
+	return 0
 }
 
 // images are the names under which the lab's binaries are known in pods.

@@ -42,7 +42,7 @@ func RunIn(ctx context.Context, ns *Namespace, req ExecRequest, s Streams) (int,
 	cmd.Stdout, cmd.Stderr = s.Stdout, s.Stderr
 	// A group of its own, so that all of it can be ended.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.WaitDelay = time.Second // children may keep the pipes open
+	cmd.WaitDelay = 5 * time.Second // children may keep the pipes open
 	if s.Stdin != nil {
 		stdin, err := cmd.StdinPipe()
 		if err != nil {

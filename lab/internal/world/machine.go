@@ -9,8 +9,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/isthmus-net/isthmus/lab/internal/niceness"
 )
 
 // setTime sets the clock of the machine.
@@ -47,12 +45,6 @@ func OpenTap(name string) (*os.File, error) {
 // prepareMachine brings up the management network of a virtual machine, at the
 // address that the agent will listen on.
 func prepareMachine(addr netip.Addr) error {
-	// Everything in the machine is started by the agent. Daemons that start
-	// leave the one processor to the kernel's own threads, WireGuard's among
-	// them, and to probes, which raise themselves.
-	if err := niceness.Set(10); err != nil {
-		return err
-	}
 	root, err := CurrentNamespace()
 	if err != nil {
 		return err
