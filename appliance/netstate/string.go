@@ -3,7 +3,6 @@ package netstate
 import (
 	"encoding/base64"
 	"fmt"
-	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -39,7 +38,9 @@ func (l Link) String() string {
 }
 
 // String returns the address as six bytes with colons.
-func (m MAC) String() string { return net.HardwareAddr(m[:]).String() }
+func (m MAC) String() string {
+	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
+}
 
 // String returns the address in the notation of ip-address(8).
 func (a Address) String() string { return a.Prefix.String() + " dev " + a.Dev }
