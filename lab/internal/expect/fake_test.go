@@ -155,6 +155,7 @@ func (w *fakeWorld) WirePackets(_ context.Context, q world.WireQuery) (world.Wir
 	return r, nil
 }
 
+func (w *fakeWorld) PodLogs(context.Context, string) ([]world.Log, error) { return w.logs, nil }
 func (w *fakeWorld) Logs(context.Context) ([]world.Log, error)            { return w.logs, nil }
 func (w *fakeWorld) Inventory(context.Context) ([]world.Inventory, error) { return nil, nil }
 func (w *fakeWorld) State(context.Context) ([]world.HostState, error)     { return nil, nil }

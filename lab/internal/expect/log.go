@@ -32,7 +32,7 @@ func (e *Log) Check(ctx context.Context, row *Row) (Result, error) {
 	if err != nil {
 		return missing(res.Want, err)
 	}
-	logs, err := row.World.Logs(ctx)
+	logs, err := row.World.PodLogs(ctx, pod)
 	if err != nil {
 		return Result{}, err
 	}

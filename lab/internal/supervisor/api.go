@@ -258,7 +258,7 @@ func (l *lab) execControlPlane(ctx context.Context, req world.ExecRequest, s wor
 
 // serveLogs adds the supervisor's and the control planes' logs to the agent's.
 func (l *lab) serveLogs(w http.ResponseWriter, r *http.Request) {
-	logs, err := world.LogsUnder(l.state("control-plane"))
+	logs, err := world.LogsUnder(l.state("control-plane"), nil)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		world.WriteError(w, err)
 		return

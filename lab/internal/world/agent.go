@@ -196,7 +196,7 @@ func (a *agent) nodeConfig(n *network, c ClusterSpec, node NodeSpec, credentials
 // and to probes, which raise themselves.
 func (a *agent) niceOfDaemons() int {
 	if a.cfg.Machine {
-		return 10
+		return 5
 	}
 	return 0
 }

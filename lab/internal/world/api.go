@@ -191,8 +191,8 @@ type StateSection struct {
 	Output  string `json:"output"`
 }
 
-// A LogSource is where a Log came from: a component of the control plane, or a
-// container.
+// A Log is the end of what a component of the control plane or a container has
+// written.
 type Log struct {
 	Name string `json:"name"` // "milan/kube-apiserver", "milan/liqo/isthmus-node-abcde/isthmus", "agent", "console"
 	Text string `json:"text"`

@@ -333,6 +333,13 @@ func (c *Client) Logs(ctx context.Context) (l []Log, err error) {
 	return l, err
 }
 
+// PodLogs are the logs of the containers of one pod, ended ones included. The
+// pod is given as for Exec.
+func (c *Client) PodLogs(ctx context.Context, target string) (l []Log, err error) {
+	err = c.call(ctx, http.MethodPost, pathPodLogs, target, &l)
+	return l, err
+}
+
 // KillContainer kills a container's process with SIGKILL. The kubelet starts
 // it again. The empty container name means the pod's only one.
 func (c *Client) KillContainer(ctx context.Context, target, container string) error {

@@ -34,6 +34,7 @@ const (
 	pathPcap       = "/v1/pcap"
 	pathState      = "/v1/state"
 	pathInventory  = "/v1/inventory"
+	pathPodLogs    = "/v1/pod-logs"
 	pathKill       = "/v1/kill"
 )
 
@@ -147,7 +148,8 @@ func (a *agent) routes(ctx context.Context, nodes *sync.WaitGroup) http.Handler 
 	})
 	mux.HandleFunc("GET "+pathState, answer(func(ctx context.Context, _ struct{}) ([]HostState, error) { return a.state(ctx), nil }))
 	mux.HandleFunc("GET "+pathInventory, answer(func(context.Context, struct{}) ([]Inventory, error) { return a.inventory() }))
-	mux.HandleFunc("GET "+PathLogs, answer(func(context.Context, struct{}) ([]Log, error) { return LogsUnder(a.cfg.Dir) }))
+	mux.HandleFunc("GET "+PathLogs, answer(func(context.Context, struct{}) ([]Log, error) { return LogsUnder(a.cfg.Dir, nil) }))
+	mux.HandleFunc("POST "+pathPodLogs, answer(func(_ context.Context, target string) ([]Log, error) { return a.podLogs(target) }))
 	mux.HandleFunc("POST "+pathKill, answer(func(_ context.Context, r killRequest) (struct{}, error) {
 		return struct{}{}, a.killContainer(r.Target, r.Container)
 	}))
