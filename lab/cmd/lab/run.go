@@ -24,7 +24,7 @@ type runOptions struct {
 	world, seed, shard, junit, pcap, dir string
 	repeat                               int
 	keep, sabotage, asJSON, plan, fresh  bool
-	secondTry, ci                        bool
+	ci                                   bool
 }
 
 func newRunCommand(a *app, root *string) *cobra.Command {
@@ -61,7 +61,6 @@ row that failed the packets, the state of every host, logs and API objects.`,
 	f.IntVar(&o.repeat, "repeat", 1, "run every row so many times")
 	f.BoolVar(&o.keep, "keep", false, "leave the lab up afterwards")
 	f.BoolVar(&o.fresh, "fresh", false, "build a lab of its own, even where lab up has built one")
-	f.BoolVar(&o.secondTry, "second-try", false, "run a row that failed once more, and count it when it passes then")
 	f.BoolVar(&o.sabotage, "sabotage", false, "break what the scenarios name and expect them to fail there")
 	f.StringVar(&o.junit, "junit", "", "write JUnit XML to this file")
 	f.BoolVar(&o.asJSON, "json", false, "print the result as JSON; progress goes to stderr")
@@ -317,8 +316,7 @@ func (s *session) runChoice(ctx context.Context, h *heldLab, c choice) []report.
 }
 
 // attempts is how often a row may run when errors of the lab end it.
-// Expectations are tried again only where --second-try says so: on a machine
-// that somebody else slows down, at the price of a line in the result.
+// Expectations are never tried again.
 const attempts = 2
 
 func (s *session) runRow(ctx context.Context, h *heldLab, sc *scenario.Scenario, row scenario.Row) []report.Row {
@@ -339,24 +337,15 @@ func (s *session) runRow(ctx context.Context, h *heldLab, sc *scenario.Scenario,
 			if h.dead != nil || ctx.Err() != nil {
 				break
 			}
-			switch {
-			case n > 0 && res.Verdict == report.Fail:
-				report.PrintRow(s.out, res, *s.run)
-				fmt.Fprintf(s.out, "   %s: once more\n", row.Name)
-			case n > 0:
+			if n > 0 {
 				fmt.Fprintf(s.out, "   %s: the lab failed, once more: %s\n", row.Name, firstLine(res.Reason))
 			}
-			before := res
 			res = run(s.runner(h))
-			res.Retries, res.Unsteady = before.Retries, n > 0 && before.Verdict == report.Fail
-			if res.Verdict == report.Infra {
-				res.Retries = min(before.Retries+1, attempts-1)
-				s.revive(ctx, h)
-				continue
-			}
-			if res.Verdict != report.Fail || !s.options.secondTry {
+			res.Retries = n
+			if res.Verdict != report.Infra {
 				break
 			}
+			s.revive(ctx, h)
 		}
 		if s.options.pcap == "always" && res.Bundle == "" && h.dead == nil {
 			if dir, err := s.bundle(ctx, h.lab, &res); err == nil {

@@ -70,7 +70,7 @@ type NodeConfig struct {
 	ClientCA                []byte // PEM, of the API server's client certificate
 
 	Images map[string]Image // by image name as it stands in a pod
-	BinDir string           // holds kubernetes and cni/
+	BinDir string           // holds probe, kube-proxy and cni/
 	Dir    string           // state, volumes and logs of this node; created, and emptied of old pods
 
 	CNI         string // profile; default CNIBridge

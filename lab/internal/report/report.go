@@ -70,9 +70,8 @@ type Row struct {
 	Took     Duration `json:"took"`
 	Sabotage string   `json:"sabotage,omitempty"` // what was done to turn it red
 	Steps    []Step   `json:"steps"`
-	Retries  int      `json:"retries,omitempty"`  // after infrastructure errors
-	Unsteady bool     `json:"unsteady,omitempty"` // it failed before, and was allowed another try
-	Bundle   string   `json:"bundle,omitempty"`   // directory with the evidence
+	Retries  int      `json:"retries,omitempty"` // after infrastructure errors
+	Bundle   string   `json:"bundle,omitempty"`  // directory with the evidence
 }
 
 // A Step is a step of a row that ran.

@@ -164,14 +164,3 @@ func TestNoSpace(t *testing.T) {
 		})
 	}
 }
-
-// TestUnsteady: what passed only at the second try is said, and no failure.
-func TestUnsteady(t *testing.T) {
-	var out strings.Builder
-	run := report.Run{Scenarios: []report.Scenario{{Name: "drift", Rows: []report.Row{
-		{Name: "drift", Verdict: report.Pass, Unsteady: true}, {Name: "drift/2", Verdict: report.Pass},
-	}}}}
-	report.PrintSummary(&out, run)
-	assert.Check(t, is.Contains(out.String(), "2 rows: 2 passed, 1 only at the second try · "))
-	assert.Equal(t, run.ExitCode(true), 0)
-}

@@ -64,9 +64,9 @@ func PrintScenario(w io.Writer, s Scenario, run Run) {
 				continue
 			}
 			said[r.Reason] = true
-			PrintRow(w, r, run)
+			printRow(w, r, run)
 		case Fail, XPass:
-			PrintRow(w, r, run)
+			printRow(w, r, run)
 		case XFail, Skip:
 			fmt.Fprintf(w, "     – %s %s: %s\n", r.Name, r.Verdict, r.Reason)
 		}
@@ -91,8 +91,7 @@ func times(n int, one, more string) string {
 	return fmt.Sprintf("%d %s", n, more)
 }
 
-// PrintRow explains a row that failed.
-func PrintRow(w io.Writer, r Row, run Run) {
+func printRow(w io.Writer, r Row, run Run) {
 	fmt.Fprintf(w, "   ✗ %s  %s\n", r.Name, r.Took)
 	if r.Sabotage != "" {
 		fmt.Fprintf(w, "       sabotage   %s\n", r.Sabotage)
@@ -218,15 +217,6 @@ func PrintSummary(w io.Writer, run Run) {
 	}
 	for _, r := range all {
 		retries += r.Retries
-	}
-	unsteady := 0
-	for _, r := range all {
-		if r.Unsteady && r.Verdict == Pass {
-			unsteady++
-		}
-	}
-	if unsteady > 0 {
-		parts = append(parts, fmt.Sprintf("%d only at the second try", unsteady))
 	}
 	if retries > 0 {
 		parts = append(parts, times(retries, "retry", "retries")+" after errors of the lab")
