@@ -191,7 +191,7 @@ func (h *host) addLink(l link, port uint16, underlay Underlay) {
 // seconds (arp(7): base_reachable_time, delay_first_probe_time and three
 // probes).
 func macOf(own netip.Addr) netstate.MAC {
-	text := own.Unmap().As16()
+	text := own.As16() // of an IPv4 address the mapped one
 	sum := sha256.Sum256(text[:])
 	mac := netstate.MAC(sum[:6])
 	mac[0] = mac[0]&^1 | 2

@@ -14,9 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
+	"github.com/isthmus-net/isthmus/lab/internal/niceness"
 )
 
 // stopGrace is how long a component may take to end after SIGTERM. The API
@@ -68,26 +67,14 @@ func (c *Config) launch(component string, flags []string) (*process, error) {
 	if err := netns.Do(c.NetNS, cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s of cluster %s: %w", component, c.Name, err)
 	}
-	c.lowerPriority(cmd.Process.Pid)
+	// A courtesy: that it could not be done is no error.
+	_ = niceness.SetGroup(cmd.Process.Pid, c.Nice)
 	p := &process{component: component, cmd: cmd, done: make(chan struct{})}
 	go func() {
 		p.err = cmd.Wait()
 		close(p.done)
 	}()
 	return p, nil
-}
-
-// lowerPriority makes a process group nicer. It is a courtesy: that it could not
-// be done is no error.
-func (c *Config) lowerPriority(group int) {
-	if c.Nice == 0 {
-		return
-	}
-	// The system call returns 20 minus the niceness (getpriority(2)).
-	own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
-	if err == nil {
-		_ = unix.Setpriority(unix.PRIO_PGRP, group, min(20-own+c.Nice, 19))
-	}
 }
 
 // stop ends the process: politely, then not.

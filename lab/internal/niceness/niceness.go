@@ -34,12 +34,19 @@ func Set(niceness int) error {
 	return nil
 }
 
-// SetGroup gives every thread of another process group a niceness. Zero does
-// nothing: that is what they have.
-func SetGroup(group, niceness int) error {
-	if niceness == 0 {
+// SetGroup gives every thread of another process group a niceness that is by
+// more than this process' own, 19 at most. Zero does nothing: that is what they
+// have.
+func SetGroup(group, more int) error {
+	if more == 0 {
 		return nil
 	}
+	// The system call returns 20 minus the niceness (getpriority(2)).
+	own, err := unix.Getpriority(unix.PRIO_PROCESS, 0)
+	if err != nil {
+		return fmt.Errorf("niceness: %w", err)
+	}
+	niceness := min(20-own+more, 19)
 	if err := unix.Setpriority(unix.PRIO_PGRP, group, niceness); err != nil {
 		return fmt.Errorf("niceness %d of process group %d: %w", niceness, group, err)
 	}

@@ -82,8 +82,8 @@ type NodeConfig struct {
 	// computed with: a kubelet may read no Node but its own.
 	KubeProxyKubeconfig []byte
 
-	// Nice is the niceness of containers and of kube-proxy; commands that are
-	// executed in containers have this process' own (setpriority(2)).
+	// Nice is added to the niceness of this process for containers and
+	// kube-proxy; commands that are executed in containers have its own.
 	Nice int
 
 	Labels   map[string]string // further labels of the Node, optional
