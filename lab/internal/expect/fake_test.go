@@ -158,7 +158,6 @@ func (w *fakeWorld) WirePackets(_ context.Context, q world.WireQuery) (world.Wir
 func (w *fakeWorld) PodLogs(context.Context, string) ([]world.Log, error) { return w.logs, nil }
 func (w *fakeWorld) Logs(context.Context) ([]world.Log, error)            { return w.logs, nil }
 func (w *fakeWorld) Inventory(context.Context) ([]world.Inventory, error) { return nil, nil }
-func (w *fakeWorld) State(context.Context) ([]world.HostState, error)     { return nil, nil }
 
 // seedsPath is the way of a packet from milan/web to rome/web when the
 // gateways are on the second nodes.

@@ -28,7 +28,6 @@ type World interface {
 	WirePackets(ctx context.Context, q world.WireQuery) (world.WireReport, error)
 	Logs(ctx context.Context) ([]world.Log, error)
 	PodLogs(ctx context.Context, target string) ([]world.Log, error)
-	State(ctx context.Context) ([]world.HostState, error)
 	Inventory(ctx context.Context) ([]world.Inventory, error)
 }
 

@@ -23,6 +23,7 @@ import (
 // A World is what the runner needs of a lab; *world.Client is one.
 type World interface {
 	expect.World
+	State(ctx context.Context) ([]world.HostState, error)
 	StopComponent(ctx context.Context, cluster, component string) error
 	StartComponent(ctx context.Context, cluster, component string) error
 	KillContainer(ctx context.Context, target, container string) error
