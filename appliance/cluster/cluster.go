@@ -99,6 +99,7 @@ type Options struct {
 	GenevePort   uint16         // default 6091
 	RulePriority uint32         // first priority of the band on nodes; 0: default
 	Pools        []netip.Prefix // where remapped networks are taken from
+	Overlay      Overlay        // empty: Geneve
 }
 
 // A Node is a Kubernetes Node that is not a virtual one.
@@ -228,6 +229,8 @@ type InternalFabric struct {
 	NodeInterface string         // name of the Geneve link on every node
 	GatewayIP     netip.Addr     // address of the gateway pod
 	InternalIP    netip.Addr     // the gateway's address of the internal CIDR
+	GatewayNode   string         // Node of the gateway pod
+	Overlay       Overlay        // empty: Geneve
 }
 
 // An InternalNode is what gateways need to know about one node.
@@ -238,8 +241,29 @@ type InternalNode struct {
 	// Local and Remote are the node's underlay addresses as seen by a
 	// gateway on the same node and on another one; invalid: not known yet.
 	Local, Remote netip.Addr
+	Overlay       Overlay   // that joins it to gateways; empty: not decided
+	Overlays      []Overlay // that its kernel has; empty: not known yet
+	VTEP          VTEP      // of the VXLAN overlay; zero: not known
 	Applied       []Applied
 	Conditions    []Condition
+}
+
+// An Overlay is how packets get from nodes to gateways and back.
+type Overlay string
+
+// The overlays. OverlayAuto is for Options alone: what all nodes have, Geneve
+// first.
+const (
+	OverlayGeneve Overlay = "geneve"
+	OverlayVXLAN  Overlay = "vxlan"
+	OverlayAuto   Overlay = "auto"
+)
+
+// A VTEP is a node's end of the VXLAN overlay (RFC 7348): the address of the
+// node and that of its VXLAN link.
+type VTEP struct {
+	IP  netip.Addr
+	MAC [6]byte
 }
 
 // A GeneveTunnel joins a node and a gateway.

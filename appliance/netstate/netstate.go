@@ -13,7 +13,10 @@ import "net/netip"
 // zero value owns nothing; applying it removes all that was owned before.
 type State struct {
 	Links     []Link
+	Settings  []Setting // of links that are not ours
 	Addresses []Address
+	FDB       []FDBEntry
+	Neighbors []Neighbor
 	Routes    []Route
 	Rules     []Rule
 	WireGuard []WireGuard
@@ -26,6 +29,7 @@ type LinkKind string
 // The kinds of links that the appliance creates.
 const (
 	KindGeneve    LinkKind = "geneve"
+	KindVXLAN     LinkKind = "vxlan"
 	KindWireGuard LinkKind = "wireguard" // kernel WireGuard, or a tun device served by wireguard-go
 )
 
@@ -36,6 +40,7 @@ type Link struct {
 	MTU    int // bytes; 0 leaves what the kernel chose
 	MAC    MAC // zero leaves what the kernel chose, or where there is none
 	Geneve Geneve
+	VXLAN  VXLAN
 	// Description says, for people, where the link leads. It is part of the
 	// link's alias (ip-link(8) "alias"), which also marks it as ours.
 	Description string
@@ -58,6 +63,39 @@ type Geneve struct {
 	VNI    uint32     // 24 bits
 	Remote netip.Addr // outer destination; packets from elsewhere are not ours
 	Port   uint16     // UDP destination port
+}
+
+// VXLAN holds what a VXLAN link needs (RFC 7348). It is zero for other kinds.
+// The link neither learns nor floods: it sends to whom the [FDBEntry] values
+// name, and drops what is for others.
+type VXLAN struct {
+	VNI   uint32     // 24 bits
+	Local netip.Addr // outer source, an address of this host
+	Port  uint16     // UDP destination port
+}
+
+// A Setting is how a link that is not ours treats packets: the eth0 of a
+// gateway's pod, which the CNI made. Only what is given is set, and it is left
+// as it is when the Setting goes: nobody can say what it was before.
+type Setting struct {
+	Dev        string
+	Forwarding bool // of IPv4, as in Link
+}
+
+// An FDBEntry says behind which host a station of a VXLAN link of ours is
+// (bridge(8) "fdb"): what is for MAC goes to Remote.
+type FDBEntry struct {
+	Dev    string
+	MAC    MAC
+	Remote netip.Addr
+}
+
+// A Neighbor is a permanent entry of the neighbour table (ip-neighbour(8)) of
+// a link of ours: nobody is asked who has the address.
+type Neighbor struct {
+	Dev  string
+	Addr netip.Addr
+	MAC  MAC
 }
 
 // An Address is an address of a link of ours.

@@ -46,8 +46,8 @@ type FirewallRule struct {
 	Action  Action
 }
 
-// A Match is one condition. Exactly one of Addr, Ports, L4Proto, Dev, ICMP
-// says what is looked at.
+// A Match is one condition. Exactly one of Addr, Ports, L4Proto, Dev, ICMPError
+// and ICMPRedirect says what is looked at.
 type Match struct {
 	Negate bool
 	// Dir is "src" or "dst" for addresses and ports, "in" or "out" for
@@ -60,6 +60,9 @@ type Match struct {
 	// ICMPError matches ICMP and ICMPv6 messages that report an error about
 	// another packet (RFC 792, RFC 4443 §2.1).
 	ICMPError bool
+	// ICMPRedirect matches the messages by which a router tells a host of a
+	// better next hop (RFC 792, RFC 4861 §8).
+	ICMPRedirect bool
 }
 
 // An AddrRange is an inclusive range of addresses.

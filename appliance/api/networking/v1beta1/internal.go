@@ -5,6 +5,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
+// Overlay is how packets get from nodes to gateways and back.
+// +kubebuilder:validation:Enum=geneve;vxlan
+type Overlay string
+
+// Values of Overlay.
+const (
+	OverlayGeneve Overlay = "geneve"
+	OverlayVXLAN  Overlay = "vxlan"
+)
+
 // InternalFabricNodeInterface is the nodes' end of the links to a gateway.
 type InternalFabricNodeInterface struct {
 	// Name of the link on every node.
@@ -41,6 +51,12 @@ type InternalFabricSpec struct {
 	Interface InternalFabricSpecInterface `json:"interface"`
 	// GatewayIP is the address of the gateway pod that carries the traffic.
 	GatewayIP IP `json:"gatewayIP"`
+	// GatewayNode is the node that this pod runs on.
+	// +optional
+	GatewayNode string `json:"gatewayNode,omitempty"`
+	// Overlay between nodes and gateway; absent: geneve.
+	// +optional
+	Overlay Overlay `json:"overlay,omitempty"`
 }
 
 // InternalFabric joins all nodes of the cluster to one gateway.
@@ -48,6 +64,8 @@ type InternalFabricSpec struct {
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:categories=liqo,shortName=if;ifabric
 // +kubebuilder:printcolumn:name="Gateway IP",type=string,JSONPath=`.spec.gatewayIP`
+// +kubebuilder:printcolumn:name="Gateway Node",type=string,priority=1,JSONPath=`.spec.gatewayNode`
+// +kubebuilder:printcolumn:name="Overlay",type=string,priority=1,JSONPath=`.spec.overlay`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type InternalFabric struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -91,6 +109,10 @@ type InternalNodeSpecInterface struct {
 type InternalNodeSpec struct {
 	// Interface describes the links between node and gateways.
 	Interface InternalNodeSpecInterface `json:"interface"`
+	// Overlay that joins the node to gateways: what the installation asks for, or what was found
+	// to be there on all nodes. Absent: not decided yet.
+	// +optional
+	Overlay Overlay `json:"overlay,omitempty"`
 }
 
 // InternalNodeStatusNodeIP has the addresses by which gateways see the node.
@@ -103,6 +125,15 @@ type InternalNodeStatusNodeIP struct {
 	Remote *IP `json:"remote,omitempty"`
 }
 
+// VTEP is the node's end of the VXLAN overlay: all that the other nodes need to reach it.
+type VTEP struct {
+	// IP is the address of the node below the overlay.
+	IP IP `json:"ip"`
+	// MAC is the address of the VXLAN link.
+	// +kubebuilder:validation:Pattern=`^[0-9a-f]{2}(:[0-9a-f]{2}){5}$`
+	MAC string `json:"mac"`
+}
+
 // InternalNodeStatus is what the node says of itself.
 type InternalNodeStatus struct {
 	// NodeIP has the addresses by which gateways see the node.
@@ -111,6 +142,13 @@ type InternalNodeStatus struct {
 	// Kernel is the release of the kernel that runs on the node.
 	// +optional
 	Kernel string `json:"kernel,omitempty"`
+	// Overlays that the node's kernel has.
+	// +optional
+	// +listType=set
+	Overlays []Overlay `json:"overlays,omitempty"`
+	// VTEP is the node's end of the VXLAN overlay, where that is in use.
+	// +optional
+	VTEP *VTEP `json:"vtep,omitempty"`
 	// Applied lists the objects that the node was asked to apply.
 	// +optional
 	// +listType=map
@@ -132,6 +170,9 @@ type InternalNodeStatus struct {
 // +kubebuilder:resource:scope=Cluster,categories=liqo,shortName=in;inode
 // +kubebuilder:printcolumn:name="Node IP Local",type=string,JSONPath=`.status.nodeIP.local`
 // +kubebuilder:printcolumn:name="Node IP Remote",type=string,JSONPath=`.status.nodeIP.remote`
+// +kubebuilder:printcolumn:name="Overlay",type=string,JSONPath=`.spec.overlay`
+// +kubebuilder:printcolumn:name="VTEP",type=string,priority=1,JSONPath=`.status.vtep.ip`
+// +kubebuilder:printcolumn:name="VTEP MAC",type=string,priority=1,JSONPath=`.status.vtep.mac`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type InternalNode struct {
 	metav1.TypeMeta   `json:",inline"`

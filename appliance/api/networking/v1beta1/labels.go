@@ -37,7 +37,7 @@ const (
 	SubcategoryFabric     = "fabric"       // routes and firewall of every gateway
 	SubcategoryFabricNode = "fabric-node"  // of the gateways on one node
 	SubcategoryAllNodes   = "all-nodes"    // firewall of every node
-	SubcategorySingleNode = "single-node"  // firewall of one node
+	SubcategorySingleNode = "single-node"  // routes and firewall of one node
 	SubcategoryAllGateway = "all-gateways" // firewall of every gateway
 	SubcategoryIPMapping  = "ip-mapping"
 
@@ -55,6 +55,9 @@ const (
 	LabelShared      = "ipam.liqo.io/network-shared"
 
 	AnnotationPreinstalled = "liqo.io/preinstalled"
+	// AnnotationVTEPMAC is on the pod of a node's daemon: the address of the
+	// node's VXLAN link.
+	AnnotationVTEPMAC = "net.liqo.io/vxlan.mac.address"
 )
 
 // Names of the cluster-ID ConfigMap (label and key), as the public CLI finds it.
@@ -66,6 +69,9 @@ const (
 	DefaultNamespace    = "liqo"
 	GatewayNamePrefix   = "gw-"
 	TunnelInterface     = "liqo-tunnel"
+	VXLANInterface      = "liqo.vxlan" // of nodes
+	PodInterface        = "eth0"       // of a gateway's pod, as every kubelet names it
+	VXLANTable          = "18952"      // routing table of the VXLAN overlay
 	InterfaceNamePrefix = "liqo."
 	PrivateKeyField     = "privateKey"
 	PublicKeyField      = "publicKey"
