@@ -23,6 +23,9 @@ const (
 // that is being replaced keeps its fabric.
 func (p *planner) fabricPeerings() []*peering {
 	var out []*peering
+	if p.overlay == "" {
+		return nil // to be decided
+	}
 	for _, peer := range p.peerings {
 		if peer.ready && peer.gateway != nil && p.gatewayIP(peer).IsValid() {
 			out = append(out, peer)
@@ -187,7 +190,7 @@ func (p *planner) vnis() {
 	var order []tunnelKey
 	wanted := map[objectKey]tunnelKey{}
 	for _, peer := range p.fabricPeerings() {
-		if !p.fabric[peer.id].IsValid() {
+		if !p.fabric[peer.id].IsValid() || p.overlay != cluster.OverlayGeneve {
 			continue
 		}
 		for _, n := range p.s.Nodes {
@@ -221,12 +224,6 @@ func (p *planner) vnis() {
 
 // nodes plans the InternalNodes and the routes to the pods of each.
 func (p *planner) nodes() {
-	outside := map[string][]netip.Addr{} // pods by node
-	for _, pod := range p.s.Pods {
-		if pod.Running {
-			outside[pod.Node] = append(outside[pod.Node], pod.IPs...)
-		}
-	}
 	for _, n := range p.s.Nodes {
 		ip, ok := p.node[n.Name]
 		if !ok {
@@ -234,13 +231,21 @@ func (p *planner) nodes() {
 		}
 		o := &v1beta1.InternalNode{TypeMeta: typeMeta("InternalNode"), ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
 		o.Spec.Interface.Gateway.Name, o.Spec.Interface.Node.IP = p.nodeIface[n.Name], apiIP(ip)
+		o.Spec.Overlay = v1beta1.Overlay(p.overlay)
 		p.add(o)
-		p.add(p.gatewayToNode(n, ip, outside[n.Name]))
+		if p.overlay == cluster.OverlayGeneve {
+			p.add(p.gatewayToNode(n, ip, p.outside[n.Name]))
+		}
+	}
+	if p.overlay == cluster.OverlayVXLAN {
+		if o := p.gatewayToPods(); o != nil {
+			p.add(o)
+		}
 	}
 	for _, n := range p.s.InternalNodes {
 		if !n.Deleting && p.node[n.Name].IsValid() {
 			o := &v1beta1.InternalNode{TypeMeta: typeMeta("InternalNode"), ObjectMeta: existing(n.Meta)}
-			o.Status.Conditions = p.accepted(n.Meta)
+			o.Status.Conditions = append(p.accepted(n.Meta), p.overlayCondition(n)...)
 			p.out.Statuses = append(p.out.Statuses, o)
 		}
 	}
@@ -266,12 +271,8 @@ func (p *planner) gatewayToNode(n cluster.Node, ip netip.Addr, pods []netip.Addr
 	for _, cidr := range n.PodCIDRs {
 		add(cidr.Masked())
 	}
-	pods = slices.Clone(pods)
-	slices.SortFunc(pods, netip.Addr.Compare)
 	for _, a := range pods {
-		if !slices.ContainsFunc(n.PodCIDRs, func(c netip.Prefix) bool { return c.Contains(a) }) {
-			add(host(a))
-		}
+		add(host(a))
 	}
 	if len(routes) > 0 {
 		o.Spec.Table.Rules = append(o.Spec.Table.Rules, v1beta1.Rule{Iif: ptr(v1beta1.TunnelInterface), Routes: routes})
@@ -315,8 +316,14 @@ func (p *planner) fabrics() {
 		o := &v1beta1.InternalFabric{TypeMeta: typeMeta("InternalFabric"), ObjectMeta: owned(peer.id, peer.id, g.Meta)}
 		o.Spec = v1beta1.InternalFabricSpec{MTU: g.MTU, RemoteCIDRs: apiCIDRs(peer.remapped()), GatewayIP: apiIP(p.gatewayIP(peer))}
 		o.Spec.Interface.Node.Name, o.Spec.Interface.Gateway.IP = p.fabricIface[peer.id], apiIP(ip)
+		o.Spec.Overlay, o.Spec.GatewayNode = v1beta1.Overlay(p.overlay), p.gatewayNode(peer)
 		p.add(o)
 		p.add(p.nodeToGateway(peer, ip))
+		if p.overlay == cluster.OverlayVXLAN {
+			if o := p.symmetric(peer); o != nil {
+				p.add(o)
+			}
+		}
 		for _, n := range p.s.Nodes {
 			vni, ok := p.vni[tunnelKey{g.Namespace, peer.id, n.Name}]
 			if !ok {
@@ -335,21 +342,27 @@ func (p *planner) fabrics() {
 }
 
 // nodeToGateway returns how nodes reach a gateway and the networks of its
-// peer.
+// peer. In the VXLAN overlay, where a gateway's address leads depends on the
+// node: the object does not say by which link, and stays as it is when the
+// gateway moves.
 func (p *planner) nodeToGateway(peer *peering, ip netip.Addr) *v1beta1.RouteConfiguration {
 	m := owned(Name(peer.id, "node-gw"), peer.id, peer.gateway.Meta)
 	m.Labels[v1beta1.LabelRouteCategory] = v1beta1.CategoryFabric
 	o := routeConfiguration(m)
 	dev := p.fabricIface[peer.id]
-	o.Spec.Table.Rules = append(o.Spec.Table.Rules, direct(ip, dev))
+	if p.overlay == cluster.OverlayVXLAN {
+		o.Spec.Table.Name = v1beta1.VXLANTable
+	} else {
+		o.Spec.Table.Rules = append(o.Spec.Table.Rules, direct(ip, dev))
+	}
 	for _, cidr := range peer.remapped() {
-		o.Spec.Table.Rules = append(o.Spec.Table.Rules, v1beta1.Rule{Dst: ptr(apiCIDR(cidr)), Routes: []v1beta1.Route{via(cidr, ip, dev)}})
-	}
-	if first := int(p.s.Options.RulePriority); first > 0 {
-		for i := range o.Spec.Table.Rules {
-			o.Spec.Table.Rules[i].Priority = &first
+		route := via(cidr, ip, dev)
+		if p.overlay == cluster.OverlayVXLAN {
+			route.Dev, route.Onlink = nil, nil
 		}
+		o.Spec.Table.Rules = append(o.Spec.Table.Rules, v1beta1.Rule{Dst: ptr(apiCIDR(cidr)), Routes: []v1beta1.Route{route}})
 	}
+	p.atPriority(o)
 	return o
 }
 
@@ -378,6 +391,10 @@ func (p *planner) gatewayToPeer(peer *peering) *v1beta1.RouteConfiguration {
 			route.Gw, route.Onlink, route.Scope = nil, nil, ptr(v1beta1.LinkScope)
 		}
 		routes = append(routes, route)
+	}
+	if p.overlay == cluster.OverlayVXLAN {
+		o.Spec.Table.Rules = append(o.Spec.Table.Rules, v1beta1.Rule{Iif: ptr(v1beta1.PodInterface), Routes: routes})
+		return o
 	}
 	for _, n := range p.s.Nodes {
 		if p.node[n.Name].IsValid() {

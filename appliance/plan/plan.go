@@ -22,6 +22,8 @@ func Cluster(s cluster.Snapshot) Result {
 	p.configurations() // which are sound
 	p.networks()       // all CIDRs
 	p.gateways()       // which are sound, and their workloads
+	p.chooseOverlay()  // between nodes and gateways
+	p.podsOutside()    // of the podCIDRs of their nodes
 	p.internalCIDR()   // addresses, interface names and VNIs
 	p.nodes()
 	p.fabrics()
@@ -56,6 +58,10 @@ type planner struct {
 	nodeIface    map[string]string     // names on gateways, by InternalNode's name
 	fabricIface  map[string]string     // names on nodes, by remote ID
 	vni          map[tunnelKey]uint32
+
+	overlay   cluster.Overlay         // empty: to be decided
+	reachable map[string]bool         // nodes that the VXLAN overlay leads to
+	outside   map[string][]netip.Addr // pods outside the podCIDRs of their node, by node
 }
 
 // A peering is what is known about one remote cluster.

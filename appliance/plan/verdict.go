@@ -45,6 +45,10 @@ const (
 	ReasonNetworkChanged = "NetworkChanged"
 	ReasonNameShortened  = "NameShortened"
 	ReasonNotApplied     = "NotApplied"
+
+	ReasonOverlayUnsupported = "OverlayUnsupported"
+	ReasonDuplicateVTEP      = "DuplicateVTEP"
+	ReasonInvalidVTEP        = "InvalidVTEP"
 )
 
 // A verdict is what the plan thinks of an object of the user.

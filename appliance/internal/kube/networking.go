@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -195,6 +196,23 @@ func PublicKey(o *v1beta1.PublicKey) (cluster.PublicKey, []cluster.InvalidError)
 	return k, r.invalid
 }
 
+// vtep reads a VTEP; the zero value is one that is of no use.
+func (r *reader) vtep(field string, v v1beta1.VTEP) cluster.VTEP {
+	before := len(r.invalid)
+	ip := r.addr(field+".ip", string(v.IP))
+	if ip.IsValid() && (ip.IsUnspecified() || ip.IsMulticast() || ip.IsLoopback()) {
+		r.complain(field+".ip", string(v.IP), "is not the address of a node; write its InternalIP")
+	}
+	mac, err := net.ParseMAC(v.MAC)
+	if err != nil || len(mac) != len(cluster.VTEP{}.MAC) || mac[0]&1 != 0 {
+		r.complain(field+".mac", v.MAC, "is not the address of a station; write one such as 02:00:0a:50:00:01")
+	}
+	if len(r.invalid) > before {
+		return cluster.VTEP{}
+	}
+	return cluster.VTEP{IP: ip, MAC: [6]byte(mac)}
+}
+
 // InternalFabric reads an InternalFabric.
 func InternalFabric(o *v1beta1.InternalFabric) (cluster.InternalFabric, []cluster.InvalidError) {
 	m, r := read(o, "InternalFabric")
@@ -206,6 +224,8 @@ func InternalFabric(o *v1beta1.InternalFabric) (cluster.InternalFabric, []cluste
 		NodeInterface: o.Spec.Interface.Node.Name,
 		GatewayIP:     r.addr("spec.gatewayIP", string(o.Spec.GatewayIP)),
 		InternalIP:    r.addr("spec.interface.gateway.ip", string(o.Spec.Interface.Gateway.IP)),
+		GatewayNode:   o.Spec.GatewayNode,
+		Overlay:       cluster.Overlay(o.Spec.Overlay),
 	}, r.invalid
 }
 
@@ -227,6 +247,13 @@ func InternalNode(o *v1beta1.InternalNode) (cluster.InternalNode, []cluster.Inva
 	}
 	n.Local = optional("status.nodeIP.local", o.Status.NodeIP.Local)
 	n.Remote = optional("status.nodeIP.remote", o.Status.NodeIP.Remote)
+	n.Overlay = cluster.Overlay(o.Spec.Overlay)
+	for _, kind := range o.Status.Overlays {
+		n.Overlays = append(n.Overlays, cluster.Overlay(kind))
+	}
+	if v := o.Status.VTEP; v != nil {
+		n.VTEP = r.vtep("status.vtep", *v)
+	}
 	return n, r.invalid
 }
 
