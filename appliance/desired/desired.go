@@ -41,6 +41,8 @@ type Underlay struct {
 	// Paths holds the MTU of the route towards some addresses, where it is
 	// known. It wins over MTU.
 	Paths map[netip.Addr]int
+	// Devs holds the link that packets to some addresses leave by.
+	Devs map[netip.Addr]string
 }
 
 // To returns the MTU towards an address; 0: not known.
@@ -59,6 +61,9 @@ type NodeInput struct {
 	// Label is the value of labels that name the node, where it differs
 	// from Name because that is longer than a label may be.
 	Label string
+	// NodeIP is the node's address below the tunnels; needed in the VXLAN
+	// overlay only.
+	NodeIP netip.Addr
 
 	GenevePort   uint16 // 0: GenevePort
 	RulePriority uint32 // first of the 100 rule priorities that are ours; 0: 300
@@ -66,7 +71,7 @@ type NodeInput struct {
 
 	Fabrics   []cluster.InternalFabric
 	Tunnels   []cluster.GeneveTunnel
-	Nodes     []cluster.InternalNode // this node's is enough
+	Nodes     []cluster.InternalNode // with Geneve, this node's is enough
 	Routes    []cluster.RouteConfiguration
 	Firewalls []cluster.FirewallConfiguration
 
@@ -112,6 +117,11 @@ func (in NodeInput) Remotes() []netip.Addr {
 	var out []netip.Addr
 	for _, f := range in.Fabrics {
 		out = append(out, f.GatewayIP)
+	}
+	for _, n := range in.Nodes {
+		if n.Name != in.Name {
+			out = append(out, n.VTEP.IP)
+		}
 	}
 	return addrs(out)
 }

@@ -53,8 +53,9 @@ func Gateway(in GatewayInput) (netstate.State, []Result) {
 	configuration := h.configuration(in)
 	h.tunnel(in, configuration)
 	h.gatewayLinks(in)
+	h.podGateway(in)
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
-	h.close(configuration)
+	h.close(in, configuration)
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
 		[]string{ICMPErrorTable, InternalOnlyTable})
 	h.internalOnly(in)
@@ -102,7 +103,7 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 		RPFilter:    rpFilterLoose,
 	})
 	h.state.Addresses = append(h.state.Addresses, netstate.Address{Dev: TunnelInterface, Prefix: own})
-	h.devs[peer] = TunnelInterface
+	h.hops[peer] = hop{via: peer, dev: TunnelInterface, onLink: true}
 
 	wg := netstate.WireGuard{Dev: TunnelInterface, PublicKey: in.PublicKey}
 	if in.Mode != cluster.Client {
@@ -229,12 +230,12 @@ func underlayOf(n cluster.InternalNode, gatewayNode string) netip.Addr {
 	return n.Remote
 }
 
-// close ends the lookup for whatever came by a tunnel and was meant for nobody
+// close ends the lookup for whatever came by a tunnel, or from a node, and was meant for nobody
 // that the routes know. It would go on to the main table otherwise: to the
 // cluster's Services, API server and nodes, with the address of a pod.
 //
 //	ip rule add iif liqo-tunnel priority 390 unreachable
-func (h *host) close(c *cluster.Configuration) {
+func (h *host) close(in GatewayInput, c *cluster.Configuration) {
 	ipv6 := false
 	for _, r := range h.state.Routes {
 		ipv6 = ipv6 || r.Dst.Addr().Is6()
@@ -247,13 +248,20 @@ func (h *host) close(c *cluster.Configuration) {
 			ipv6 = ipv6 || p.Addr().Is6()
 		}
 	}
+	from := make([]string, 0, len(h.state.Links)+1)
 	for _, l := range h.state.Links {
+		from = append(from, l.Name)
+	}
+	if in.Overlay() == cluster.OverlayVXLAN {
+		from = append(from, PodInterface) // nodes send to the pod's own link
+	}
+	for _, dev := range from {
 		for _, v6 := range []bool{false, true} {
 			if v6 && !ipv6 {
 				continue
 			}
 			h.state.Rules = append(h.state.Rules, netstate.Rule{
-				Priority: h.base + closing, IPv6: v6, IIF: l.Name, Unreachable: true,
+				Priority: h.base + closing, IPv6: v6, IIF: dev, Unreachable: true,
 			})
 		}
 	}

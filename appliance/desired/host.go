@@ -2,7 +2,6 @@ package desired
 
 import (
 	"cmp"
-	"crypto/sha256"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -32,8 +31,9 @@ type host struct {
 	results  map[objectKey]*Result
 	problems map[objectKey][]string // fields that did not parse
 	notes    map[objectKey][]string
-	// devs leads from the address of the other end of a link to the link.
-	devs  map[netip.Addr]string
+	// hops leads from the internal address of who is at the other end of a
+	// link, or behind it, to the way there.
+	hops  map[netip.Addr]hop
 	links map[string]bool
 	ends  map[end]string // what identifies a Geneve link to the kernel
 	// missing says of links that should be there why they are not.
@@ -55,7 +55,7 @@ func newHost(base uint32, invalid []cluster.InvalidError) *host {
 		results:  map[objectKey]*Result{},
 		problems: map[objectKey][]string{},
 		notes:    map[objectKey][]string{},
-		devs:     map[netip.Addr]string{},
+		hops:     map[netip.Addr]hop{},
 		links:    map[string]bool{},
 		ends:     map[end]string{},
 		missing:  map[string]string{},
@@ -95,6 +95,12 @@ func (h *host) refuse(m cluster.Meta, format string, args ...any) {
 		r.OK, r.Message = false, ""
 	}
 	r.Message = join(r.Message, fmt.Sprintf(format, args...))
+}
+
+// impair says why an object is in force in part only.
+func (h *host) impair(m cluster.Meta, text string) {
+	r := h.results[key(m.Ref)]
+	r.OK, r.Message = false, join(r.Message, text)
 }
 
 // warn says what is odd about an object that is in force.
@@ -179,23 +185,8 @@ func (h *host) addLink(l link, port uint16, underlay Underlay) {
 	})
 	h.state.Addresses = append(h.state.Addresses, netstate.Address{Dev: l.name, Prefix: hostPrefix(l.own)})
 	if l.peer.IsValid() {
-		h.devs[l.peer] = l.name
+		h.hops[l.peer] = hop{via: l.peer, dev: l.name, onLink: true}
 	}
-}
-
-// macOf returns the link-layer address of who has an address of the internal
-// CIDR: locally administered (IEEE 802, the second lowest bit of the first
-// byte), the rest a hash of the address. A gateway that is replaced, or a link
-// that is made anew, has the same one as before: with a random one the other
-// end sends to the old one until its neighbour entry is given up, some ten
-// seconds (arp(7): base_reachable_time, delay_first_probe_time and three
-// probes).
-func macOf(own netip.Addr) netstate.MAC {
-	text := own.As16() // of an IPv4 address the mapped one
-	sum := sha256.Sum256(text[:])
-	mac := netstate.MAC(sum[:6])
-	mac[0] = mac[0]&^1 | 2
-	return mac
 }
 
 func (h *host) addDev(l netstate.Link) {

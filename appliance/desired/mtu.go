@@ -14,8 +14,9 @@ const FallbackMTU = 1340
 const minUnderlay = 576
 
 // What a tunnel adds to a packet: an outer IP header (20 or 40 bytes), UDP
-// (8), then for Geneve its header without options (8) and the inner Ethernet
-// header (14), for WireGuard its header and tag (32).
+// (8), then for Geneve its header without options (8), as long as that of
+// VXLAN, and the inner Ethernet header (14), for WireGuard its header and tag
+// (32).
 const (
 	geneveOverIPv4    = 50
 	geneveOverIPv6    = 70
@@ -28,6 +29,10 @@ const (
 func GeneveMTU(underlay int, remote netip.Addr) int {
 	return deriveMTU(underlay, remote, geneveOverIPv4, geneveOverIPv6)
 }
+
+// VXLANMTU returns the MTU of a VXLAN link over an underlay of that MTU (0:
+// not known) to a remote address.
+func VXLANMTU(underlay int, remote netip.Addr) int { return GeneveMTU(underlay, remote) }
 
 // WireGuardMTU returns the MTU of a WireGuard link over an underlay of that
 // MTU (0: not known). An invalid remote, of a peer that has yet to dial us,

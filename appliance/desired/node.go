@@ -9,17 +9,19 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
-// Node returns the state of a node: a Geneve link to every gateway, and the
-// routes, rules and tables of the configurations addressed to nodes. Results
+// Node returns the state of a node: a Geneve link to every gateway, or the
+// link of the VXLAN overlay to all nodes, and the routes, rules and tables of the configurations addressed to nodes. Results
 // are sorted by kind, namespace and name, one for every object concerned.
 func Node(in NodeInput) (netstate.State, []Result) {
 	h := newHost(in.RulePriority, in.Problems)
 	label := cmp.Or(in.Label, in.Name)
 
 	h.nodeLinks(in)
+	h.vxlan(in)
 	h.gatewaysToMain(in.Fabrics)
-	h.routes(in.Routes, nodeSelectsRoute)
-	h.tables(in.Firewalls, func(labels map[string]string) bool { return nodeSelectsFirewall(labels, label) }, nil)
+	h.routes(in.Routes, func(labels map[string]string) bool { return nodeSelectsRoute(labels, label) })
+	h.tables(in.Firewalls, func(labels map[string]string) bool { return nodeSelectsFirewall(labels, label) },
+		[]string{OverlayOnlyTable, NoRedirectsTable})
 	return h.finish()
 }
 
@@ -28,12 +30,9 @@ func Node(in NodeInput) (netstate.State, []Result) {
 //	ip link add liqo.milan type geneve id 7 remote 10.127.65.9 dstport 6091
 //	ip address add 10.80.0.4/32 dev liqo.milan
 func (h *host) nodeLinks(in NodeInput) {
-	var own cluster.InternalNode
-	for _, n := range in.Nodes {
-		if n.Name == in.Name && !n.Deleting {
-			own = n
-			h.accept(n.Meta)
-		}
+	own := in.own()
+	if own.Name != "" {
+		h.accept(own.Meta)
 	}
 	fabrics := map[[2]string]cluster.InternalFabric{}
 	for _, f := range living(in.Fabrics, func(f cluster.InternalFabric) cluster.Meta { return f.Meta }) {

@@ -17,13 +17,22 @@ import (
 // TableNumbers gives every name of a routing table a number. The number is a
 // function of the name alone, except for names that collide: of those, the
 // first in the alphabet has it. The numbers of the kernel's own tables (0, 253
-// to 255) and all that fit into one byte are not given.
+// to 255) and all that fit into one byte are not given. A name that is a
+// number is the table of that number, which several objects may share.
 func TableNumbers(names []string) map[string]uint32 {
 	names = slices.Clone(names)
 	slices.Sort(names)
 	numbers := make(map[string]uint32, len(names))
 	taken := make(map[uint32]bool, len(names))
+	for _, name := range names {
+		if n, ok := numbered(name); ok {
+			numbers[name], taken[n] = n, true
+		}
+	}
 	for _, name := range slices.Compact(names) {
+		if _, ok := numbers[name]; ok {
+			continue
+		}
 		n := TableNumber(name)
 		for i := 1; taken[n]; i++ {
 			n = TableNumber(name + "#" + strconv.Itoa(i))
@@ -41,10 +50,26 @@ func TableNumber(name string) uint32 {
 	return binary.BigEndian.Uint32(sum[:])&0x7fffffff | 0x100 // 31 bits, and above 255
 }
 
+// numbered returns the number of a table whose name is one.
+func numbered(name string) (uint32, bool) {
+	n, err := strconv.ParseUint(name, 10, 32)
+	return uint32(n), err == nil && strconv.FormatUint(n, 10) == name
+}
+
+// kernelTable reports whether a table belongs to the kernel (ip-route(8)).
+func kernelTable(n uint32) bool { return n == 0 || n >= 253 && n <= 255 }
+
 // A routeObject is a RouteConfiguration that has been compiled.
 type routeObject struct {
 	cluster.RouteConfiguration
-	rules []routeRule
+	rules   []routeRule
+	without []string // why there is no way for some of its packets
+}
+
+// shares reports whether the table is one that other objects write to, too.
+func (o routeObject) shares() bool {
+	_, ok := numbered(o.Table)
+	return ok
 }
 
 // A routeRule is a rule, its routes, and the families that it stands for.
@@ -71,7 +96,8 @@ func (h *host) routes(all []cluster.RouteConfiguration, selects func(map[string]
 		if !selects(rc.Labels) || !h.accept(rc.Meta) {
 			continue
 		}
-		if other, taken := tables[rc.Table]; taken {
+		_, shared := numbered(rc.Table)
+		if other, taken := tables[rc.Table]; taken && !shared {
 			h.refuse(rc.Meta, "spec.table.name: %q is the table of %s already; choose another name", rc.Table, other)
 			continue
 		}
@@ -81,6 +107,9 @@ func (h *host) routes(all []cluster.RouteConfiguration, selects func(map[string]
 			continue
 		}
 		tables[rc.Table] = rc.Ref
+		for _, text := range slices.Compact(o.without) {
+			h.impair(rc.Meta, text)
+		}
 		objects = append(objects, o)
 	}
 	objects = h.withoutConflicts(objects)
@@ -150,13 +179,14 @@ func (s selector) tableName() string {
 
 // sharedSelectors returns the selectors that rules of several objects have,
 // with the position of the first of these objects. A rule with a priority of
-// its own stands where its author put it, and shares nothing.
+// its own stands where its author put it, and shares nothing; so does one that
+// leads to a table with a number.
 func sharedSelectors(objects []routeObject) map[selector]int {
 	first := map[selector]int{}
 	shared := map[selector]int{}
 	for i, o := range objects {
 		for _, r := range o.rules {
-			if r.explicit != 0 {
+			if r.explicit != 0 || o.shares() {
 				continue
 			}
 			s := selectorOf(r)
@@ -174,20 +204,27 @@ func sharedSelectors(objects []routeObject) map[selector]int {
 // elsewhere than an older one does. The objects are in the order of their age.
 func (h *host) withoutConflicts(objects []routeObject) []routeObject {
 	type target struct {
-		s   selector
-		dst netip.Prefix
+		table string // of those that have a number: all packets that come there
+		s     selector
+		dst   netip.Prefix
 	}
 	type owner struct {
 		route netstate.Route
 		ref   cluster.Ref
 	}
 	owners := map[target]owner{}
+	targetOf := func(o routeObject, r routeRule, route netstate.Route) (target, bool) {
+		if o.shares() {
+			return target{table: o.Table, dst: route.Dst}, true
+		}
+		return target{s: selectorOf(r), dst: route.Dst}, r.explicit == 0
+	}
 	return slices.DeleteFunc(objects, func(o routeObject) bool {
 		var problems []string
 		for _, r := range o.rules {
 			for _, route := range r.routes {
-				other, taken := owners[target{selectorOf(r), route.Dst}]
-				if r.explicit == 0 && taken && other.route != route {
+				t, counts := targetOf(o, r, route)
+				if other, taken := owners[t]; counts && taken && other.route != route {
 					problems = append(problems, fmt.Sprintf("spec.table.rules: %s sends the same packets to %s another way; change or delete one of the two",
 						other.ref, route.Dst))
 				}
@@ -199,8 +236,8 @@ func (h *host) withoutConflicts(objects []routeObject) []routeObject {
 		}
 		for _, r := range o.rules {
 			for _, route := range r.routes {
-				t := target{selectorOf(r), route.Dst}
-				if _, taken := owners[t]; r.explicit == 0 && !taken {
+				t, counts := targetOf(o, r, route)
+				if _, taken := owners[t]; counts && !taken {
 					owners[t] = owner{route, o.Ref}
 				}
 			}
@@ -219,6 +256,12 @@ func (h *host) compileRoutes(rc cluster.RouteConfiguration) (routeObject, []stri
 	}
 	if rc.Table == "" {
 		complain("spec.table.name", "is empty; write a name, that of the object for instance")
+	}
+	if n, ok := numbered(rc.Table); ok && kernelTable(n) {
+		hasRoutes := slices.ContainsFunc(rc.Rules, func(r cluster.RouteRule) bool { return len(r.Routes) > 0 })
+		if hasRoutes || n != TableMain {
+			complain("spec.table.name", "%s is a table of the kernel; rules without routes may lead to the main table, %d, for all else write another name", rc.Table, TableMain)
+		}
 	}
 	type place struct {
 		field string
@@ -260,6 +303,9 @@ func (h *host) compileRoutes(rc cluster.RouteConfiguration) (routeObject, []stri
 				problems = append(problems, field+text)
 				waiting[tr.Dev] = h.missing[tr.Dev] != "" && !h.hasLink(tr.Dev)
 				continue
+			}
+			if route.Type == netstate.Unreachable {
+				o.without = append(o.without, h.hops[tr.Via].problem)
 			}
 			if family != 0 && route.Dst.Addr().BitLen() != family {
 				complain(field+".dst", "%s is not of the family of its rule; move it to a rule of its own", route.Dst)
@@ -313,12 +359,19 @@ func (h *host) compileRoute(tr cluster.TableRoute) (netstate.Route, string) {
 		}
 		r.OnLink = tr.OnLink
 		if r.Dev == "" {
-			// The other end of a link of ours: there is no other route to it.
-			dev, ok := h.devs[tr.Via]
-			if !ok {
+			// The other end of a link of ours, or who is behind it: there is
+			// no other route to it.
+			hop, ok := h.hops[tr.Via]
+			switch {
+			case !ok:
 				return r, fmt.Sprintf(".gw: %s is not the other end of a link of this host; write dev, too", tr.Via)
+			case hop.problem != "":
+				return netstate.Route{Dst: r.Dst, Type: netstate.Unreachable}, ""
 			}
-			r.Dev, r.OnLink = dev, true
+			r.Via, r.Dev, r.OnLink = hop.via, hop.dev, hop.onLink
+			if !r.Src.IsValid() {
+				r.Src = hop.src
+			}
 		}
 	} else if tr.OnLink {
 		return r, ".onlink: is for routes with gw; write gw, or leave onlink out"

@@ -24,7 +24,7 @@ const (
 // NodeSelects reports whether a RouteConfiguration or FirewallConfiguration
 // with these labels is addressed to the node.
 func NodeSelects(labels map[string]string, node string) bool {
-	return nodeSelectsRoute(labels) || nodeSelectsFirewall(labels, node)
+	return nodeSelectsRoute(labels, node) || nodeSelectsFirewall(labels, node)
 }
 
 // GatewaySelects reports whether a RouteConfiguration or
@@ -34,8 +34,11 @@ func GatewaySelects(labels map[string]string, remoteID, node string) bool {
 	return gatewaySelectsRoute(labels, remoteID, node) || gatewaySelectsFirewall(labels, remoteID)
 }
 
-func nodeSelectsRoute(labels map[string]string) bool {
-	return labels[labelRouteCategory] == categoryFabric
+func nodeSelectsRoute(labels map[string]string, node string) bool {
+	if labels[labelRouteCategory] != categoryFabric {
+		return false
+	}
+	return labels[labelRouteSubcategory] != subcategorySingleNode || node != "" && labels[labelRouteUnique] == node
 }
 
 func nodeSelectsFirewall(labels map[string]string, node string) bool {

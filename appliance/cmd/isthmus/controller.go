@@ -9,13 +9,14 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/internal/controllers"
 )
 
 // newControllerCommand returns the command that runs once in a cluster.
 func newControllerCommand(g *globals) *cobra.Command {
 	var cfg controllers.Config
-	var pools string
+	var pools, overlay string
 	cmd := &cobra.Command{
 		Use:   "controller",
 		Short: "Decide what must exist in this cluster",
@@ -33,6 +34,12 @@ object of the API.`,
 					return fmt.Errorf("--pools: %w", err)
 				}
 			}
+			switch o := cluster.Overlay(overlay); o {
+			case cluster.OverlayGeneve, cluster.OverlayVXLAN, cluster.OverlayAuto:
+				cfg.Options.Overlay = o
+			default:
+				return fmt.Errorf("--overlay %q: write %s, %s or %s", overlay, cluster.OverlayGeneve, cluster.OverlayVXLAN, cluster.OverlayAuto)
+			}
 			config, err := g.restConfig("isthmus-controller")
 			if err != nil {
 				return err
@@ -45,6 +52,7 @@ object of the API.`,
 	f := cmd.Flags()
 	f.StringVar(&cfg.Namespace, "namespace", v1beta1.DefaultNamespace, "`namespace` of the installation")
 	f.StringVar(&pools, "pools", "", "`networks`, separated by commas, that remapped networks are taken from (default the private ones)")
+	f.StringVar(&overlay, "overlay", string(cluster.OverlayGeneve), "what joins nodes and gateways: geneve, vxlan, or auto: what the kernels of all nodes have when it is first asked, Geneve first")
 	f.Uint16Var(&cfg.Options.GenevePort, "geneve-port", 6091, "UDP `port` of the links between nodes and gateways")
 	f.Uint32Var(&cfg.Options.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules on nodes (default 300)")
 	f.BoolVar(&cfg.LeaderElection, "leader-election", false, "act only while holding the lease, so that several can run")

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net/netip"
 
 	"github.com/spf13/cobra"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -14,12 +16,13 @@ import (
 // newNodeCommand returns the command that runs on every node.
 func newNodeCommand(g *globals) *cobra.Command {
 	var cfg daemon.NodeConfig
-	var podName string
+	var podName, nodeIP string
 	cmd := &cobra.Command{
 		Use:   "node",
 		Short: "Give the pods of this node a way to the pods of the peers",
 		Long: `Give the pods of this node a way to the pods of the peers: a Geneve link to
-the gateway of every peering, with the routes, rules and tables that lead there.
+the gateway of every peering, or a VXLAN link to all nodes, with the routes, rules
+and tables that lead there.
 
 Runs in the network namespace of the node and needs CAP_NET_ADMIN. What it has
 made stays when it ends.`,
@@ -27,6 +30,13 @@ made stays when it ends.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.NodeName == "" {
 				return errors.New("--node-name is required: the name of the Node object of this machine")
+			}
+			if nodeIP != "" {
+				ip, err := netip.ParseAddr(nodeIP)
+				if err != nil {
+					return fmt.Errorf("--node-ip %q: write an address such as 172.18.1.11", nodeIP)
+				}
+				cfg.NodeIP = ip
 			}
 			log := g.log.With("node", cfg.NodeName)
 			config, err := g.restConfig("isthmus-node")
@@ -41,7 +51,7 @@ made stays when it ends.`,
 			cfg.Logger = log
 			cfg.WriteStatus = func(ctx context.Context, st daemon.NodeStatus) error {
 				return source.WriteStatus(ctx, kube.NodeStatus{
-					Local: st.Local, Remote: st.Remote, Kernel: st.Kernel,
+					Local: st.Local, Remote: st.Remote, Kernel: st.Kernel, Overlays: st.Overlays, VTEP: st.VTEP,
 					Applied: st.Applied, Conditions: conditions(st.Conditions),
 				})
 			}
@@ -51,6 +61,7 @@ made stays when it ends.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&cfg.NodeName, "node-name", "", "`name` of the Node object of this machine (required)")
+	f.StringVar(&nodeIP, "node-ip", "", "`address` of this machine that the other nodes reach it at (default the source of its default route)")
 	f.StringVar(&podName, "pod-name", "", "`name` of the daemon's own pod, for the log")
 	f.Uint16Var(&cfg.GenevePort, "geneve-port", 0, "UDP `port` of the links to gateways (default 6091)")
 	f.Uint32Var(&cfg.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules that are ours (default 300)")

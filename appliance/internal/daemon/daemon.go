@@ -136,7 +136,7 @@ type router interface {
 
 // underlay reads what desired needs to know of the network below.
 func underlay(r router, remotes []netip.Addr) desired.Underlay {
-	u := desired.Underlay{Paths: map[netip.Addr]int{}}
+	u := desired.Underlay{Paths: map[netip.Addr]int{}, Devs: map[netip.Addr]string{}}
 	for _, dst := range []netip.Addr{anywhere4, anywhere6} {
 		if p, err := r.RouteTo(dst); err == nil && p.MTU > 0 {
 			u.MTU = p.MTU
@@ -144,15 +144,31 @@ func underlay(r router, remotes []netip.Addr) desired.Underlay {
 		}
 	}
 	for _, dst := range remotes {
-		if p, err := r.RouteTo(dst); err == nil && p.MTU > 0 {
+		p, err := r.RouteTo(dst)
+		if err != nil {
+			continue
+		}
+		u.Devs[dst.Unmap()] = p.Dev
+		if p.MTU > 0 {
 			u.Paths[dst.Unmap()] = p.MTU
 		}
 	}
 	return u
 }
 
+// defaultSource returns the address that a host's packets have: the source of
+// its default route.
+func defaultSource(r router) netip.Addr {
+	for _, dst := range []netip.Addr{anywhere4, anywhere6} {
+		if p, err := r.RouteTo(dst); err == nil && p.Src.IsValid() {
+			return p.Src.Unmap()
+		}
+	}
+	return netip.Addr{}
+}
+
 func equalUnderlay(a, b desired.Underlay) bool {
-	return a.MTU == b.MTU && maps.Equal(a.Paths, b.Paths)
+	return a.MTU == b.MTU && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.Devs, b.Devs)
 }
 
 // underlayInterval is how often the routes below the tunnels are looked at.

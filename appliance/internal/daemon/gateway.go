@@ -191,6 +191,7 @@ type gateway struct {
 	applied []cluster.Applied
 	ready   Condition
 	fits    Condition
+	overlay Condition
 }
 
 func (gw *gateway) run(ctx context.Context, g *group) error {
@@ -258,12 +259,7 @@ func (gw *gateway) podIP() netip.Addr {
 	if gw.cfg.PodIP.IsValid() {
 		return gw.cfg.PodIP
 	}
-	for _, dst := range []netip.Addr{anywhere4, anywhere6} {
-		if p, err := gw.ns.RouteTo(dst); err == nil && p.Src.IsValid() {
-			return p.Src.Unmap()
-		}
-	}
-	return netip.Addr{}
+	return defaultSource(gw.ns)
 }
 
 // peer returns the live data of the one peer.
@@ -291,7 +287,7 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 		gw.health.waiting("the first pass failed: " + o.err.Error())
 	}
 	gw.mu.Lock()
-	gw.ready, gw.fits = readyCondition(o), mtuCondition(r.Input)
+	gw.ready, gw.fits, gw.overlay = readyCondition(o), mtuCondition(r.Input), gw.linkCondition(r.Input)
 	if o.computed() {
 		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
 		gw.applied = applied(o.results, failed, gw.applied, time.Now())
@@ -306,6 +302,15 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 		notify(gw.connect)
 	}
 	gw.publish()
+}
+
+// linkCondition says whether the gateway's own kernel has what joins it to
+// nodes. In the VXLAN overlay that is their business: they send to the pod.
+func (gw *gateway) linkCondition(in desired.GatewayInput) Condition {
+	if in.Overlay() == cluster.OverlayVXLAN {
+		return Condition{"OverlaySupported", "Supported", "nodes reach this pod by its own link", true}
+	}
+	return gw.overlayCondition(cluster.OverlayGeneve)
 }
 
 // mtuCondition says whether the MTU that somebody wrote fits into the network
@@ -331,12 +336,12 @@ func (gw *gateway) publish() {
 		MTU:            gw.mtu,
 		Applied:        slices.Clone(gw.applied),
 	}
-	ready, fits := gw.ready, gw.fits
+	ready, fits, overlay := gw.ready, gw.fits, gw.overlay
 	gw.mu.Unlock()
 	if ready.Type == "" {
 		return // there was no pass yet
 	}
-	st.Conditions = []Condition{ready, gw.geneveCondition(), fits}
+	st.Conditions = []Condition{ready, overlay, fits}
 	if p, ok := gw.peer(); ok {
 		st.Endpoint, st.LastHandshake = p.Endpoint, p.LastHandshake
 	}

@@ -1,11 +1,14 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -79,20 +82,41 @@ func (h *host) probeFeatures(ctx context.Context) {
 // featureInterval is how often a feature that is missing is looked for again.
 const featureInterval = 30 * time.Second
 
-// watchFeatures looks for Geneve again as long as it is missing.
+// watchFeatures looks for overlays again as long as one is missing, and has
+// what it finds published.
 func (h *host) watchFeatures(ctx context.Context, publish func()) error {
 	tick := time.NewTicker(featureInterval)
 	defer tick.Stop()
-	for h.feature(kernel.FeatureGeneve) != nil {
+	for len(h.overlays()) < len(overlayFeatures()) {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
 			h.probeFeatures(ctx)
+			publish()
 		}
 	}
-	publish()
 	return nil
+}
+
+// overlayFeatures are what a kernel needs for each overlay.
+func overlayFeatures() map[cluster.Overlay]string {
+	return map[cluster.Overlay]string{
+		cluster.OverlayGeneve: kernel.FeatureGeneve,
+		cluster.OverlayVXLAN:  kernel.FeatureVXLAN,
+	}
+}
+
+// overlays returns those that the kernel has, by name.
+func (h *host) overlays() []cluster.Overlay {
+	var out []cluster.Overlay
+	for overlay, feature := range overlayFeatures() {
+		if h.feature(feature) == nil {
+			out = append(out, overlay)
+		}
+	}
+	slices.Sort(out)
+	return out
 }
 
 // feature returns why the kernel lacks a feature; nil when it doesn't.
@@ -179,14 +203,16 @@ func readyCondition(o outcome) Condition {
 	return Condition{"Ready", "Applied", "the kernel is as the objects want it", true}
 }
 
-// geneveCondition says whether the kernel has Geneve, and what to do if not.
-func (h *host) geneveCondition() Condition {
-	err := h.feature(kernel.FeatureGeneve)
+// overlayCondition says whether the kernel has the overlay that is in use, and
+// what to do if not.
+func (h *host) overlayCondition(overlay cluster.Overlay) Condition {
+	overlay = cmp.Or(overlay, cluster.OverlayGeneve)
+	err := h.feature(overlayFeatures()[overlay])
 	if err == nil {
-		return Condition{"GeneveSupported", "Supported", "the kernel has Geneve", true}
+		return Condition{"OverlaySupported", "Supported", fmt.Sprintf("the kernel has %s", overlay), true}
 	}
-	return Condition{"GeneveSupported", "Unsupported", shorten(err.Error() +
-		": no tunnel between nodes and gateways can be made here. Load the module on the node (modprobe geneve), or install a kernel with CONFIG_GENEVE"), false}
+	return Condition{"OverlaySupported", "Unsupported", shorten(fmt.Sprintf("%v: no link between nodes and gateways can be made here. Load the module on the node (modprobe %s), or install a kernel with CONFIG_%s",
+		err, overlay, strings.ToUpper(string(overlay)))), false}
 }
 
 // A source is an agent.Source made of its two halves.

@@ -37,12 +37,15 @@ type API[View any] interface {
 type NodeStatus struct {
 	Local, Remote netip.Addr // invalid: not known
 	Kernel        string     // release
+	Overlays      []cluster.Overlay
+	VTEP          cluster.VTEP // zero: there is none
 	Applied       []cluster.Applied
 	Conditions    []Condition
 }
 
 func (a NodeStatus) equal(b NodeStatus) bool {
 	return a.Local == b.Local && a.Remote == b.Remote && a.Kernel == b.Kernel &&
+		slices.Equal(a.Overlays, b.Overlays) && a.VTEP == b.VTEP &&
 		equalApplied(a.Applied, b.Applied) && slices.Equal(a.Conditions, b.Conditions)
 }
 
@@ -50,8 +53,9 @@ func (a NodeStatus) equal(b NodeStatus) bool {
 // required.
 type NodeConfig struct {
 	NodeName     string
-	GenevePort   uint16 // 0: default
-	RulePriority uint32 // first rule priority of ours; 0: default
+	NodeIP       netip.Addr // below the tunnels; invalid: the source of the default route
+	GenevePort   uint16     // 0: default
+	RulePriority uint32     // first rule priority of ours; 0: default
 	API          API[kube.NodeView]
 	// WriteStatus writes the status of the node's InternalNode.
 	WriteStatus func(context.Context, NodeStatus) error
@@ -97,6 +101,8 @@ type node struct {
 	sources sources
 	applied []cluster.Applied
 	ready   Condition
+	overlay cluster.Overlay
+	vtep    cluster.VTEP
 }
 
 func (n *node) run(ctx context.Context, g *group) error {
@@ -141,8 +147,17 @@ func (n *node) read(ctx context.Context) (desired.NodeInput, error) {
 	}
 	in := view.Input
 	in.GenevePort, in.RulePriority = n.cfg.GenevePort, n.cfg.RulePriority
+	in.NodeIP = n.nodeIP()
 	in.Underlay = n.below.read(in.Remotes())
 	return in, nil
+}
+
+// nodeIP is the address that other nodes reach this one at.
+func (n *node) nodeIP() netip.Addr {
+	if n.cfg.NodeIP.IsValid() {
+		return n.cfg.NodeIP.Unmap()
+	}
+	return defaultSource(n.ns)
 }
 
 // report takes the result of a pass: it counts it, and has the status written.
@@ -159,6 +174,11 @@ func (n *node) report(r agent.Result[desired.NodeInput]) {
 	if o.computed() {
 		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
 		n.applied = applied(o.results, failed, n.applied, time.Now())
+		n.vtep = cluster.VTEP{}
+		if isVXLAN := func(l netstate.Link) bool { return l.Kind == netstate.KindVXLAN }; slices.ContainsFunc(o.want.Links, isVXLAN) && !remainingLinks(o.remaining, isVXLAN) {
+			n.vtep = desired.OwnVTEP(r.Input)
+		}
+		n.overlay = r.Input.Overlay()
 	}
 	n.mu.Unlock()
 	n.publish()
@@ -205,9 +225,10 @@ func (n *node) publish() {
 	n.mu.Lock()
 	st := NodeStatus{
 		Local: n.sources.local, Remote: n.sources.remote, Kernel: n.release,
+		Overlays: n.overlays(), VTEP: n.vtep,
 		Applied: slices.Clone(n.applied),
 	}
-	s, ready := n.sources, n.ready
+	s, ready, overlay := n.sources, n.ready, n.overlay
 	n.mu.Unlock()
 	if ready.Type == "" {
 		return // there was no pass yet
@@ -218,6 +239,6 @@ func (n *node) publish() {
 	} else if !s.local.IsValid() && !s.remote.IsValid() {
 		detected = Condition{"SourceDetected", "NoGateway", "there is no gateway to ask for", true}
 	}
-	st.Conditions = []Condition{ready, n.geneveCondition(), detected}
+	st.Conditions = []Condition{ready, n.overlayCondition(overlay), detected}
 	n.status.set(st)
 }

@@ -99,7 +99,7 @@ func TestNode(t *testing.T) {
 	assert.Assert(t, st.Kernel != "")
 	assert.Assert(t, find(t, st.Conditions, "Ready").OK)
 	assert.Equal(t, find(t, st.Conditions, "SourceDetected").Reason, "NoGateway")
-	if c := find(t, st.Conditions, "GeneveSupported"); !c.OK {
+	if c := find(t, st.Conditions, "OverlaySupported"); !c.OK {
 		assert.Assert(t, strings.Contains(c.Message, "modprobe geneve"), c.Message)
 	}
 

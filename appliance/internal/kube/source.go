@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -146,7 +148,7 @@ func matters(old, updated any) bool {
 			!equality.Semantic.DeepEqual(a.Status.PodIPs, b.Status.PodIPs) || a.Status.PodIP != b.Status.PodIP
 	case *networkingv1beta1.InternalNode:
 		a := a.(*networkingv1beta1.InternalNode)
-		return !equality.Semantic.DeepEqual(a.Status.NodeIP, b.Status.NodeIP)
+		return !equality.Semantic.DeepEqual(a.Status.NodeIP, b.Status.NodeIP) || !equality.Semantic.DeepEqual(a.Status.VTEP, b.Status.VTEP)
 	case *networkingv1beta1.Configuration:
 		a := a.(*networkingv1beta1.Configuration)
 		return !equality.Semantic.DeepEqual(a.Status.Remote, b.Status.Remote)
@@ -158,6 +160,11 @@ func matters(old, updated any) bool {
 type NodeSource struct {
 	*source
 	cfg NodeSourceConfig
+
+	// others has the InternalNodes of all nodes. It is needed in the VXLAN
+	// overlay only: otherwise every node would be told of every other one.
+	mu     sync.Mutex
+	others *source
 }
 
 // NodeSourceConfig says what a [NodeSource] reads.
@@ -176,7 +183,7 @@ type NodeView struct {
 }
 
 // NewNodeSource returns a source that needs to list and watch, in all
-// namespaces: InternalNode (its own), GeneveTunnels (those labelled with the
+// namespaces: InternalNodes (its own; in the VXLAN overlay all), GeneveTunnels (those labelled with the
 // node), InternalFabrics, Route- and FirewallConfigurations of the category
 // fabric, and the pods of gateways.
 func NewNodeSource(cfg NodeSourceConfig) (*NodeSource, error) {
@@ -197,7 +204,28 @@ func NewNodeSource(cfg NodeSourceConfig) (*NodeSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &NodeSource{s, cfg}, nil
+	return &NodeSource{source: s, cfg: cfg}, nil
+}
+
+// allNodes returns a source of all InternalNodes when everything has been read
+// once. It is started with the first call.
+func (s *NodeSource) allNodes(ctx context.Context) (*source, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.others == nil {
+		all, err := newSource(s.cfg.Config, map[client.Object]cache.ByObject{&networkingv1beta1.InternalNode{}: {}}, s.log)
+		if err != nil {
+			return nil, err
+		}
+		all.changed = s.changed
+		s.others = all
+		go func() {
+			if err := all.Start(ctx); err != nil {
+				s.log.Error("InternalNodes of the other nodes are no longer followed", "err", err)
+			}
+		}()
+	}
+	return s.others, s.others.Synced(ctx)
 }
 
 // Read returns what is known. It waits until that is everything there was
@@ -216,6 +244,16 @@ func (s *NodeSource) Read(ctx context.Context) (NodeView, error) {
 		Routes:    list(ctx, s.source, &p, &networkingv1beta1.RouteConfigurationList{}, RouteConfiguration),
 		Firewalls: list(ctx, s.source, &p, &networkingv1beta1.FirewallConfigurationList{}, FirewallConfiguration),
 	}}
+	if slices.ContainsFunc(v.Input.Nodes, func(n cluster.InternalNode) bool { return n.Overlay == cluster.OverlayVXLAN }) {
+		all, err := s.allNodes(ctx)
+		if err != nil {
+			return NodeView{}, fmt.Errorf("read the InternalNodes of all nodes: %w", err)
+		}
+		own := v.Input.Nodes
+		v.Input.Nodes = slices.DeleteFunc(list(ctx, all, &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
+			func(n cluster.InternalNode) bool { return n.Name == s.cfg.Node })
+		v.Input.Nodes = append(v.Input.Nodes, own...)
+	}
 	for _, pod := range list(ctx, s.source, &p, &corev1.PodList{}, Pod) {
 		if IsActiveGateway(pod) && len(pod.IPs) > 0 {
 			v.GatewayPods = append(v.GatewayPods, pod)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"time"
@@ -34,6 +35,8 @@ type NodeStatus struct {
 	// on itself and elsewhere; invalid: not known.
 	Local, Remote netip.Addr
 	Kernel        string
+	Overlays      []cluster.Overlay // that the kernel has
+	VTEP          cluster.VTEP      // zero: there is none
 	Applied       []cluster.Applied
 	Conditions    []metav1.Condition // only those that the node itself writes
 }
@@ -51,7 +54,14 @@ func (s *NodeSource) WriteStatus(ctx context.Context, want NodeStatus) error {
 		Applied:    appliedStatus(want.Applied, have.Status.Applied),
 		Conditions: conditions(want.Conditions, have.Status.Conditions, have.Generation),
 	}
+	for _, o := range want.Overlays {
+		status.Overlays = append(status.Overlays, v1beta1.Overlay(o))
+	}
+	if v := want.VTEP; v.IP.IsValid() {
+		status.VTEP = &v1beta1.VTEP{IP: *ip(v.IP), MAC: net.HardwareAddr(v.MAC[:]).String()}
+	}
 	if equality.Semantic.DeepEqual(status.NodeIP, have.Status.NodeIP) && status.Kernel == have.Status.Kernel &&
+		slices.Equal(status.Overlays, have.Status.Overlays) && equality.Semantic.DeepEqual(status.VTEP, have.Status.VTEP) &&
 		equality.Semantic.DeepEqual(status.Applied, sortedApplied(have.Status.Applied)) &&
 		holds(have.Status.Conditions, status.Conditions) {
 		return nil
