@@ -65,6 +65,7 @@ type Snapshot struct {
 
 	Nodes       []Node
 	Pods        []Pod
+	NodeDaemons []Pod // those of the appliance itself
 	Services    []Service
 	Deployments []Deployment
 	Secrets     []KeySecret

@@ -2,10 +2,12 @@ package plan
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
@@ -182,6 +184,27 @@ func (p *planner) without(o cluster.Overlay) []string {
 		}
 	}
 	return out
+}
+
+// annotateDaemons tells on the pod of every node's daemon the address of the
+// node's VXLAN link, as the overlay operator of the seed does. The daemon
+// itself may not write to pods.
+func (p *planner) annotateDaemons() {
+	if p.overlay != cluster.OverlayVXLAN {
+		return
+	}
+	for _, pod := range p.s.NodeDaemons {
+		n := p.internalNode(pod.Node)
+		if n == nil || !n.VTEP.IP.IsValid() {
+			continue
+		}
+		p.out.Applies = append(p.out.Applies, &corev1.Pod{
+			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+			ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Annotations: map[string]string{
+				v1beta1.AnnotationVTEPMAC: net.HardwareAddr(n.VTEP.MAC[:]).String(),
+			}},
+		})
+	}
 }
 
 // gatewayToPods returns how gateways reach the pods of this cluster where

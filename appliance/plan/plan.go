@@ -26,6 +26,7 @@ func Cluster(s cluster.Snapshot) Result {
 	p.podsOutside()    // of the podCIDRs of their nodes
 	p.internalCIDR()   // addresses, interface names and VNIs
 	p.nodes()
+	p.annotateDaemons()
 	p.fabrics()
 	p.namespaces()
 	p.publicKeys()
@@ -96,6 +97,7 @@ func normalized(s cluster.Snapshot) cluster.Snapshot {
 
 	s.Nodes = living(s.Nodes, keep, func(x cluster.Node) cluster.Meta { return x.Meta })
 	s.Pods = living(s.Pods, keep, func(x cluster.Pod) cluster.Meta { return x.Meta })
+	s.NodeDaemons = living(s.NodeDaemons, keep, func(x cluster.Pod) cluster.Meta { return x.Meta })
 	s.Services = living(s.Services, keep, func(x cluster.Service) cluster.Meta { return x.Meta })
 	s.Deployments = living(s.Deployments, keep, func(x cluster.Deployment) cluster.Meta { return x.Meta })
 	s.Secrets = living(s.Secrets, keep, func(x cluster.KeySecret) cluster.Meta { return x.Meta })

@@ -54,8 +54,8 @@ type Result struct {
 	// whoever writes them keeps the old time if the status is the same.
 	Statuses []Object
 	// Applies are objects of others of which the controller owns a few
-	// fields: a label of tenant namespaces, and spec.local of Configurations
-	// that do not have it. They are to be written by server-side apply.
+	// fields: a label of tenant namespaces, spec.local of Configurations that
+	// do not have it, and an annotation of the pods of nodes' daemons. They are to be written by server-side apply.
 	Applies []Object
 	// Keys are the Secrets that must exist with a key pair.
 	Keys []KeySecret

@@ -74,7 +74,9 @@ func checkInvariants(t testing.TB, w *world) {
 		assert.Assert(t, ipam.Usable(netip.MustParsePrefix("10.80.0.0/16"), netip.MustParseAddr(string(addr))), addr)
 	}
 	for k, o := range w.objects {
-		if f, ok := o.(*v1beta1.InternalFabric); ok {
+		if f, ok := o.(*v1beta1.InternalFabric); ok && f.Spec.Overlay == v1beta1.OverlayVXLAN {
+			checkOverlay(t, w, f)
+		} else if ok {
 			for _, n := range w.objects {
 				if n, ok := n.(*corev1.Node); ok {
 					tunnel := w.objects[key("GeneveTunnel", f.Namespace, plan.Name(f.Name, n.Name))]
@@ -114,6 +116,9 @@ func TestRandomWalk(t *testing.T) {
 			t.Parallel()
 			r := rand.New(rand.NewPCG(seed, 7))
 			w := twoNodes(t, "milan", "10.10.0.0/16")
+			if seed%2 == 1 {
+				w.options.Overlay = cluster.OverlayVXLAN
+			}
 			remotes := []string{"rome", "paris", "london", "berlin", "tunnel", "a-cluster-with-a-long-name", "vxlan"}
 			cidrs := []string{"10.10.0.0/16", "10.20.0.0/16", "10.0.0.0/15", "10.70.0.0/16", "172.16.0.0/12", "192.168.4.0/22"}
 			nodes := 2
@@ -161,6 +166,8 @@ func TestRandomWalk(t *testing.T) {
 				}
 				w.settle()
 				w.kubelet("node-1", "node-2")
+				w.settle()
+				w.vteps()
 				w.settle()
 				checkInvariants(t, w)
 				after := numbers(w)

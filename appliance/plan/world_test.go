@@ -253,6 +253,11 @@ func (w *world) apply(r plan.Result) []string {
 			old.(*v1beta1.Configuration).Spec.Local = o.Spec.Local
 			old.SetGeneration(old.GetGeneration() + 1)
 			done = append(done, "local "+keyOf(o))
+		case *corev1.Pod:
+			if !reflect.DeepEqual(old.GetAnnotations(), o.Annotations) {
+				old.SetAnnotations(o.Annotations)
+				done = append(done, "annotate "+keyOf(o))
+			}
 		default:
 			w.t.Fatalf("apply %T", o)
 		}

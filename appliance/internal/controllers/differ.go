@@ -66,6 +66,9 @@ func partDifference(want, live client.Object) string {
 	if !containsAll(live.GetLabels(), want.GetLabels()) {
 		return "metadata.labels"
 	}
+	if !containsAll(live.GetAnnotations(), want.GetAnnotations()) {
+		return "metadata.annotations"
+	}
 	w, l, ok := part{"spec", "Spec"}.of(want, live)
 	if ok && !contains(l, w) {
 		return "spec"

@@ -74,6 +74,9 @@ func stripPod(o any) (any, error) {
 		return o, nil
 	}
 	out := &corev1.Pod{ObjectMeta: stripMeta(p.ObjectMeta)}
+	if mac, ok := p.Annotations[v1beta1.AnnotationVTEPMAC]; ok {
+		out.Annotations = map[string]string{v1beta1.AnnotationVTEPMAC: mac}
+	}
 	out.Spec.NodeName, out.Spec.HostNetwork = p.Spec.NodeName, p.Spec.HostNetwork
 	out.Status.Phase, out.Status.PodIP, out.Status.PodIPs = p.Status.Phase, p.Status.PodIP, p.Status.PodIPs
 	for _, c := range p.Status.Conditions {

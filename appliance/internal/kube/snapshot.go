@@ -28,6 +28,7 @@ func Snapshot(o Objects) cluster.Snapshot {
 		}
 	}
 	s.Pods = pods(&p, o.Pods, s.Nodes)
+	s.NodeDaemons = nodeDaemons(&p, o.Pods, o.Namespace)
 	s.Services = parse(&p, o.Services, Service, func(v cluster.Service) cluster.Meta { return v.Meta })
 	s.Deployments = parse(&p, o.Deployments, Deployment, func(v cluster.Deployment) cluster.Meta { return v.Meta })
 	for i := range o.Secrets {
@@ -176,6 +177,22 @@ func pods(p *problems, all []corev1.Pod, nodes []cluster.Node) []cluster.Pod {
 			return !slices.ContainsFunc(of, func(p netip.Prefix) bool { return p.Contains(a) })
 		})
 		if gateway || outside {
+			out = append(out, pod)
+			p.invalid = append(p.invalid, invalid...)
+		}
+	}
+	slices.SortFunc(out, func(a, b cluster.Pod) int { return compareNames(a.Meta, b.Meta) })
+	return out
+}
+
+// nodeDaemons returns the pods of the nodes' daemons that run.
+func nodeDaemons(p *problems, all []corev1.Pod, namespace string) []cluster.Pod {
+	var out []cluster.Pod
+	for i := range all {
+		if o := &all[i]; o.Namespace != namespace || o.Labels[v1beta1.LabelAppName] != v1beta1.NodeDaemonName {
+			continue
+		}
+		if pod, invalid := Pod(&all[i]); pod.Running {
 			out = append(out, pod)
 			p.invalid = append(p.invalid, invalid...)
 		}

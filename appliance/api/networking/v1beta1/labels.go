@@ -63,6 +63,7 @@ const (
 // Names of the cluster-ID ConfigMap (label and key), as the public CLI finds it.
 const (
 	LabelAppName        = "app.kubernetes.io/name"
+	NodeDaemonName      = "isthmus-node" // LabelAppName of the pods of nodes' daemons
 	ClusterIDConfigMap  = "clusterid-configmap"
 	ClusterIDKey        = "CLUSTER_ID"
 	TenantNamespacePfx  = "liqo-tenant-"
