@@ -76,13 +76,19 @@ func lookup(s netstate.State, p packet) string {
 		if r.Unreachable {
 			return "unreachable"
 		}
+		if r.Table == desired.TableMain {
+			return "main"
+		}
 		var best netstate.Route
 		for _, route := range s.Routes {
-			if route.Table == r.Table && route.Dst.Contains(dst) && (best.Dev == "" || route.Dst.Bits() > best.Dst.Bits()) {
+			if route.Table == r.Table && route.Dst.Contains(dst) && (!best.Dst.IsValid() || route.Dst.Bits() > best.Dst.Bits()) {
 				best = route
 			}
 		}
-		if best.Dev != "" {
+		switch {
+		case best.Type == netstate.Unreachable:
+			return "unreachable"
+		case best.Dev != "":
 			return best.Dev
 		}
 	}

@@ -113,14 +113,14 @@ func (h *host) vxlan(in NodeInput) {
 // with the same address the younger one is left out, as the controller says
 // on its InternalNode.
 func (h *host) vteps(in NodeInput, own cluster.VTEP) []cluster.InternalNode {
-	macs, ips := map[netstate.MAC]bool{own.MAC: true}, map[netip.Addr]bool{own.IP: true}
+	macs, ips := map[netstate.MAC]bool{own.MAC: true}, map[netip.Addr]bool{own.IP: true, in.own().InternalIP: true}
 	var out []cluster.InternalNode
 	for _, n := range living(in.Nodes, func(n cluster.InternalNode) cluster.Meta { return n.Meta }) {
 		v := n.VTEP
-		if n.Name == in.Name || !v.IP.IsValid() || !n.InternalIP.IsValid() || macs[v.MAC] || ips[v.IP] || v.IP.Is4() != own.IP.Is4() {
+		if n.Name == in.Name || !v.IP.IsValid() || !n.InternalIP.IsValid() || macs[v.MAC] || ips[v.IP] || ips[n.InternalIP] || v.IP.Is4() != own.IP.Is4() {
 			continue
 		}
-		macs[v.MAC], ips[v.IP] = true, true
+		macs[v.MAC], ips[v.IP], ips[n.InternalIP] = true, true, true
 		out = append(out, n)
 	}
 	return out
@@ -153,10 +153,19 @@ func (h *host) vxlanMTU(in NodeInput, others []cluster.InternalNode) int {
 // runs on this node, else to the node where it runs.
 func (h *host) gatewayHops(in NodeInput, own cluster.InternalNode, others []cluster.InternalNode) {
 	redirects := map[bool]bool{} // by family, IPv6 or not
+	taken := map[netip.Addr]cluster.Ref{own.InternalIP: own.Ref}
+	for _, n := range others {
+		taken[n.InternalIP] = n.Ref
+	}
 	for _, f := range living(in.Fabrics, func(f cluster.InternalFabric) cluster.Meta { return f.Meta }) {
 		if !f.InternalIP.IsValid() {
 			continue
 		}
+		if other, ok := taken[f.InternalIP]; ok {
+			h.refuse(f.Meta, "spec.interface.gateway.ip: %s is the address of %s; each needs one of its own", f.InternalIP, other)
+			continue
+		}
+		taken[f.InternalIP] = f.Ref
 		if f.GatewayNode == in.Name {
 			h.hops[f.InternalIP] = podHop(in, own, f)
 			redirects[f.GatewayIP.Is6()] = true

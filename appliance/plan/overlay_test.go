@@ -176,7 +176,7 @@ func routesOf(rc *v1beta1.RouteConfiguration) []string {
 func TestBadVTEPs(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
-		spoil func(n2, n3 *v1beta1.InternalNodeStatus)
+		spoil  func(n2, n3 *v1beta1.InternalNodeStatus)
 		reason string
 		has    string
 	}{
