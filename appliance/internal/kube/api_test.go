@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -382,6 +383,50 @@ func TestSources(t *testing.T) {
 			t.Fatal("nobody was told")
 		}
 		eventually(t, node, "the change", func(v kube.NodeView) bool { return v.Input.Routes[0].Rules[0].IIF == "eth1" })
+	})
+
+	t.Run("in the VXLAN overlay", func(t *testing.T) {
+		config := as(t, env, admin, "overlay", map[string][]rbacv1.PolicyRule{"": {
+			{APIGroups: []string{""}, Resources: []string{"pods"}, Verbs: read},
+			{APIGroups: group, Verbs: read, Resources: []string{"internalnodes", "internalfabrics", "genevetunnels", "routeconfigurations", "firewallconfigurations"}},
+			{APIGroups: group, Verbs: []string{"patch"}, Resources: []string{"internalnodes/status"}},
+		}})
+		one, two := inode("node-11", "10.80.0.11"), inode("node-12", "10.80.0.12")
+		create(one, two)
+		src, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: config, Node: "node-11"})
+		assert.NilError(t, err)
+		ctx, cancel := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		go func() { done <- src.Start(ctx) }()
+		t.Cleanup(func() { cancel(); assert.NilError(t, <-done) })
+		eventually(t, src, "its own InternalNode alone", func(v kube.NodeView) bool { return len(v.Input.Nodes) == 1 })
+
+		one.Spec.Overlay = v1beta1.OverlayVXLAN
+		assert.NilError(t, admin.Update(ctx, one))
+		eventually(t, src, "all InternalNodes", func(v kube.NodeView) bool { return len(v.Input.Nodes) >= 2 })
+		drain(src.Changed())
+		vtep := cluster.VTEP{IP: netip.MustParseAddr("172.18.1.12"), MAC: [6]byte{2, 0, 0, 0, 0, 12}}
+		other, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: config, Node: "node-12"})
+		assert.NilError(t, err)
+		go func() { done <- other.Start(ctx) }()
+		t.Cleanup(func() { cancel(); assert.NilError(t, <-done) })
+		assert.NilError(t, other.Synced(ctx))
+		status := kube.NodeStatus{VTEP: vtep, Overlays: []cluster.Overlay{cluster.OverlayGeneve, cluster.OverlayVXLAN}}
+		assert.NilError(t, other.WriteStatus(ctx, status))
+		select {
+		case <-src.Changed():
+		case <-time.After(20 * time.Second):
+			t.Fatal("nobody was told of the other node's VTEP")
+		}
+		eventually(t, src, "the other node's VTEP", func(v kube.NodeView) bool {
+			return slices.ContainsFunc(v.Input.Nodes, func(n cluster.InternalNode) bool { return n.Name == "node-12" && n.VTEP == vtep && len(n.Overlays) == 2 })
+		})
+		status.VTEP = cluster.VTEP{}
+		eventually(t, other, "its own status", func(v kube.NodeView) bool { return v.Input.Nodes[0].VTEP == vtep })
+		assert.NilError(t, other.WriteStatus(ctx, status))
+		eventually(t, src, "that the VTEP is gone", func(v kube.NodeView) bool {
+			return slices.ContainsFunc(v.Input.Nodes, func(n cluster.InternalNode) bool { return n.Name == "node-12" && n.VTEP == cluster.VTEP{} })
+		})
 	})
 
 	t.Run("without the API server", func(t *testing.T) {
