@@ -200,14 +200,6 @@ func (in *installer) values(c topology.Cluster) map[string]any {
 			implementation = p.Implementation
 		}
 	}
-	networking := map[string]any{
-		"gatewayTemplates": map[string]any{
-			"wireguard": map[string]any{"implementation": implementation},
-		},
-	}
-	if in.cfg.Overlay == networkingv1beta1.OverlayVXLAN {
-		networking["overlay"] = string(in.cfg.Overlay)
-	}
 	return map[string]any{
 		"discovery": map[string]any{"config": map[string]any{"clusterID": c.Name}},
 		"image":     map[string]any{"name": "isthmus", "version": "dev"},
@@ -217,7 +209,12 @@ func (in *installer) values(c topology.Cluster) map[string]any {
 			"externalCIDR": c.ExternalCIDR.String(),
 			"internalCIDR": c.InternalCIDR.String(),
 		},
-		"networking": networking,
+		"networking": map[string]any{
+			"overlay": string(in.cfg.Overlay),
+			"gatewayTemplates": map[string]any{
+				"wireguard": map[string]any{"implementation": implementation},
+			},
+		},
 	}
 }
 
