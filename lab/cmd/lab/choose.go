@@ -10,44 +10,41 @@ import (
 	mathrand "math/rand/v2"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
 	"golang.org/x/term"
 
+	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
 
-// A choice is the rows of a scenario that shall run.
-type choice struct {
+// A selection is the rows of a scenario that shall run, in the file's order.
+type selection struct {
 	scenario *scenario.Scenario
 	rows     []scenario.Row
 }
 
-// choose picks the rows that the patterns and the shard name, in an order
-// that the seed decides. With sabotage it is each scenario's first one.
-func choose(all []*scenario.Scenario, patterns []string, o runOptions) ([]choice, error) {
+// choose picks the rows that the patterns, the shard and the overlay name.
+func choose(all []*scenario.Scenario, patterns []string, o runOptions) ([]selection, error) {
 	part, parts, err := parseShard(o.shard)
 	if err != nil {
 		return nil, err
 	}
 	used := make([]bool, len(patterns))
-	var out []choice
+	var out []selection
 	for _, s := range all {
-		c := choice{scenario: s}
+		sel := selection{scenario: s}
 		for _, r := range s.Rows {
-			if matches(r.Name, patterns, used) && inShard(r.Name, part, parts) {
-				c.rows = append(c.rows, r)
+			if matches(r.Name, patterns, used) && inShard(r.Name, part, parts) && inOverlay(r, o.overlay) {
+				sel.rows = append(sel.rows, r)
 			}
 		}
-		if o.sabotage && len(c.rows) > 0 {
-			c.rows = c.rows[:1]
-		}
-		if len(c.rows) > 0 {
-			shuffle(c.rows, o.seed)
-			out = append(out, c)
+		if len(sel.rows) > 0 {
+			out = append(out, sel)
 		}
 	}
 	for i, u := range used {
@@ -60,6 +57,11 @@ func choose(all []*scenario.Scenario, patterns []string, o runOptions) ([]choice
 		}
 	}
 	return out, nil
+}
+
+// inOverlay tells whether a row can run in the overlay that was asked for.
+func inOverlay(r scenario.Row, overlay string) bool {
+	return overlay == overlayAuto || overlay == "" || r.Overlay == "" || r.Overlay == overlay
 }
 
 func matches(name string, patterns []string, used []bool) bool {
@@ -98,11 +100,14 @@ func inShard(name string, part, parts int) bool {
 	return int(h.Sum32()%uint32(parts)) == part-1
 }
 
-func shuffle(rows []scenario.Row, seed string) {
+// shuffled is the rows in an order that the seed decides.
+func shuffled(rows []scenario.Row, seed string) []scenario.Row {
 	var key [32]byte
 	copy(key[:], seed)
 	rng := mathrand.New(mathrand.NewChaCha8(key))
-	rng.Shuffle(len(rows), func(i, j int) { rows[i], rows[j] = rows[j], rows[i] })
+	out := slices.Clone(rows)
+	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
 }
 
 func newSeed() string {
@@ -113,36 +118,47 @@ func newSeed() string {
 	return hex.EncodeToString(b[:])
 }
 
-// printPlan prints every row with its steps.
-func printPlan(w io.Writer, selected []choice, o runOptions) {
-	rows := 0
-	for _, c := range selected {
-		s := c.scenario
+// printPlan prints every row with its steps, or with its sabotages, or both.
+func printPlan(w io.Writer, selected []selection, o runOptions) {
+	rows, broken := 0, 0
+	for _, sel := range selected {
+		s := sel.scenario
 		fmt.Fprintf(w, "%s on %s: %s\n", s.Name, s.Topology.Name, s.Description)
-		if len(s.Requires) > 0 {
-			fmt.Fprintf(w, "  requires %s\n", strings.Join(s.Requires, ", "))
+		if o.sabotage != sabotageOnly {
+			for _, r := range sel.rows {
+				rows++
+				printRow(w, s, r)
+			}
 		}
-		for _, r := range c.rows {
-			rows++
-			fmt.Fprintf(w, "  %s\n", r.Name)
-			if o.sabotage {
-				for _, sab := range s.BuildSabotage(r) {
-					fmt.Fprintf(w, "    %s\n      must fail: %s\n", sab, sab.Fails)
-				}
-				continue
-			}
-			for i, st := range s.Build(r) {
-				fmt.Fprintf(w, "    %d %s\n", i+1, st.Name)
-				for _, a := range st.Do {
-					fmt.Fprintf(w, "        do     %s\n", a)
-				}
-				for _, e := range st.Expect {
-					fmt.Fprintf(w, "        expect %s\n", e)
-				}
-			}
+		if o.sabotage == "" {
+			continue
+		}
+		for _, i := range sabotages(sel, func(scenario.Row) bool { return true }) {
+			broken++
+			fmt.Fprintf(w, "  %s\n    %s\n      must fail: %s\n", i.row.Name, i.sabotage, i.sabotage.Fails)
 		}
 	}
-	fmt.Fprintf(w, "%d scenarios, %d rows\n", len(selected), rows)
+	fmt.Fprintf(w, "%d scenarios, %d rows", len(selected), rows)
+	if o.sabotage != "" {
+		fmt.Fprintf(w, ", %d sabotages", broken)
+	}
+	fmt.Fprintln(w)
+}
+
+func printRow(w io.Writer, s *scenario.Scenario, r scenario.Row) {
+	fmt.Fprintf(w, "  %s\n", r.Name)
+	if len(r.Requires) > 0 {
+		fmt.Fprintf(w, "    requires %s\n", strings.Join(r.Requires, ", "))
+	}
+	for i, st := range s.Build(r) {
+		fmt.Fprintf(w, "    %d %s\n", i+1, st.Name)
+		for _, a := range st.Do {
+			fmt.Fprintf(w, "        do     %s\n", a)
+		}
+		for _, e := range st.Expect {
+			fmt.Fprintf(w, "        expect %s\n", e)
+		}
+	}
 }
 
 // convergeTime is how long the clusters may take after a row that disturbed
@@ -150,19 +166,17 @@ func printPlan(w io.Writer, selected []choice, o runOptions) {
 const convergeTime = 60 * time.Second
 
 // converged waits until all clusters of a lab have applied everything.
-func (s *session) converged(lab *builtLab) func(context.Context) error {
-	return func(ctx context.Context) error {
-		for _, c := range lab.topology.Clusters {
-			cl, err := deploy.NewClient(clusters{ctx, lab.client}, c.Name)
-			if err != nil {
-				return err
-			}
-			if err := deploy.Converged(ctx, lab.topology, c.Name, cl, convergeTime); err != nil {
-				return fmt.Errorf("cluster %s: %w", c.Name, err)
-			}
+func (lab *builtLab) converged(ctx context.Context) error {
+	for _, c := range lab.topology.Clusters {
+		cl, err := deploy.NewClient(clusters{ctx, lab.client}, c.Name)
+		if err != nil {
+			return err
 		}
-		return nil
+		if err := deploy.Converged(ctx, lab.topology, networkingv1beta1.Overlay(lab.overlay), c.Name, cl, convergeTime); err != nil {
+			return fmt.Errorf("cluster %s: %w", c.Name, err)
+		}
 	}
+	return nil
 }
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -85,32 +86,54 @@ func (p place) topologyNames() []string {
 	return names
 }
 
-// running returns the client of the named lab, or of the only one that runs.
+// running returns the client of the lab of that name, or of the only one whose
+// name starts so; without a name, of the only one that runs.
 func running(name string) (*world.Client, string, error) {
-	if name == "" {
-		names, err := supervisor.List()
-		if err != nil {
-			return nil, "", infraError(err)
-		}
-		switch len(names) {
-		case 0:
-			return nil, "", exitError{report.ExitInfra, "lab: no lab is running: lab up two-clusters starts one"}
-		case 1:
-			name = names[0]
-		default:
-			return nil, "", usageError("several labs are running: say --lab %s", strings.Join(names, "|"))
-		}
+	names, err := supervisor.List()
+	if err != nil {
+		return nil, "", infraError(err)
+	}
+	if name, err = pick(names, name); err != nil {
+		return nil, "", err
 	}
 	c, err := supervisor.Find(name)
-	if errors.Is(err, world.ErrNotRunning) {
-		return nil, "", exitError{report.ExitInfra, fmt.Sprintf("lab: no lab %q is running: lab ls lists those that are", name)}
+	if errors.Is(err, world.ErrNotRunning) { // it went down in between
+		return nil, "", notRunning(name)
 	}
 	return c, name, infraError(err)
 }
 
+// pick finds the one of the running labs that is meant.
+func pick(running []string, name string) (string, error) {
+	if slices.Contains(running, name) {
+		return name, nil
+	}
+	var fits []string
+	for _, r := range running {
+		if strings.HasPrefix(r, name) {
+			fits = append(fits, r)
+		}
+	}
+	switch {
+	case len(fits) == 1:
+		return fits[0], nil
+	case len(fits) > 1 && name == "":
+		return "", usageError("several labs are running: say --lab %s", strings.Join(fits, "|"))
+	case len(fits) > 1:
+		return "", usageError("%q may be any of the labs %s: write more of the name", name, strings.Join(fits, ", "))
+	case name == "":
+		return "", exitError{report.ExitInfra, "lab: no lab is running: lab up two-clusters starts one"}
+	}
+	return "", notRunning(name)
+}
+
+func notRunning(name string) error {
+	return exitError{report.ExitInfra, fmt.Sprintf("lab: no lab %q is running: lab ls lists those that are", name)}
+}
+
 // labFlag adds --lab to a command that works on a running lab.
 func labFlag(cmd *cobra.Command) *string {
-	return cmd.Flags().String("lab", "", "name of the lab, when several run")
+	return cmd.Flags().String("lab", "", "name of the lab, or how it starts, when several run")
 }
 
 // clusters lets deploy reach the API servers.

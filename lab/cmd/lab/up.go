@@ -7,16 +7,20 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
+	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -28,10 +32,20 @@ type builder struct {
 	out   io.Writer
 }
 
+// A labConfig is a lab to build.
+type labConfig struct {
+	name           string
+	topology       *topology.Topology
+	world, overlay string
+	ephemeral      bool // it ends with this process
+}
+
 // A built lab is one that runs, with its phases.
 type builtLab struct {
 	client   *world.Client
+	name     string
 	topology *topology.Topology
+	overlay  string
 	phases   []report.Phase
 	runner   *runner.Runner // of lab run
 	found    bool           // it was up before
@@ -44,11 +58,11 @@ func (b builder) phase(lab *builtLab, name string, took time.Duration) {
 
 // build starts a lab and installs the appliance in its clusters. The lab that
 // failed on its way is taken down.
-func (b builder) build(ctx context.Context, t *topology.Topology, worldName string, ephemeral bool) (*builtLab, error) {
-	lab := &builtLab{topology: t}
+func (b builder) build(ctx context.Context, c labConfig) (*builtLab, error) {
+	lab := &builtLab{name: c.name, topology: c.topology, overlay: c.overlay}
 	start := time.Now()
 	client, err := supervisor.Start(ctx, supervisor.Config{
-		Name: t.Name, World: worldName, Spec: world.Plan(t), BinDir: b.place.bin(), Ephemeral: ephemeral,
+		Name: c.name, World: c.world, Spec: world.Plan(c.topology), BinDir: b.place.bin(), Ephemeral: c.ephemeral,
 		Progress: func(p world.Progress) {
 			if p.Took > 0 || p.Error != "" {
 				b.phase(lab, strings.TrimSpace(p.Message+" "+p.Error), p.Took)
@@ -56,7 +70,7 @@ func (b builder) build(ctx context.Context, t *topology.Topology, worldName stri
 		},
 	})
 	if err != nil {
-		return nil, fmt.Errorf("start lab %s (%s): %w", t.Name, worldName, err)
+		return nil, fmt.Errorf("start lab %s: %w", c.name, err)
 	}
 	lab.client = client
 	up := time.Now()
@@ -81,40 +95,39 @@ const serviceTime = 2 * time.Minute
 func waitServices(ctx context.Context, c *world.Client, t *topology.Topology) error {
 	ctx, cancel := context.WithTimeout(ctx, serviceTime)
 	defer cancel()
+	g, ctx := errgroup.WithContext(ctx)
 	for _, cl := range t.Clusters {
 		service := cl.ServiceCIDR.Masked().Addr().Next()
-		has := fmt.Sprintf("{ nft list table ip kube-proxy || iptables-save -t nat; } 2>/dev/null | grep -q -F %s", service)
 		for n := range cl.Nodes {
-			target := cl.Name + "/" + operand.NodeName(n+1)
-			for {
-				res, err := c.Exec(ctx, world.ExecRequest{Target: target, Argv: []string{"sh", "-c", has}})
-				if err == nil && res.Code == 0 {
-					break
-				}
-				pause := time.NewTimer(time.Second)
-				select {
-				case <-ctx.Done():
-					pause.Stop()
-					if err == nil {
-						err = ctx.Err()
-					}
-					return fmt.Errorf("kube-proxy of %s has no rules for service %s; is the machine busy (uptime), or what does its log say: %w", target, service, err)
-				case <-pause.C:
-				}
-			}
+			g.Go(func() error { return waitService(ctx, c, cl.Name+"/"+operand.NodeName(n+1), service) })
 		}
+	}
+	return g.Wait()
+}
+
+// waitService waits for a service in the rules of one node's kube-proxy. A
+// shell on the node looks again and again: starting one for each look would
+// take the emulated processors from kube-proxy.
+func waitService(ctx context.Context, c *world.Client, target string, service netip.Addr) error {
+	has := fmt.Sprintf("until { nft list table ip kube-proxy || iptables-save -t nat; } 2>/dev/null | grep -q -F %s; do sleep 0.2; done", service)
+	res, err := c.Exec(ctx, world.ExecRequest{Target: target, Argv: []string{"sh", "-c", has}})
+	if err == nil && res.Code != 0 {
+		err = fmt.Errorf("exit code %d: %s", res.Code, strings.TrimSpace(string(res.Stderr)))
+	}
+	if err != nil {
+		return fmt.Errorf("kube-proxy of %s has no rules for service %s; is the machine busy (uptime), or what does its log say: %w", target, service, err)
 	}
 	return nil
 }
 
 func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) error {
 	res, err := deploy.Install(ctx, deploy.Config{
-		Topology: lab.topology, Clusters: clusters{ctx, lab.client}, ChartDir: b.place.chart(),
+		Topology: lab.topology, Overlay: networkingv1beta1.Overlay(lab.overlay), Clusters: clusters{ctx, lab.client}, ChartDir: b.place.chart(),
 		Progress: func(p deploy.Phase) { b.phase(lab, p.Name, p.Took) },
 		Reach:    reachOf(lab),
 	})
 	if err != nil {
-		return fmt.Errorf("install in lab %s: %w", lab.topology.Name, err)
+		return fmt.Errorf("install in lab %s: %w", lab.name, err)
 	}
 	if !res.FirstReply.IsZero() {
 		b.phase(lab, "from the peering's objects to the first reply", res.FirstReply.Sub(res.PeeringApplied))
@@ -150,7 +163,7 @@ func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) err
 			}
 			ends[i] = o
 		}
-		tick := time.NewTicker(time.Second)
+		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
 		for {
 			p, err := row.Send(ctx, ends[0], ends[1], "tcp", 0)
@@ -170,12 +183,16 @@ func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) err
 }
 
 func newUpCommand(a *app, root *string) *cobra.Command {
-	var worldName string
+	var worldName, overlay string
 	cmd := &cobra.Command{
 		Use:   "up TOPOLOGY",
 		Short: "build a topology, install the appliance in it, and leave it up",
+		Long: `up builds a topology in a world, installs the appliance with an overlay, and
+leaves the lab up. Its name says what it is: two-clusters-native-vxlan. Commands
+that take a lab's name are content with how it starts.`,
 		Example: `  lab up two-clusters
   lab up two-clusters --world vm
+  lab up two-clusters --overlay vxlan
   lab up path/to/mine.yaml`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -187,17 +204,22 @@ func newUpCommand(a *app, root *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			w, why, err := chooseWorld(worldName, world.Doctor(cmd.Context(), p.bin()))
+			c, err := newChooser(worldName, overlay, world.Doctor(cmd.Context(), p.bin()), nil)
 			if err != nil {
 				return err
 			}
-			if c, err := supervisor.Find(t.Name); err == nil {
-				return exitError{report.ExitInfra, fmt.Sprintf("lab: lab %s is up already (%s): lab down %s takes it down", t.Name, c.Socket(), t.Name)}
+			at := c.choose(need{topology: t, world: scenario.WorldAuto})
+			if at.skip != "" {
+				return exitError{report.ExitInfra, "lab: " + at.skip}
+			}
+			name := labName(t, at.world, at.overlay)
+			if c, err := supervisor.Find(name); err == nil {
+				return exitError{report.ExitInfra, fmt.Sprintf("lab: lab %s is up already (%s): lab down %s takes it down", name, c.Socket(), name)}
 			} else if !errors.Is(err, world.ErrNotRunning) {
 				return infraError(err)
 			}
-			fmt.Fprintf(a.stdout, "%s in the %s world%s\n", t.Name, w, why)
-			lab, err := builder{p, a.stdout}.build(cmd.Context(), t, w, false)
+			fmt.Fprintf(a.stdout, "%s in the %s world (%s)\n", name, at.world, c.why(at.world, at.lacks, false))
+			lab, err := builder{p, a.stdout}.build(cmd.Context(), labConfig{name: name, topology: t, world: at.world, overlay: at.overlay})
 			if err != nil {
 				if lab != nil {
 					err = fmt.Errorf("%w\nit is still up: look at it with lab inspect, take it down with lab down", err)
@@ -217,6 +239,7 @@ Next:
 		},
 	}
 	cmd.Flags().StringVar(&worldName, "world", "auto", "auto, native or vm")
+	cmd.Flags().StringVar(&overlay, "overlay", overlayAuto, "between the nodes of a cluster: geneve or vxlan; auto: geneve where the world's kernel has it")
 	return cmd
 }
 
@@ -225,7 +248,7 @@ func newDownCommand(a *app) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "down [LAB]",
 		Short:   "take a lab down; nothing of it stays",
-		Example: "  lab down\n  lab down two-clusters\n  lab down --all",
+		Example: "  lab down\n  lab down two-clusters            # the only one whose name starts so\n  lab down --all",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			names, err := supervisor.List()
@@ -294,7 +317,7 @@ func newLsCommand(a *app) *cobra.Command {
 				for _, c := range s.Clusters {
 					clusters = append(clusters, fmt.Sprintf("%s (%d nodes)", c.Name, len(c.Nodes)))
 				}
-				fmt.Fprintf(a.stdout, "%-20s %-7s %-9s %s   up %s\n", s.Name, s.World, s.Phase, strings.Join(clusters, ", "), report.Duration(time.Since(s.Started)))
+				fmt.Fprintf(a.stdout, "%-32s %-7s %-9s %s   up %s\n", s.Name, s.World, s.Phase, strings.Join(clusters, ", "), report.Duration(time.Since(s.Started)))
 			}
 			return nil
 		},

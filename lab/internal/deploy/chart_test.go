@@ -3,18 +3,20 @@ package deploy
 import (
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"gotest.tools/v3/assert"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
+	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 )
 
 // TestRender checks that the chart renders with what the lab says of a
 // cluster, and that this arrives where it must.
 func TestRender(t *testing.T) {
-	in := &installer{cfg: Config{Topology: &topology.Topology{}}}
+	in := &installer{cfg: Config{Topology: &topology.Topology{}, Overlay: networkingv1beta1.OverlayVXLAN}}
 	cluster := topology.Cluster{
 		Name:         "milan",
 		PodCIDR:      netip.MustParsePrefix("10.0.0.0/16"),
@@ -44,6 +46,10 @@ func TestRender(t *testing.T) {
 		cidrs[cidr] = true
 	}
 	assert.DeepEqual(t, cidrs, map[string]bool{"10.0.0.0/16": true, "10.96.0.0/16": true, "10.70.0.0/16": true, "10.80.0.0/16": true})
+
+	controller, _, _ := unstructured.NestedSlice(byKind["Deployment"][0].Object, "spec", "template", "spec", "containers")
+	args, _, _ := unstructured.NestedStringSlice(controller[0].(map[string]any), "args")
+	assert.Assert(t, slices.Contains(args, "--overlay=vxlan"), "%q", args)
 
 	containers, _, _ := unstructured.NestedSlice(byKind["DaemonSet"][0].Object, "spec", "template", "spec", "containers")
 	assert.Equal(t, containers[0].(map[string]any)["image"], Image)

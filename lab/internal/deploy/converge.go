@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -17,13 +18,13 @@ import (
 // every object that is meant for it, in all clusters, and the pods are ready.
 func (in *installer) waitConverged(ctx context.Context) error {
 	return in.each(func(ctx context.Context, c topology.Cluster, cl client.Client) error {
-		return Converged(ctx, in.cfg.Topology, c.Name, cl, 2*time.Minute)
+		return Converged(ctx, in.cfg.Topology, in.cfg.Overlay, c.Name, cl, 2*time.Minute)
 	})(ctx)
 }
 
 // Converged waits until one cluster has converged, at most for timeout. The
 // error says what is missing.
-func Converged(ctx context.Context, t *topology.Topology, cluster string, cl client.Client, timeout time.Duration) error {
+func Converged(ctx context.Context, t *topology.Topology, overlay networkingv1beta1.Overlay, cluster string, cl client.Client, timeout time.Duration) error {
 	c, ok := t.Cluster(cluster)
 	if !ok {
 		return fmt.Errorf("topology %s has no cluster %s", t.Name, cluster)
@@ -36,86 +37,111 @@ func Converged(ctx context.Context, t *topology.Topology, cluster string, cl cli
 		if len(peers) == 0 {
 			return "", nil
 		}
-		return notApplied(ctx, cl, c, peers)
+		s, why := readState(ctx, cl, peers)
+		if why != "" {
+			return why, nil
+		}
+		return s.notApplied(c, peers, overlay), nil
 	})
 }
 
-// notApplied returns the first object that some host has not applied in its
-// present generation.
-func notApplied(ctx context.Context, cl client.Client, c topology.Cluster, peers []string) (string, error) {
-	want, why := wanted(ctx, cl, c, peers)
-	if why != "" {
-		return why, nil
+// A state is what decides whether a cluster has converged.
+type state struct {
+	generations  map[string]int64 // of RouteConfigurations, by namespace/name
+	nodes        []unstructured.Unstructured
+	reports      map[string]*unstructured.Unstructured // of gateways, by peer
+	gatewayNodes map[string]string                     // where the pods of gateways are, by peer
+}
+
+func readState(ctx context.Context, cl client.Client, peers []string) (state, string) {
+	s := state{generations: map[string]int64{}, reports: map[string]*unstructured.Unstructured{}, gatewayNodes: map[string]string{}}
+	routes := newList(networkingAPI, "RouteConfiguration")
+	if err := cl.List(ctx, routes); err != nil {
+		return s, err.Error()
+	}
+	for _, r := range routes.Items {
+		s.generations[r.GetNamespace()+"/"+r.GetName()] = r.GetGeneration()
 	}
 	nodes := newList(networkingAPI, "InternalNode")
 	if err := cl.List(ctx, nodes); err != nil {
-		return err.Error(), nil
+		return s, err.Error()
 	}
-	if len(nodes.Items) != c.Nodes {
-		return fmt.Sprintf("%d of %d InternalNodes exist", len(nodes.Items), c.Nodes), nil
-	}
-	for _, n := range nodes.Items {
-		if ip, _, _ := unstructured.NestedStringMap(n.Object, "status", "nodeIP"); len(ip) == 0 {
-			return describe(&n) + " has no status.nodeIP" + conditionText(&n), nil
-		}
-		if why := missing(&n, want.nodes); why != "" {
-			return why, nil
-		}
-	}
+	s.nodes = nodes.Items
 	for _, peer := range peers {
 		report := newUnstructured(networkingAPI, "GatewayReport")
 		key := client.ObjectKey{Namespace: TenantNamespace(peer), Name: networkingv1beta1.GatewayNamePrefix + peer}
 		if err := cl.Get(ctx, key, report); err != nil {
-			return err.Error(), nil
+			return s, err.Error()
 		}
-		if why := missing(report, want.gateways[peer]); why != "" {
-			return why, nil
+		s.reports[peer] = report
+		var pods corev1.PodList
+		if err := cl.List(ctx, &pods, client.InNamespace(key.Namespace), client.MatchingLabels{
+			networkingv1beta1.LabelComponent: networkingv1beta1.ComponentGateway, networkingv1beta1.LabelActive: "true",
+		}); err != nil {
+			return s, err.Error()
+		}
+		for _, p := range pods.Items {
+			if p.DeletionTimestamp == nil {
+				s.gatewayNodes[peer] = p.Spec.NodeName
+			}
 		}
 	}
-	return "", nil
+	return s, ""
 }
 
-// expected lists the objects that hosts must have applied, by namespace/name
-// of RouteConfigurations, with their generations.
-type expected struct {
-	nodes    map[string]int64
-	gateways map[string]map[string]int64 // by peer
-}
-
-func wanted(ctx context.Context, cl client.Client, c topology.Cluster, peers []string) (expected, string) {
-	want := expected{nodes: map[string]int64{}, gateways: map[string]map[string]int64{}}
-	routes := newList(networkingAPI, "RouteConfiguration")
-	if err := cl.List(ctx, routes); err != nil {
-		return want, err.Error()
+// notApplied returns the first object that some host has not applied in its
+// present generation, or what else a host has not said.
+func (s state) notApplied(c topology.Cluster, peers []string, overlay networkingv1beta1.Overlay) string {
+	if len(s.nodes) != c.Nodes {
+		return fmt.Sprintf("%d of %d InternalNodes exist", len(s.nodes), c.Nodes)
 	}
-	generations := map[string]int64{}
-	for _, r := range routes.Items {
-		generations[r.GetNamespace()+"/"+r.GetName()] = r.GetGeneration()
+	for _, n := range s.nodes {
+		says := "nodeIP"
+		if overlay == networkingv1beta1.OverlayVXLAN {
+			says = "vtep"
+		}
+		if v, _, _ := unstructured.NestedMap(n.Object, "status", says); len(v) == 0 {
+			return describe(&n) + " has no status." + says + conditionText(&n)
+		}
+		if why := s.missing(&n, s.ofNode(n.GetName(), peers, overlay)); why != "" {
+			return why
+		}
 	}
 	for _, peer := range peers {
-		want.gateways[peer] = map[string]int64{}
-		names := []string{TenantNamespace(peer) + "/" + peer + "-gw-ext"}
-		for n := range c.Nodes {
-			names = append(names, Namespace+"/"+c.Name+"-"+NodeName(n+1)+"-gw-node")
+		if why := s.missing(s.reports[peer], s.ofGateway(c, peer, overlay)); why != "" {
+			return why
 		}
-		for _, name := range names {
-			if generations[name] == 0 {
-				return want, "RouteConfiguration " + name + " does not exist"
-			}
-			want.gateways[peer][name] = generations[name]
-		}
-		name := TenantNamespace(peer) + "/" + peer + "-node-gw"
-		if generations[name] == 0 {
-			return want, "RouteConfiguration " + name + " does not exist"
-		}
-		want.nodes[name] = generations[name]
 	}
-	return want, ""
+	return ""
 }
 
-// missing returns which of the objects a host has not applied, by the report
-// in status.applied of its own object.
-func missing(host *unstructured.Unstructured, want map[string]int64) string {
+// ofNode names the RouteConfigurations that a node must have applied.
+func (s state) ofNode(node string, peers []string, overlay networkingv1beta1.Overlay) []string {
+	var names []string
+	for _, peer := range peers {
+		names = append(names, TenantNamespace(peer)+"/"+peer+"-node-gw")
+		if overlay == networkingv1beta1.OverlayVXLAN && s.gatewayNodes[peer] == node {
+			names = append(names, TenantNamespace(peer)+"/"+peer+"-symmetric")
+		}
+	}
+	return names
+}
+
+// ofGateway names the RouteConfigurations that a gateway must have applied.
+func (s state) ofGateway(c topology.Cluster, peer string, overlay networkingv1beta1.Overlay) []string {
+	names := []string{TenantNamespace(peer) + "/" + peer + "-gw-ext"}
+	if overlay == networkingv1beta1.OverlayVXLAN {
+		return append(names, Namespace+"/"+c.Name+"-gw-pods")
+	}
+	for n := range c.Nodes {
+		names = append(names, Namespace+"/"+c.Name+"-"+NodeName(n+1)+"-gw-node")
+	}
+	return names
+}
+
+// missing returns which of the objects do not exist, or a host has not applied
+// by the report in status.applied of its own object.
+func (s state) missing(host *unstructured.Unstructured, want []string) string {
 	applied, _, _ := unstructured.NestedSlice(host.Object, "status", "applied")
 	got := map[string]map[string]any{}
 	for _, a := range applied {
@@ -124,7 +150,11 @@ func missing(host *unstructured.Unstructured, want map[string]int64) string {
 		}
 	}
 	var out []string
-	for name, generation := range want {
+	for _, name := range want {
+		generation := s.generations[name]
+		if generation == 0 {
+			return "RouteConfiguration " + name + " does not exist"
+		}
 		switch m := got[name]; {
 		case m == nil:
 			out = append(out, name+" is not in its report")

@@ -42,9 +42,11 @@ type Clusters interface {
 	RESTConfig(cluster string) (*rest.Config, error)
 }
 
-// Config is what to install. Topology, Clusters and ChartDir are required.
+// Config is what to install. Topology, Overlay, Clusters and ChartDir are
+// required.
 type Config struct {
 	Topology *topology.Topology
+	Overlay  networkingv1beta1.Overlay
 	Clusters Clusters
 	ChartDir string
 	Progress func(Phase) // optional; called when a phase ends
@@ -85,8 +87,8 @@ type installer struct {
 // object applied on every host that it is meant for. The error says what is
 // still missing.
 func Install(ctx context.Context, cfg Config) (Result, error) {
-	if cfg.Topology == nil || cfg.Clusters == nil || cfg.ChartDir == "" {
-		return Result{}, errors.New("deploy: Topology, Clusters and ChartDir are required")
+	if cfg.Topology == nil || cfg.Overlay == "" || cfg.Clusters == nil || cfg.ChartDir == "" {
+		return Result{}, errors.New("deploy: Topology, Overlay, Clusters and ChartDir are required")
 	}
 	in := &installer{cfg: cfg, clients: map[string]client.Client{}}
 	for _, c := range cfg.Topology.Clusters {
@@ -208,6 +210,7 @@ func (in *installer) values(c topology.Cluster) map[string]any {
 			"internalCIDR": c.InternalCIDR.String(),
 		},
 		"networking": map[string]any{
+			"overlay": string(in.cfg.Overlay),
 			"gatewayTemplates": map[string]any{
 				"wireguard": map[string]any{"implementation": implementation},
 			},

@@ -184,3 +184,37 @@ func TestLeftovers(t *testing.T) {
 	assert.DeepEqual(t, more, []string{"c"})
 	assert.DeepEqual(t, less, []string{"a"})
 }
+
+// TestPathInVXLAN: packets pass the gateways' nodes outside of the overlay. A
+// node that is the gateway's, too, is one hop.
+func TestPathInVXLAN(t *testing.T) {
+	far := []string{"milan/web", "milan/node-1", "milan/node-2!vxlan", "milan/node-2", "milan/gateway", "rome/gateway", "rome/node-2", "rome/node-1!vxlan", "rome/node-1", "rome/web"}
+	near := []string{"milan/probe", "milan/node-2", "milan/gateway", "rome/gateway", "rome/node-2", "rome/probe"}
+	for _, tc := range []struct {
+		name, from, to string
+		hops, back     []string
+		want           string // why it is not as expected; empty: it is
+	}{
+		{"on other nodes", "milan/web", "rome/web", far, nil, ""},
+		{"on the gateways' nodes", "milan/probe", "rome/probe", near, nil, ""},
+		{"the reply skips the gateway's node", "milan/web", "rome/web", far,
+			[]string{"rome/web", "rome/node-1", "rome/node-2", "rome/gateway", "milan/gateway", "milan/node-1", "milan/web"},
+			"the reply went from milan/gateway to milan/node-1 instead of milan/node-2"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w, row := newFake(t)
+			w.hops, w.back = tc.hops, tc.back
+			from, to := ref(t, row, tc.from), ref(t, row, tc.to)
+			e := &expect.Path{Symmetric: true}
+			for _, h := range []string{tc.from, tc.from + ".node", "milan/gateway.node", "milan/gateway", "rome/gateway", "rome/gateway.node", tc.to + ".node", tc.to} {
+				e.Via = append(e.Via, ref(t, row, h))
+			}
+			_, err := row.Send(t.Context(), from.Operand, to.Operand, "tcp", 0)
+			assert.NilError(t, err)
+			res, err := e.Check(t.Context(), row)
+			assert.NilError(t, err)
+			assert.Equal(t, res.OK, tc.want == "", "%+v", res)
+			assert.Equal(t, res.Why, tc.want)
+		})
+	}
+}

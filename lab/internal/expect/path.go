@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -38,6 +39,14 @@ func (e *Path) Lint(l *Linter) {
 // Check compares. When it does not match it sends another probe before the
 // next look: the first one may have met a route that was on its way.
 func (e *Path) Check(ctx context.Context, row *Row) (Result, error) {
+	via := make([]operand.Operand, len(e.Via))
+	for i, v := range e.Via {
+		o, err := row.Directory.Settle(ctx, v.Operand)
+		if err != nil {
+			return missing(v.Text, err)
+		}
+		via[i] = o
+	}
 	from, to := e.Via[0].Operand, e.Via[len(e.Via)-1].Operand
 	p, ok := row.lastProbe(func(p Probe) bool { return same(p.From, from) && same(p.To, to) })
 	if !ok {
@@ -56,12 +65,15 @@ func (e *Path) Check(ctx context.Context, row *Row) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	return e.compare(newTrail(seen, p, row.Topology), row.Topology), nil
+	p.From, p.To = via[0], via[len(via)-1]
+	return e.compare(newTrail(seen, p, row.Topology), via, row.Topology), nil
 }
 
-func (e *Path) compare(t trail, topo *topology.Topology) Result {
+// compare compares with hosts of which two in a row may be the same: the node
+// of a pod may be the gateway's.
+func (e *Path) compare(t trail, via []operand.Operand, topo *topology.Topology) Result {
 	var want []string
-	for _, v := range e.Via {
+	for _, v := range via {
 		want = appendHost(want, v.HostName(topo))
 	}
 	res := Result{Want: arrows(want), Got: arrows(t.request), Path: t.request, Reply: t.reply}

@@ -80,6 +80,13 @@ func (row *Row) explainLost(ctx context.Context, p Probe, res Result) (Result, e
 	if p.Sent.IsZero() {
 		return res, nil
 	}
+	for _, end := range []*operand.Operand{&p.From, &p.To} {
+		o, err := row.Directory.Settle(ctx, *end)
+		if err != nil {
+			return missing(end.String(), err)
+		}
+		*end = o
+	}
 	seen, err := row.sightings(ctx, p)
 	if err != nil {
 		return Result{}, err

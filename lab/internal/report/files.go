@@ -82,6 +82,9 @@ func ReadResult(path string) (Run, error) {
 // RowDir makes the directory for the evidence of a row.
 func (d Dir) RowDir(r Row) (string, error) {
 	path := filepath.Join(d.Path, filepath.FromSlash(r.Name))
+	if r.Sabotage != "" {
+		path = filepath.Join(path, "sabotage")
+	}
 	return path, d.noSpace(os.MkdirAll(path, 0o755))
 }
 

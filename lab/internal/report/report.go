@@ -30,22 +30,24 @@ const (
 // A Run is a whole run.
 type Run struct {
 	Seed      string     `json:"seed"`
-	World     string     `json:"world"`
+	World     string     `json:"world"` // as asked for; auto: each lab says its own
 	Version   string     `json:"version"`
 	Started   time.Time  `json:"started"`
 	Took      Duration   `json:"took"`
-	Sabotage  bool       `json:"sabotage,omitempty"`
 	Labs      []Lab      `json:"labs"`
 	Scenarios []Scenario `json:"scenarios"`
 }
 
-// A Lab is a world that was built for the run.
+// A Lab is a world that was built for the run, or used by it.
 type Lab struct {
-	Topology string  `json:"topology"`
-	World    string  `json:"world"`
-	Phases   []Phase `json:"phases"`
-	Retries  int     `json:"retries,omitempty"` // times it had to be built again
-	Error    string  `json:"error,omitempty"`
+	Name     string   `json:"name"` // topology-world-overlay
+	Topology string   `json:"topology"`
+	World    string   `json:"world"`
+	Overlay  string   `json:"overlay"`
+	Phases   []Phase  `json:"phases"`
+	Took     Duration `json:"took"`              // until it was taken down
+	Retries  int      `json:"retries,omitempty"` // times it had to be built again
+	Error    string   `json:"error,omitempty"`
 }
 
 // A Phase is a step of building a lab.
@@ -54,11 +56,14 @@ type Phase struct {
 	Took Duration `json:"took"`
 }
 
-// A Scenario is a scenario's rows.
+// A Scenario is a scenario's rows in one lab, or sabotages of them.
 type Scenario struct {
 	Name        string `json:"name"`
 	Description string `json:"description"`
 	File        string `json:"file"`
+	World       string `json:"world"`
+	Overlay     string `json:"overlay"`
+	Sabotage    bool   `json:"sabotage,omitempty"`
 	Rows        []Row  `json:"rows"`
 }
 

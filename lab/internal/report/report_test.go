@@ -20,12 +20,12 @@ func sample() report.Run {
 	ms := func(n int) report.Duration { return report.Duration(time.Duration(n) * time.Millisecond) }
 	return report.Run{
 		Seed: "8f3a", World: "vm", Version: "v0", Started: time.Unix(0, 0).UTC(), Took: ms(65100),
-		Labs: []report.Lab{{Topology: "two-clusters", World: "vm", Retries: 1, Phases: []report.Phase{{"converged", ms(21000)}}}},
+		Labs: []report.Lab{{Name: "two-clusters-vm-geneve", Topology: "two-clusters", World: "vm", Overlay: "geneve", Retries: 1, Phases: []report.Phase{{"converged", ms(21000)}}}},
 		Scenarios: []report.Scenario{
 			{Name: "geneve-ping", File: "scenarios/geneve-ping.yaml", Rows: []report.Row{
 				{Name: "geneve-ping/milan", Verdict: report.Pass, Took: ms(310), Retries: 1, Steps: []report.Step{{Name: "the node reaches the gateway", Took: ms(300), Notes: []string{"rtt 1.2ms"}}}},
 			}},
-			{Name: "pod-to-pod", File: "scenarios/pod-to-pod.yaml", Rows: []report.Row{
+			{Name: "pod-to-pod", World: "vm", File: "scenarios/pod-to-pod.yaml", Rows: []report.Row{
 				{Name: "pod-to-pod/tcp/milan-web/rome-web", Verdict: report.Fail, Took: ms(10250), Bundle: "runs/x/pod-to-pod/tcp/milan-web/rome-web", Steps: []report.Step{
 					{Name: "prepared", Took: ms(1)},
 					{Name: "the pod answers", Took: ms(10200), Failures: []report.Fault{{
@@ -38,8 +38,11 @@ func sample() report.Run {
 				{Name: "pod-to-pod/udp/milan-web/rome-web", Verdict: report.Pass, Took: ms(100)},
 				{Name: "pod-to-pod/icmp/milan-web/rome-web", Verdict: report.XFail, Reason: "known: see issue 7", Took: ms(100)},
 			}},
-			{Name: "broken-lab", Rows: []report.Row{{Name: "broken-lab", Verdict: report.Infra, Reason: "the agent does not answer"}}},
+			{Name: "broken-lab", World: "vm", Rows: []report.Row{{Name: "broken-lab", Verdict: report.Infra, Reason: "the agent does not answer"}}},
 			{Name: "needs-more", Rows: []report.Row{{Name: "needs-more", Verdict: report.Skip, Reason: "this kernel has no geneve; run it with --world vm"}}},
+			{Name: "pod-to-pod", World: "vm", Sabotage: true, Rows: []report.Row{
+				{Name: "pod-to-pod/tcp/milan-web/rome-web", Sabotage: "withhold routeconfiguration/rome-node-gw in milan", Verdict: report.Fail, Reason: "it stayed green", Took: ms(4000)},
+			}},
 		},
 	}
 }

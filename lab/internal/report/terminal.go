@@ -43,7 +43,7 @@ func PrintScenario(w io.Writer, s Scenario, run Run) {
 		took += time.Duration(r.Took)
 	}
 	rows := times(len(s.Rows), "row", "rows")
-	if run.Sabotage {
+	if s.Sabotage {
 		rows = times(len(s.Rows), "sabotage", "sabotages")
 	}
 	switch {
@@ -64,9 +64,9 @@ func PrintScenario(w io.Writer, s Scenario, run Run) {
 				continue
 			}
 			said[r.Reason] = true
-			printRow(w, r, run)
+			printRow(w, s, r, run)
 		case Fail, XPass:
-			printRow(w, r, run)
+			printRow(w, s, r, run)
 		case XFail, Skip:
 			fmt.Fprintf(w, "     – %s %s: %s\n", r.Name, r.Verdict, r.Reason)
 		}
@@ -91,7 +91,7 @@ func times(n int, one, more string) string {
 	return fmt.Sprintf("%d %s", n, more)
 }
 
-func printRow(w io.Writer, r Row, run Run) {
+func printRow(w io.Writer, sc Scenario, r Row, run Run) {
 	fmt.Fprintf(w, "   ✗ %s  %s\n", r.Name, r.Took)
 	if r.Sabotage != "" {
 		fmt.Fprintf(w, "       sabotage   %s\n", r.Sabotage)
@@ -102,7 +102,7 @@ func printRow(w io.Writer, r Row, run Run) {
 		field(w, "", r.Reason)
 	}
 	for i, s := range r.Steps {
-		if len(s.Failures) == 0 || run.Sabotage {
+		if len(s.Failures) == 0 || sc.Sabotage {
 			continue
 		}
 		fmt.Fprintf(w, "     step %d  %s\n", i+1, s.Name)
@@ -115,11 +115,11 @@ func printRow(w io.Writer, r Row, run Run) {
 		field(w, "evidence", r.Bundle)
 	}
 	world := ""
-	if run.World != "" {
-		world = " --world " + run.World
+	if sc.World != "" {
+		world = " --world " + sc.World
 	}
 	sabotage := ""
-	if run.Sabotage {
+	if sc.Sabotage {
 		sabotage = " --sabotage"
 	}
 	field(w, "again", fmt.Sprintf("lab run %s --seed %s%s%s --keep", pattern, run.Seed, world, sabotage))
@@ -194,15 +194,37 @@ func field(w io.Writer, name, value string) {
 
 // PrintSummary prints the last line of a run.
 func PrintSummary(w io.Writer, run Run) {
-	var all []Row
+	var rows, sabotages []Row
 	for _, s := range run.Scenarios {
-		all = append(all, s.Rows...)
+		if s.Sabotage {
+			sabotages = append(sabotages, s.Rows...)
+		} else {
+			rows = append(rows, s.Rows...)
+		}
 	}
-	c := count(all)
-	what := times(len(all), "row", "rows")
-	if run.Sabotage {
-		what = times(len(all), "sabotage", "sabotages")
+	var parts []string
+	if len(rows) > 0 || len(sabotages) == 0 {
+		parts = append(parts, verdicts(times(len(rows), "row", "rows"), rows))
 	}
+	if len(sabotages) > 0 {
+		parts = append(parts, verdicts(times(len(sabotages), "sabotage", "sabotages"), sabotages))
+	}
+	retries := 0
+	for _, l := range run.Labs {
+		retries += l.Retries
+	}
+	for _, r := range slices.Concat(rows, sabotages) {
+		retries += r.Retries
+	}
+	if retries > 0 {
+		parts = append(parts, times(retries, "retry", "retries")+" after errors of the lab")
+	}
+	fmt.Fprintf(w, "%s · %s\n", strings.Join(parts, "; "), run.Took)
+}
+
+// verdicts says how many rows ended how.
+func verdicts(what string, rows []Row) string {
+	c := count(rows)
 	parts := []string{fmt.Sprintf("%d passed", c[Pass])}
 	for _, v := range []Verdict{Fail, XFail, XPass, Skip, Infra} {
 		if c[v] > 0 {
@@ -211,17 +233,7 @@ func PrintSummary(w io.Writer, run Run) {
 			}[v]))
 		}
 	}
-	retries := 0
-	for _, l := range run.Labs {
-		retries += l.Retries
-	}
-	for _, r := range all {
-		retries += r.Retries
-	}
-	if retries > 0 {
-		parts = append(parts, times(retries, "retry", "retries")+" after errors of the lab")
-	}
-	fmt.Fprintf(w, "%s: %s · %s\n", what, strings.Join(parts, ", "), run.Took)
+	return what + ": " + strings.Join(parts, ", ")
 }
 
 func count(rows []Row) map[Verdict]int {

@@ -141,7 +141,7 @@ func TestWrongExpectations(t *testing.T) {
 			row := r.Run(t.Context(), sc, sc.Rows[0])
 			assert.Equal(t, row.Verdict, tt.want, "%s", row.Reason)
 			row.Took = 0 // it differs from run to run
-			run := report.Run{Seed: "8f3a", World: "vm", Scenarios: []report.Scenario{{Name: sc.Name, File: sc.File, Rows: []report.Row{row}}}}
+			run := report.Run{Seed: "8f3a", Scenarios: []report.Scenario{{Name: sc.Name, World: "vm", File: sc.File, Rows: []report.Row{row}}}}
 			assert.Equal(t, run.ExitCode(false), tt.exit)
 
 			var out strings.Builder

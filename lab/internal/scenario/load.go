@@ -72,7 +72,6 @@ func load(f *yamlfile.File, topologies string) (*Scenario, error) {
 		File:        f.Path,
 		Description: in.Description,
 		World:       in.World,
-		Requires:    in.Requires,
 		XFail:       in.XFail,
 		file:        f,
 		steps:       in.Steps,
@@ -99,38 +98,6 @@ func load(f *yamlfile.File, topologies string) (*Scenario, error) {
 	}
 	s.Sabotage = s.BuildSabotage(s.Rows[0])
 	return s, nil
-}
-
-func (s *Scenario) addMatrix(f *yamlfile.File, in *file) {
-	for i := range in.Matrix {
-		d := &in.Matrix[i]
-		if len(d.Values) == 0 {
-			f.Problem(f.At(&d.Key), "give it values: [a, b]", "%s has no values", d.Key)
-		}
-		s.Matrix = append(s.Matrix, Dimension{d.Key, d.Values})
-	}
-	var keys []string
-	for _, d := range s.Matrix {
-		keys = append(keys, d.Key)
-	}
-	for i := range in.Exclude {
-		for key, values := range in.Exclude[i] {
-			j := slices.Index(keys, key)
-			if j < 0 {
-				f.Problem(f.At(&in.Exclude[i]), yamlfile.DidYouMean(key, keys), "exclude: the matrix has no key %q", key)
-				continue
-			}
-			for _, v := range values {
-				if !slices.Contains(s.Matrix[j].Values, v) {
-					f.Problem(f.At(&in.Exclude[i]), yamlfile.DidYouMean(v, s.Matrix[j].Values), "exclude: %s is never %q", key, v)
-				}
-			}
-		}
-	}
-	s.Rows = expand(s.Name, s.Matrix, in.Exclude)
-	if len(s.Rows) == 0 {
-		f.Problem(yamlfile.PosOf(f.Root), "", "the matrix has no row that is not excluded")
-	}
 }
 
 func (s *Scenario) findTopology(f *yamlfile.File, in *file, topologies string) bool {
@@ -162,6 +129,9 @@ func (s *Scenario) lint(f *yamlfile.File) {
 		l := s.newLinter()
 		var names []string
 		for _, n := range s.steps {
+			if !s.holds(n, r) {
+				continue
+			}
 			var in stepFile
 			f.Decode(n, &in, r.subst(s.Topology, used))
 			st := Step{in.Name, in.Do, in.Expect, in.Within, yamlfile.PosOf(n)}
@@ -174,9 +144,13 @@ func (s *Scenario) lint(f *yamlfile.File) {
 			}
 			st.lint(l)
 		}
+		if len(names) == 0 && len(s.steps) > 0 {
+			f.Problem(yamlfile.PosOf(s.steps[0]), "each step's when leaves it out", "row %s has no step", r.Name)
+		}
 		s.lintControls(f, r)
 		s.lintSabotage(f, r, used, names)
 	}
+	s.lintWhen(f, used)
 	if len(s.steps) == 0 {
 		f.Problem(yamlfile.PosOf(f.Root), "", "a scenario has at least one step")
 	}
@@ -184,7 +158,7 @@ func (s *Scenario) lint(f *yamlfile.File) {
 		f.Problem(yamlfile.PosOf(f.Root), "name an object to withhold, or state to plant, and the step that then fails", "the scenario has no sabotage: nobody knows whether it can fail")
 	}
 	for _, d := range s.Matrix {
-		if !used[d.Key] && len(s.steps) > 0 {
+		if !used[d.Key] && d.Key != overlayKey && len(s.steps) > 0 {
 			f.Problem(yamlfile.PosOf(f.Root), "use {"+d.Key+"} in a step, or remove it", "the matrix key %q is never used", d.Key)
 		}
 	}
@@ -204,6 +178,9 @@ func (s *Scenario) lintControls(f *yamlfile.File, r Row) {
 	var unreachable []expect.Checked
 	controlled := false
 	for _, n := range s.steps {
+		if !s.holds(n, r) {
+			continue
+		}
 		var in stepFile
 		f.Decode(n, &in, r.subst(s.Topology, nil))
 		for _, e := range in.Expect {
@@ -224,7 +201,12 @@ func (s *Scenario) lintControls(f *yamlfile.File, r Row) {
 }
 
 func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, steps []string) {
+	any := false
 	for _, n := range s.sabot {
+		if !s.holds(n, r) {
+			continue
+		}
+		any = true
 		var in sabotageFile
 		f.Decode(n, &in, r.subst(s.Topology, used))
 		l := s.newLinter()
@@ -248,5 +230,8 @@ func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, s
 			}
 			f.Problem(f.At(&in.Fails), hint, "no step is called %q", in.Fails)
 		}
+	}
+	if !any && len(s.sabot) > 0 {
+		f.Problem(yamlfile.PosOf(s.sabot[0]), "each sabotage's when leaves it out", "row %s has no sabotage: nobody knows whether it can fail", r.Name)
 	}
 }

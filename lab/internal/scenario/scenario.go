@@ -6,12 +6,12 @@ package scenario
 import (
 	"fmt"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
 
+	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
@@ -23,9 +23,8 @@ type Scenario struct {
 	File        string
 	Description string
 	Topology    *topology.Topology
-	World       string   // WorldAuto, WorldVM or WorldNative
-	Requires    []string // features that the world must have
-	XFail       string   // why it is known to fail; empty: it must pass
+	World       string // WorldAuto, WorldVM or WorldNative
+	XFail       string // why it is known to fail; empty: it must pass
 	Matrix      []Dimension
 	Rows        []Row // names and values; Build makes what runs
 	Sabotage    []Sabotage
@@ -43,23 +42,22 @@ const (
 	WorldNative = "native"
 )
 
-// Features are what a scenario can require of the world.
-func Features() []string { return []string{"geneve", "wireguard"} }
+// Overlays are the values that the key overlay of a matrix can have.
+func Overlays() []string { return []string{OverlayGeneve, OverlayVXLAN} }
 
-// A Dimension is a key of the matrix.
-type Dimension struct {
-	Key    string
-	Values []string
+// The overlays between the nodes of a cluster, as the chart's value
+// networking.overlay calls them.
+const (
+	OverlayGeneve = string(networkingv1beta1.OverlayGeneve)
+	OverlayVXLAN  = string(networkingv1beta1.OverlayVXLAN)
+)
+
+// Features are what a scenario can require of the world: kinds of links, a
+// queueing discipline, nftables' flow tables. WireGuard is the kernel's own;
+// that of user space serves who does not require it.
+func Features() []string {
+	return []string{"geneve", "vxlan", "wireguard", "dummy", "vrf", "netem", "flowtable"}
 }
-
-// A Row is one combination of the matrix.
-type Row struct {
-	Name string // scenario/value/value
-	Vars []Var  // in the order of the matrix
-}
-
-// A Var is a key of the matrix with the row's value.
-type Var struct{ Key, Value string }
 
 // A Step is a step of a row.
 type Step struct {
@@ -75,6 +73,8 @@ const DefaultWithin = 10 * time.Second
 
 // A Sabotage must turn the scenario red at the step Fails.
 type Sabotage struct {
+	Index     int    // in the file
+	Depends   bool   // it is only for some rows
 	Withhold  string // kind/name of an object that is refused and removed
 	Namespace string // of the object; empty: the name is unique in the cluster
 	In        string // cluster of the object
@@ -103,39 +103,13 @@ type file struct {
 	Description string        `lab:"description,required" doc:"what is shown, in a sentence"`
 	Topology    string        `lab:"topology,required" doc:"name of a file of topologies/"`
 	World       string        `lab:"world" enum:"auto|vm|native" doc:"default auto"`
-	Requires    []string      `lab:"requires,one" enum:"geneve|wireguard" doc:"features of the world; without them it is skipped"`
+	Requires    []requirement `lab:"requires,one" doc:"features of the world: where it lacks one, rows are skipped"`
 	XFail       string        `lab:"xfail" doc:"why it is known to fail"`
-	Matrix      []dimension   `lab:"matrix,key=Key" doc:"every combination is a row; {key} is its value"`
-	Exclude     []excludeFile `lab:"exclude" doc:"combinations that are no row"`
+	Matrix      []dimension   `lab:"matrix,key=Key" doc:"every combination is a row; {key} is its value; overlay is the cluster's"`
+	Exclude     []condition   `lab:"exclude" doc:"combinations that are no row"`
 	Steps       []ast.Node    `lab:"steps,required"`
 	Sabotage    []ast.Node    `lab:"sabotage,required" doc:"each must turn the scenario red"`
 	Logs        logsFile      `lab:"logs"`
-}
-
-type dimension struct {
-	Key    string
-	Values []string `lab:",inline"`
-}
-
-// An excludeFile is a combination: keys of the matrix, each with a value or a
-// list of values.
-type excludeFile map[string]oneOrMore
-
-type oneOrMore []string
-
-// UnmarshalLab reads a value or a list.
-func (o *oneOrMore) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.Subst) {
-	if seq, ok := n.(*ast.SequenceNode); ok {
-		for _, e := range seq.Values {
-			if s, ok := f.Scalar(e, subst, "exclude"); ok {
-				*o = append(*o, s)
-			}
-		}
-		return
-	}
-	if s, ok := f.Scalar(n, subst, "exclude"); ok {
-		*o = append(*o, s)
-	}
 }
 
 type logsFile struct {
@@ -144,17 +118,19 @@ type logsFile struct {
 
 type stepFile struct {
 	Name   string        `lab:"name,required" doc:"what the step shows"`
+	When   condition     `lab:"when" doc:"only in rows with these values: { overlay: vxlan }"`
 	Do     Actions       `lab:"do" doc:"what happens"`
 	Expect expect.List   `lab:"expect" doc:"what must hold afterwards"`
 	Within time.Duration `lab:"within" doc:"default 10s"`
 }
 
 type sabotageFile struct {
-	Withhold  string `lab:"withhold" doc:"kind/name: refused by its name, then deleted"`
-	Namespace string `lab:"namespace" doc:"of the object"`
-	In        string `lab:"in" doc:"cluster of the object"`
-	Plant     *Plant `lab:"plant" doc:"foreign kernel state"`
-	Fails     string `lab:"fails,required" doc:"name of the step that must fail"`
+	When      condition `lab:"when" doc:"only in rows with these values: { overlay: vxlan }"`
+	Withhold  string    `lab:"withhold" doc:"kind/name: refused by its name, then deleted"`
+	Namespace string    `lab:"namespace" doc:"of the object"`
+	In        string    `lab:"in" doc:"cluster of the object"`
+	Plant     *Plant    `lab:"plant" doc:"foreign kernel state"`
+	Fails     string    `lab:"fails,required" doc:"name of the step that must fail"`
 }
 
 // Build makes the steps of a row, new each time: expectations remember what
@@ -162,6 +138,9 @@ type sabotageFile struct {
 func (s *Scenario) Build(r Row) []Step {
 	steps := make([]Step, 0, len(s.steps))
 	for _, n := range s.steps {
+		if !s.holds(n, r) {
+			continue
+		}
 		var in stepFile
 		s.file.Decode(n, &in, r.subst(s.Topology, nil))
 		st := Step{in.Name, in.Do, in.Expect, in.Within, yamlfile.PosOf(n)}
@@ -180,13 +159,16 @@ func (s *Scenario) Build(r Row) []Step {
 // BuildSabotage makes the sabotages of a row.
 func (s *Scenario) BuildSabotage(r Row) []Sabotage {
 	out := make([]Sabotage, 0, len(s.sabot))
-	for _, n := range s.sabot {
+	for i, n := range s.sabot {
+		if !s.holds(n, r) {
+			continue
+		}
 		var in sabotageFile
 		s.file.Decode(n, &in, r.subst(s.Topology, nil))
 		if in.Plant != nil {
 			s.newLinter().Resolve(&in.Plant.On)
 		}
-		out = append(out, Sabotage{in.Withhold, in.Namespace, in.In, in.Plant, in.Fails})
+		out = append(out, Sabotage{i, len(in.When) > 0, in.Withhold, in.Namespace, in.In, in.Plant, in.Fails})
 	}
 	return out
 }
@@ -201,43 +183,4 @@ func (s *Scenario) newLinter() *expect.Linter {
 		File: s.file, Topology: s.Topology,
 		Flows: map[string]bool{}, Execs: map[string]bool{}, Reached: map[string]bool{},
 	}
-}
-
-// expand makes the rows of the matrix: the last key varies fastest.
-func expand(name string, matrix []Dimension, exclude []excludeFile) []Row {
-	rows := []Row{{Name: name}}
-	for _, d := range matrix {
-		var next []Row
-		for _, r := range rows {
-			for _, v := range d.Values {
-				next = append(next, Row{
-					Name: r.Name + "/" + strings.ReplaceAll(v, "/", "-"),
-					Vars: append(slices.Clone(r.Vars), Var{d.Key, v}),
-				})
-			}
-		}
-		rows = next
-	}
-	return slices.DeleteFunc(rows, func(r Row) bool {
-		return slices.ContainsFunc(exclude, func(e excludeFile) bool { return r.excluded(e) })
-	})
-}
-
-func (r Row) excluded(e excludeFile) bool {
-	for key, values := range e {
-		v, ok := r.value(key)
-		if !ok || !slices.Contains(values, v) {
-			return false
-		}
-	}
-	return len(e) > 0
-}
-
-func (r Row) value(key string) (string, bool) {
-	for _, v := range r.Vars {
-		if v.Key == key {
-			return v.Value, true
-		}
-	}
-	return "", false
 }

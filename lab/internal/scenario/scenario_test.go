@@ -92,6 +92,90 @@ func TestMatrix(t *testing.T) {
 	assert.Equal(t, sab.Fails, "milan/web reaches rome/probe")
 }
 
+const overlays = `
+description: overlays
+topology: two-clusters
+requires: [netem, { feature: wireguard, when: { overlay: geneve } }]
+matrix: { overlay: [geneve, vxlan], proto: [tcp, udp] }
+steps:
+  - name: it answers
+    expect:
+      reach: { from: milan/web, to: rome/web, proto: "{proto}" }
+  - name: the path
+    when: { overlay: geneve }
+    expect:
+      path: { via: [milan/web, milan/gateway, rome/web] }
+  - name: the path
+    when: { overlay: vxlan }
+    expect:
+      path: { via: [milan/web, milan/gateway.node, milan/gateway, rome/web] }
+  - name: datagrams in VXLAN
+    when: { overlay: [vxlan], proto: udp }
+    expect:
+      reach: { from: "rome/{proto}", to: milan/web }
+sabotage:
+  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it answers }
+  - { when: { overlay: vxlan }, withhold: routeconfiguration/rome-symmetric, in: milan, fails: the path }
+`
+
+// TestWhen: rows have the steps, the sabotages and the requirements that are
+// for them.
+func TestWhen(t *testing.T) {
+	src := strings.Replace(overlays, `"rome/{proto}"`, "rome/web", 1)
+	s, err := scenario.Parse("some.yaml", []byte(src), topologies)
+	assert.NilError(t, err)
+	for i, want := range []struct {
+		name, overlay string
+		requires      []string
+		steps         []string
+		sabotages     int
+	}{
+		{"some/geneve/tcp", "geneve", []string{"netem", "wireguard", "geneve"}, []string{"it answers", "path milan/web → milan/gateway → rome/web"}, 1},
+		{"some/geneve/udp", "geneve", []string{"netem", "wireguard", "geneve"}, []string{"it answers", "path milan/web → milan/gateway → rome/web"}, 1},
+		{"some/vxlan/tcp", "vxlan", []string{"netem", "vxlan"}, []string{"it answers", "path milan/web → milan/gateway.node → milan/gateway → rome/web"}, 2},
+		{"some/vxlan/udp", "vxlan", []string{"netem", "vxlan"}, []string{"it answers", "path milan/web → milan/gateway.node → milan/gateway → rome/web", "datagrams in VXLAN"}, 2},
+	} {
+		r := s.Rows[i]
+		assert.Equal(t, r.Name, want.name)
+		assert.Equal(t, r.Overlay, want.overlay, r.Name)
+		assert.DeepEqual(t, r.Requires, want.requires)
+		var steps []string
+		for _, st := range s.Build(r) {
+			name := st.Name
+			if name == "the path" {
+				name = st.Expect[0].String()
+			}
+			steps = append(steps, name)
+		}
+		assert.DeepEqual(t, steps, want.steps)
+		sabotages := s.BuildSabotage(r)
+		assert.Equal(t, len(sabotages), want.sabotages, r.Name)
+		assert.Equal(t, sabotages[0].Depends, false)
+		for _, sab := range sabotages[1:] {
+			assert.Equal(t, sab.Depends, true)
+		}
+	}
+	// What is not for a row need not make sense there, but elsewhere it must.
+	_, err = scenario.Parse("some.yaml", []byte(overlays), topologies)
+	assert.ErrorContains(t, err, `some.yaml:21:22: cluster rome has no "udp"`)
+	assert.Assert(t, !strings.Contains(err.Error(), `"tcp"`), err)
+}
+
+// TestOverlay: without the key, the features that a scenario requires say in
+// which overlay it runs.
+func TestOverlay(t *testing.T) {
+	for requires, want := range map[string]string{
+		"[]": "", "[wireguard]": "", "[geneve]": "geneve", "vxlan": "vxlan", "[geneve, vxlan]": "",
+		"[{ feature: geneve, when: { proto: tcp } }]": "geneve", "[{ feature: geneve, when: { proto: udp } }]": "",
+	} {
+		src := strings.Replace(matrix, "topology:", "requires: "+requires+"\ntopology:", 1)
+		src = strings.Replace(src, "[tcp, icmp]", "[tcp, udp]", 1)
+		s, err := scenario.Parse("some.yaml", []byte(src), topologies)
+		assert.NilError(t, err, requires)
+		assert.Equal(t, s.Rows[0].Overlay, want, requires)
+	}
+}
+
 // TestBuildAnew: expectations remember what they saw, so every run of a row
 // has its own.
 func TestBuildAnew(t *testing.T) {
@@ -104,7 +188,7 @@ func TestBuildAnew(t *testing.T) {
 func TestSchema(t *testing.T) {
 	b, err := json.MarshalIndent(scenario.Schema(), "", " ")
 	assert.NilError(t, err)
-	for _, want := range []string{`"reach"`, `"withhold"`, `"kubectl"`, `"flow"`, `"additionalProperties": false`} {
+	for _, want := range []string{`"reach"`, `"withhold"`, `"kubectl"`, `"flow"`, `"additionalProperties": false`, `"when"`, `"flowtable"`} {
 		assert.Assert(t, strings.Contains(string(b), want), want)
 	}
 }

@@ -54,12 +54,12 @@ const (
 )
 
 // labName is what a lab may be called: it becomes a directory.
-var labName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,40}$`)
+var labName = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,62}$`)
 
 func (c *Config) complete() error {
 	var errs []error
 	if !labName.MatchString(c.Name) {
-		errs = append(errs, fmt.Errorf("lab name %q: use up to 41 small letters, digits and hyphens", c.Name))
+		errs = append(errs, fmt.Errorf("lab name %q: use up to 63 small letters, digits and hyphens", c.Name))
 	}
 	if c.World != Native && c.World != VM {
 		errs = append(errs, fmt.Errorf("world %q: use %s or %s", c.World, Native, VM))
@@ -110,7 +110,7 @@ func DefaultRunDir(name string) string { return filepath.Join(baseDir(), name) }
 // Find returns the client of a running lab, or world.ErrNotRunning.
 func Find(name string) (*world.Client, error) {
 	if !labName.MatchString(name) {
-		return nil, fmt.Errorf("lab name %q: use up to 41 small letters, digits and hyphens", name)
+		return nil, fmt.Errorf("lab name %q: use up to 63 small letters, digits and hyphens", name)
 	}
 	dir := DefaultRunDir(name)
 	if !running(dir) {

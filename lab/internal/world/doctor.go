@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -59,7 +60,25 @@ func Doctor(ctx context.Context, binDir string) []Probe {
 	}
 	probes = append(probes, probeArchitecture(vm), probeTun(vm), probeKVM())
 	probes = append(probes, probeKernel(native)...)
-	return probes
+	return append(probes,
+		either(probes, Probe{Name: "overlay", Needed: native, Fix: "use --world vm, or a kernel with one of the modules"}, "geneve", "vxlan"),
+		either(probes, Probe{Name: "encryption", Needed: native, Fix: "use --world vm, or a kernel with the module wireguard or tun"}, "wireguard", tunProbe),
+	)
+}
+
+// either is a probe that is OK when one of others is: it says which.
+func either(all []Probe, p Probe, names ...string) Probe {
+	var found []string
+	for _, o := range all {
+		if o.OK && slices.Contains(names, o.Name) {
+			found = append(found, o.Name)
+		}
+	}
+	p.OK, p.Detail = len(found) > 0, strings.Join(found, ", ")
+	if !p.OK {
+		p.Detail = "neither " + strings.Join(names, " nor ")
+	}
+	return p
 }
 
 func probeRoot(needed []string) Probe {
@@ -177,8 +196,12 @@ func probeArchitecture(needed []string) Probe {
 	return Probe{Name: "amd64", OK: runtime.GOARCH == "amd64", Detail: runtime.GOARCH, Needed: needed, Fix: "use --world native: the virtual machine's kernel is an amd64 one"}
 }
 
+// tunProbe is the name of the probe for tun and tap devices. The virtual
+// machine's NIC is one, and WireGuard in user space has one.
+const tunProbe = "/dev/net/tun"
+
 func probeTun(needed []string) Probe {
-	p := Probe{Name: "/dev/net/tun", Needed: needed, Fix: "modprobe tun; in a container: --device /dev/net/tun"}
+	p := Probe{Name: tunProbe, Needed: needed, Fix: "modprobe tun; in a container: --device /dev/net/tun"}
 	// In a namespace of its own: a tap device exists as long as its file.
 	ns, err := NewNamespace()
 	if err == nil {
@@ -240,6 +263,7 @@ func probeKernel(native []string) []Probe {
 		{"dummy", link(&netlink.Dummy{LinkAttrs: attrs("d0")}), nil, module},
 		{"vrf", link(&netlink.Vrf{LinkAttrs: attrs("r0"), Table: 100}), nil, module},
 		{"netem", probeNetem, nil, module},
+		{"flowtable", table("table inet f { flowtable ft { hook ingress priority 0; devices = { lo }; }\nchain c { type filter hook forward priority 0; meta l4proto tcp flow add @ft; }\n}\n"), nil, module},
 	}
 	var probes []Probe
 	for _, f := range features {
@@ -250,7 +274,8 @@ func probeKernel(native []string) []Probe {
 			ns.Close()
 		}
 		if err != nil {
-			p.OK, p.Detail = false, "this kernel has it not: "+err.Error()
+			why, _, _ := strings.Cut(err.Error(), "\n")
+			p.OK, p.Detail = false, "this kernel has it not: "+why
 		}
 		probes = append(probes, p)
 	}

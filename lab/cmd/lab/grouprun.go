@@ -1,0 +1,250 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/runner"
+	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// A groupRun runs one group on its lab. A lab that has died is built once
+// more.
+type groupRun struct {
+	session   *session
+	group     *group
+	out       io.Writer
+	lab       *builtLab
+	dead      error // why there is no lab
+	result    report.Lab
+	scenarios []report.Scenario
+}
+
+// all builds the lab, once more when that failed, and runs the rows, then the
+// sabotages.
+func (r *groupRun) all(ctx context.Context) {
+	g := r.group
+	r.result = report.Lab{Name: g.name(), Topology: g.topology.Name, World: g.world, Overlay: g.overlay}
+	start := time.Now()
+	if g.runs() {
+		r.dead = r.open(ctx)
+		if r.dead != nil && ctx.Err() == nil {
+			fmt.Fprintf(r.out, "   the lab failed, once more: %v\n", r.dead)
+			r.result.Retries++
+			r.dead = r.open(ctx)
+		}
+	}
+	if r.dead != nil {
+		r.result.Error = r.dead.Error()
+		fmt.Fprintf(r.out, "   the lab failed: %v\n", r.dead)
+	}
+	built := time.Now()
+	for _, c := range g.rows {
+		r.choice(ctx, c, false)
+	}
+	ran := time.Now()
+	for _, c := range g.sabotages {
+		r.choice(ctx, c, true)
+	}
+	if r.lab != nil {
+		parts := []string{"lab in " + report.Duration(built.Sub(start)).String()}
+		if len(g.rows) > 0 {
+			parts = append(parts, "rows in "+report.Duration(ran.Sub(built)).String())
+		}
+		if len(g.sabotages) > 0 {
+			parts = append(parts, "sabotages in "+report.Duration(time.Since(ran)).String())
+		}
+		fmt.Fprintf(r.out, "   %s: %s\n", g.name(), strings.Join(parts, ", "))
+		r.close()
+	}
+	r.result.Took = report.Duration(time.Since(start))
+}
+
+// choice runs what there is of one scenario and prints how it went.
+func (r *groupRun) choice(ctx context.Context, c choice, sabotage bool) {
+	sc := report.Scenario{
+		Name: c.scenario.Name, Description: c.scenario.Description, File: c.scenario.File,
+		World: r.group.world, Overlay: r.group.overlay, Sabotage: sabotage,
+	}
+	for _, i := range c.items {
+		for range max(r.session.options.repeat, 1) {
+			sc.Rows = append(sc.Rows, r.item(ctx, c, i))
+		}
+	}
+	r.scenarios = append(r.scenarios, sc)
+	report.PrintScenario(r.out, sc, *r.session.run)
+}
+
+// attempts is how often a row may run when errors of the lab end it.
+// Expectations are never tried again.
+const attempts = 2
+
+func (r *groupRun) item(ctx context.Context, c choice, i item) report.Row {
+	res := report.Row{Name: i.row.Name, Verdict: report.Infra, Reason: "interrupted"}
+	if i.sabotage != nil {
+		res.Sabotage = i.sabotage.String()
+	}
+	if i.skip != "" {
+		res.Verdict, res.Reason = report.Skip, i.skip
+		return res
+	}
+	for n := range attempts {
+		if r.dead != nil {
+			res.Reason = r.dead.Error()
+		}
+		if r.dead != nil || ctx.Err() != nil {
+			break
+		}
+		if n > 0 {
+			fmt.Fprintf(r.out, "   %s: the lab failed, once more: %s\n", i.row.Name, firstLine(res.Reason))
+		}
+		if i.sabotage != nil {
+			res = r.runner().RunSabotage(ctx, c.scenario, i.row, *i.sabotage)
+		} else {
+			res = r.runner().Run(ctx, c.scenario, i.row)
+		}
+		res.Retries = n
+		if res.Verdict != report.Infra {
+			break
+		}
+		r.revive(ctx)
+	}
+	if r.session.options.pcap == "always" && res.Bundle == "" && r.dead == nil {
+		if dir, err := r.bundle(ctx, r.lab, &res); err == nil {
+			res.Bundle = dir
+		}
+	}
+	return res
+}
+
+// open builds the group's lab, or finds the one that lab up has built.
+func (r *groupRun) open(ctx context.Context) error {
+	g, o := r.group, r.session.options
+	if c, err := supervisor.Find(g.name()); err == nil && !o.fresh {
+		if status, err := c.Status(ctx); err == nil && status.Phase == world.PhaseReady {
+			fmt.Fprintf(r.out, "using lab %s, which is up\n", g.name())
+			r.lab = &builtLab{client: c, name: g.name(), topology: g.topology, overlay: g.overlay, found: true}
+			return nil
+		}
+	}
+	name := g.name()
+	if !o.keep || o.fresh {
+		name += "-run-" + o.seed // beside another run
+	}
+	fmt.Fprintln(r.out, name)
+	b := builder{r.session.place, r.out}
+	lab, err := b.build(ctx, labConfig{name: name, topology: g.topology, world: g.world, overlay: g.overlay, ephemeral: !o.keep})
+	if lab != nil {
+		r.result.Phases = lab.phases
+	}
+	if err != nil && lab != nil {
+		r.labEvidence(ctx, lab)
+		r.lab = lab
+		r.close()
+		r.lab = nil
+		return err
+	}
+	r.lab = lab
+	return err
+}
+
+// labEvidence writes what explains a lab that did not come up.
+func (r *groupRun) labEvidence(ctx context.Context, lab *builtLab) {
+	name := r.group.name()
+	dir, err := r.session.dir.RowDir(report.Row{Name: "lab-" + name})
+	if err == nil {
+		run := &runner.Runner{World: lab.client}
+		again := fmt.Sprintf("lab up %s --world %s --overlay %s", r.group.topology.File, r.group.world, r.group.overlay)
+		err = run.Evidence(context.WithoutCancel(ctx), dir, lab.topology, &report.Row{Name: name}, again)
+	}
+	fmt.Fprintf(r.out, "   evidence: %s\n", dir)
+	if err != nil {
+		fmt.Fprintf(r.out, "   not all of it: %v\n", err)
+	}
+}
+
+func (r *groupRun) close() {
+	switch {
+	case r.lab.found: // lab up built it, lab down takes it down
+	case r.session.options.keep:
+		fmt.Fprintf(r.out, "lab %s stays up: lab down %s\n", r.lab.name, r.lab.name)
+	default:
+		if err := r.lab.client.Close(); err != nil {
+			fmt.Fprintf(r.out, "   taking the lab down: %v\n", err)
+		}
+	}
+}
+
+// revive makes sure that there is a lab.
+func (r *groupRun) revive(ctx context.Context) {
+	if r.dead != nil || ctx.Err() != nil {
+		return
+	}
+	if _, err := r.lab.client.Status(ctx); err == nil {
+		return
+	}
+	fmt.Fprintf(r.out, "   the lab is gone\n")
+	if r.result.Retries > 0 {
+		r.dead = errors.New("the lab went away, twice")
+		return
+	}
+	r.result.Retries++
+	if err := r.open(ctx); err != nil {
+		r.dead = fmt.Errorf("the lab went away and could not be built again: %w", err)
+	}
+}
+
+// runner returns the runner of the lab, which remembers what the row before
+// did to it.
+func (r *groupRun) runner() *runner.Runner {
+	if r.lab.runner == nil {
+		lab := r.lab
+		lab.runner = &runner.Runner{
+			World: lab.client, Seed: r.session.options.seed,
+			Converged: lab.converged,
+			Bundle: func(ctx context.Context, row *report.Row) (string, error) {
+				if r.session.options.pcap == "never" {
+					return "", nil
+				}
+				return r.bundle(ctx, lab, row)
+			},
+			Progress: r.session.progress(),
+		}
+	}
+	return r.lab.runner
+}
+
+func (r *groupRun) bundle(ctx context.Context, lab *builtLab, row *report.Row) (string, error) {
+	dir, err := r.session.dir.RowDir(*row)
+	if err != nil {
+		return "", err
+	}
+	again := fmt.Sprintf("lab run %s --seed %s --world %s --keep", row.Name, r.session.options.seed, r.group.world)
+	if row.Sabotage != "" {
+		again += " --sabotage"
+	}
+	run := &runner.Runner{World: lab.client}
+	return dir, run.Evidence(ctx, dir, lab.topology, row, again)
+}
+
+// progress prints what is being done, where somebody looks and one lab at a
+// time is used.
+func (s *session) progress() func(string) {
+	f, ok := s.out.(*os.File)
+	if !ok || s.options.jobs > 1 || !isTerminal(f) {
+		return nil
+	}
+	return func(text string) { fmt.Fprintf(f, "\r\x1b[K   %s\r", text) }
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}

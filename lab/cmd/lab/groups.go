@@ -1,0 +1,158 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+)
+
+// A group is what shares a lab: a topology in one world with one overlay.
+type group struct {
+	topology       *topology.Topology
+	world, overlay string
+	lacks          []string // features for which rows are not in the native world
+	rows           []choice
+	sabotages      []choice
+}
+
+// A choice is what of one scenario runs in a group.
+type choice struct {
+	scenario *scenario.Scenario
+	items    []item
+}
+
+// An item is a row, or one sabotage of it.
+type item struct {
+	row      scenario.Row
+	sabotage *scenario.Sabotage // nil: the row itself
+	skip     string             // why it can't run; empty: it can
+}
+
+// name is the name of the group's lab.
+func (g *group) name() string { return labName(g.topology, g.world, g.overlay) }
+
+// runs tells whether anything of the group can run.
+func (g *group) runs() bool {
+	for _, c := range slices.Concat(g.rows, g.sabotages) {
+		if slices.ContainsFunc(c.items, func(i item) bool { return i.skip == "" }) {
+			return true
+		}
+	}
+	return false
+}
+
+// groups puts rows, sabotages or both into groups, those of this kernel first:
+// they are up sooner.
+func groups(selected []selection, c chooser, o runOptions) []*group {
+	var out []*group
+	add := func(s *scenario.Scenario, i item, at site) {
+		g := groupFor(&out, s.Topology, at)
+		for _, f := range at.lacks {
+			if at.world != supervisor.Native && !slices.Contains(g.lacks, f) {
+				g.lacks = append(g.lacks, f)
+			}
+		}
+		i.skip = at.skip
+		to := &g.rows
+		if i.sabotage != nil {
+			to = &g.sabotages
+		}
+		if n := len(*to); n == 0 || (*to)[n-1].scenario != s {
+			*to = append(*to, choice{scenario: s})
+		}
+		last := &(*to)[len(*to)-1]
+		last.items = append(last.items, i)
+	}
+	for _, sel := range selected {
+		sites := make(map[string]site, len(sel.rows))
+		for _, r := range sel.rows {
+			sites[r.Name] = c.choose(needOf(sel.scenario, r))
+		}
+		if o.sabotage != sabotageOnly {
+			for _, r := range shuffled(sel.rows, o.seed) {
+				add(sel.scenario, item{row: r}, sites[r.Name])
+			}
+		}
+		if o.sabotage != "" {
+			for _, i := range sabotages(sel, func(r scenario.Row) bool { return sites[r.Name].skip == "" }) {
+				add(sel.scenario, i, sites[i.row.Name])
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b *group) int {
+		return cmp.Or(strings.Compare(a.world, b.world), strings.Compare(a.name(), b.name()))
+	})
+	return out
+}
+
+func groupFor(all *[]*group, t *topology.Topology, at site) *group {
+	for _, g := range *all {
+		if g.topology.Name == t.Name && g.world == at.world && g.overlay == at.overlay {
+			return g
+		}
+	}
+	g := &group{topology: t, world: at.world, overlay: at.overlay}
+	*all = append(*all, g)
+	return g
+}
+
+// sabotages are the sabotages of a scenario's first row that can run. One that
+// is only for some rows is made in each overlay, on the first row that it is
+// for.
+func sabotages(sel selection, canRun func(scenario.Row) bool) []item {
+	rows := slices.Clone(sel.rows)
+	slices.SortStableFunc(rows, func(a, b scenario.Row) int {
+		switch x, y := canRun(a), canRun(b); {
+		case x == y:
+			return 0
+		case x:
+			return -1
+		}
+		return 1
+	})
+	type once struct {
+		index   int
+		overlay string
+	}
+	done := map[once]bool{}
+	var out []item
+	for _, r := range rows {
+		for _, sab := range sel.scenario.BuildSabotage(r) {
+			key := once{index: sab.Index}
+			if sab.Depends {
+				key.overlay = r.Overlay
+			}
+			if !done[key] {
+				done[key] = true
+				out = append(out, item{row: r, sabotage: &sab})
+			}
+		}
+	}
+	return out
+}
+
+// describe is the line that says what runs where, and why there.
+func (g *group) describe(why string) string {
+	var what []string
+	for _, part := range []struct {
+		choices   []choice
+		one, more string
+	}{{g.rows, "row", "rows"}, {g.sabotages, "sabotage", "sabotages"}} {
+		n := 0
+		for _, c := range part.choices {
+			n += len(c.items)
+		}
+		switch {
+		case n == 1:
+			what = append(what, "1 "+part.one)
+		case n > 1:
+			what = append(what, fmt.Sprintf("%d %s", n, part.more))
+		}
+	}
+	return fmt.Sprintf("%s: %s in the %s world (%s)", g.name(), strings.Join(what, " and "), g.world, why)
+}

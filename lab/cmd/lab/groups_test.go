@@ -1,0 +1,222 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+
+	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+)
+
+// parse reads scenarios of this test.
+func parse(t *testing.T, sources map[string]string) []*scenario.Scenario {
+	t.Helper()
+	var all []*scenario.Scenario
+	for _, name := range []string{"both", "geneve", "any"} {
+		if src, ok := sources[name]; ok {
+			s, err := scenario.Parse(name+".yaml", []byte("description: x\ntopology: two-clusters\n"+src), "../../../topologies")
+			assert.NilError(t, err)
+			s.Topology.Name = "of-this-test" // and of no lab that is up
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+const reaches = `
+steps:
+  - name: it answers
+    expect: { reach: { from: milan/web, to: rome/web, proto: "{proto}" } }
+sabotage:
+  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it answers }
+  - { when: { overlay: vxlan }, withhold: routeconfiguration/milan-gw-pods, in: milan, fails: it answers }
+`
+
+func three(t *testing.T) []*scenario.Scenario {
+	without := strings.Replace(strings.Join(strings.Split(reaches, "\n")[:6], "\n"), "{proto}", "tcp", 1)
+	return parse(t, map[string]string{
+		"both":   "matrix: { overlay: [geneve, vxlan], proto: [tcp, udp] }" + reaches,
+		"geneve": "requires: [geneve]" + without,
+		"any":    "requires: [wireguard]" + without,
+	})
+}
+
+// shown is the groups as text, one a line.
+func shown(all []*group) []string {
+	var out []string
+	for _, g := range all {
+		line := g.name() + ":"
+		for _, part := range [][]choice{g.rows, g.sabotages} {
+			for _, c := range part {
+				for _, i := range c.items {
+					line += " " + i.row.Name
+					if i.sabotage != nil {
+						line += fmt.Sprintf("[%s]", i.sabotage.Withhold[len("routeconfiguration/"):])
+					}
+					if i.skip != "" {
+						line += "!"
+					}
+				}
+			}
+		}
+		out = append(out, line)
+	}
+	return out
+}
+
+// TestGroups: rows share a lab when topology, world and overlay are the same;
+// sabotages run on each scenario's first row, and those that depend on the
+// overlay in that one.
+func TestGroups(t *testing.T) {
+	for _, tt := range []struct {
+		name, world, overlay, sabotage string
+		lacks, patterns                []string
+		want                           []string
+	}{
+		{"a kernel without Geneve", "auto", "auto", "", []string{"geneve", "wireguard"}, nil, []string{
+			"of-this-test-native-vxlan: both/vxlan/tcp both/vxlan/udp",
+			"of-this-test-vm-geneve: both/geneve/tcp both/geneve/udp geneve any",
+		}},
+		{"a kernel that has all", "auto", "auto", "", nil, nil, []string{
+			"of-this-test-native-geneve: both/geneve/tcp both/geneve/udp geneve any",
+			"of-this-test-native-vxlan: both/vxlan/tcp both/vxlan/udp",
+		}},
+		{"VXLAN only", "auto", "vxlan", "", []string{"geneve"}, nil, []string{
+			"of-this-test-native-vxlan: both/vxlan/tcp both/vxlan/udp any",
+		}},
+		{"what native can't run is skipped there", "native", "auto", "", []string{"geneve"}, nil, []string{
+			"of-this-test-native-geneve: both/geneve/tcp! both/geneve/udp! geneve!",
+			"of-this-test-native-vxlan: both/vxlan/tcp both/vxlan/udp any",
+		}},
+		{"sabotage", "auto", "auto", "only", []string{"geneve", "wireguard"}, nil, []string{
+			"of-this-test-native-vxlan: both/vxlan/tcp[milan-gw-pods]",
+			"of-this-test-vm-geneve: both/geneve/tcp[rome-node-gw] geneve[rome-node-gw] any[rome-node-gw]",
+		}},
+		{"rows, then sabotage", "auto", "auto", "after", []string{"geneve", "wireguard"}, []string{"both/*/udp", "any"}, []string{
+			"of-this-test-native-vxlan: both/vxlan/udp both/vxlan/udp[milan-gw-pods]",
+			"of-this-test-vm-geneve: both/geneve/udp any both/geneve/udp[rome-node-gw] any[rome-node-gw]",
+		}},
+		{"sabotage of the first row that can run", "native", "auto", "only", []string{"geneve"}, []string{"both"}, []string{
+			"of-this-test-native-vxlan: both/vxlan/tcp[rome-node-gw] both/vxlan/tcp[milan-gw-pods]",
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			o := runOptions{world: tt.world, overlay: tt.overlay, sabotage: tt.sabotage, seed: "a"}
+			selected, err := choose(three(t), tt.patterns, o)
+			assert.NilError(t, err)
+			c, err := newChooser(tt.world, tt.overlay, machine(t, tt.lacks...), nil)
+			assert.NilError(t, err)
+			assert.DeepEqual(t, sorted(shown(groups(selected, c, o))), sorted(tt.want))
+		})
+	}
+}
+
+// sorted forgets in which order the seed has put rows.
+func sorted(lines []string) []map[string]int {
+	var out []map[string]int
+	for _, l := range lines {
+		words := map[string]int{}
+		for w := range strings.FieldsSeq(l) {
+			words[w]++
+		}
+		out = append(out, words)
+	}
+	return out
+}
+
+// TestDescribe: one line a lab says what runs where and why.
+func TestDescribe(t *testing.T) {
+	o := runOptions{world: "auto", overlay: "auto", sabotage: "after"}
+	selected, err := choose(three(t), nil, o)
+	assert.NilError(t, err)
+	c, err := newChooser("auto", "auto", machine(t, "geneve", "wireguard"), nil)
+	assert.NilError(t, err)
+	var lines []string
+	for _, g := range groups(selected, c, o) {
+		lines = append(lines, g.describe(c.why(g.world, g.lacks, false)))
+	}
+	assert.DeepEqual(t, lines, []string{
+		"of-this-test-native-vxlan: 2 rows and 1 sabotage in the native world (this kernel has what it takes)",
+		"of-this-test-vm-geneve: 4 rows and 3 sabotages in the vm world (this kernel has no geneve and no wireguard)",
+	})
+}
+
+// TestMissingKernelFeature: a scenario that this kernel can't run is skipped
+// before anything is built, with what can run it; in CI that fails.
+func TestMissingKernelFeature(t *testing.T) {
+	for _, tt := range []struct {
+		name, pinned string
+		lacks        []string
+		want         string
+	}{
+		{"Geneve", "auto", []string{"geneve"}, "this kernel has no geneve; run it with --world vm"},
+		{"a scenario of the native world", "native", []string{"geneve"}, "this kernel has no geneve; the scenario asks for the native world, so take a kernel that has it"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			all := three(t)[1:2]
+			all[0].World = tt.pinned
+			o := runOptions{world: "native", overlay: "auto", jobs: 2}
+			selected, err := choose(all, nil, o)
+			assert.NilError(t, err)
+			c, err := newChooser("native", "auto", machine(t, tt.lacks...), nil)
+			assert.NilError(t, err)
+
+			var out bytes.Buffer
+			dir, err := report.NewDir(t.TempDir(), time.Now(), "0000")
+			assert.NilError(t, err)
+			s := &session{
+				app: &app{stdout: &out, stderr: &out}, out: &out, dir: dir, options: o,
+				run: &report.Run{World: "native", Labs: []report.Lab{}},
+			}
+			s.runGroups(t.Context(), groups(selected, c, o), c)
+			for _, r := range s.run.Scenarios[0].Rows {
+				assert.Equal(t, r.Verdict, report.Skip)
+				assert.Equal(t, r.Reason, tt.want)
+			}
+			assert.Check(t, is.Contains(out.String(), "skipped: "+tt.want))
+			assert.Check(t, !strings.Contains(out.String(), "the lab failed"), out.String())
+
+			var exit exitError
+			assert.Assert(t, errors.As(s.finish(), &exit))
+			assert.Equal(t, exit.code, report.ExitNone)
+			s.options.ci = true
+			assert.Assert(t, errors.As(s.finish(), &exit))
+			assert.Equal(t, exit.code, report.ExitFail)
+			_, err = os.Stat(dir.Path + "/result.json")
+			assert.NilError(t, err)
+		})
+	}
+}
+
+// TestSequence: what labs write at the same time is printed one after another,
+// the first one's at once.
+func TestSequence(t *testing.T) {
+	var out bytes.Buffer
+	q := newSequence(&out, 3)
+	say := func(part int, text, want string) {
+		t.Helper()
+		fmt.Fprint(q.parts[part], text)
+		assert.Equal(t, out.String(), want)
+	}
+	end := func(part int, want string) {
+		t.Helper()
+		assert.NilError(t, q.parts[part].Close())
+		assert.Equal(t, out.String(), want)
+	}
+	say(0, "a1 ", "a1 ")
+	say(1, "b1 ", "a1 ")
+	say(2, "c1 ", "a1 ")
+	end(2, "a1 ")
+	say(0, "a2 ", "a1 a2 ")
+	end(0, "a1 a2 b1 ")
+	say(1, "b2 ", "a1 a2 b1 b2 ")
+	end(1, "a1 a2 b1 b2 c1 ")
+}

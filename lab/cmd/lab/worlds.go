@@ -1,0 +1,235 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// overlayAuto is Geneve where the world's kernel has it, and VXLAN elsewhere.
+const overlayAuto = "auto"
+
+// A site is where a row runs: the world and the overlay of its lab.
+type site struct {
+	world, overlay string
+	lacks          []string // features that it needs and this kernel has not
+	skip           string   // why it can't run; then the rest is where it should
+}
+
+// A chooser finds sites: from what this machine has, what the flags say, and
+// which labs are up.
+type chooser struct {
+	probes         []world.Probe
+	world, overlay string                 // as asked for; auto leaves them open
+	up             func(name string) bool // whether a lab is up; none when nil
+}
+
+// newChooser checks the flags, and that a world can run here at all: whoever
+// can't run anything hears it before anything is built, with what to do for
+// each thing that is missing.
+func newChooser(worldName, overlay string, probes []world.Probe, up func(string) bool) (chooser, error) {
+	c := chooser{probes, worldName, overlay, up}
+	if !slices.Contains([]string{scenario.WorldAuto, supervisor.Native, supervisor.VM}, worldName) {
+		return c, usageError("--world %q: auto, native or vm", worldName)
+	}
+	if overlay != overlayAuto && !slices.Contains(scenario.Overlays(), overlay) {
+		return c, usageError("--overlay %q: auto, geneve or vxlan", overlay)
+	}
+	for _, p := range probes {
+		if p.Name == "root" && !p.OK { // what the others found says nothing then
+			return c, exitError{report.ExitInfra, fmt.Sprintf("lab: %s: %s", p.Detail, p.Fix)}
+		}
+	}
+	if worldName != scenario.WorldAuto {
+		if missing := slices.DeleteFunc(lacking(probes, worldName), estimate); len(missing) > 0 {
+			return c, cannotRun(worldName, "", missing)
+		}
+		return c, nil
+	}
+	native, vm := lacking(probes, supervisor.Native), lacking(probes, supervisor.VM)
+	if len(native) > 0 && len(vm) > 0 {
+		return c, cannotRun(supervisor.VM, "the native world lacks "+probeNames(native)+", and ", vm)
+	}
+	return c, nil
+}
+
+// need is what a row, or a topology, needs of its site.
+type need struct {
+	topology *topology.Topology
+	features []string
+	overlay  string // empty: any
+	world    string // scenario.WorldAuto: any
+}
+
+// needOf is what a row of a scenario needs.
+func needOf(s *scenario.Scenario, r scenario.Row) need {
+	return need{s.Topology, r.Requires, r.Overlay, s.World}
+}
+
+// choose returns the fastest site that has what is needed: a lab that is up,
+// then this kernel, then the virtual machine.
+func (c chooser) choose(n need) site {
+	w := c.world
+	if n.world != scenario.WorldAuto {
+		w = n.world
+	}
+	if w != scenario.WorldAuto {
+		return c.try(n, w)
+	}
+	native, vm := c.try(n, supervisor.Native), c.try(n, supervisor.VM)
+	switch {
+	case native.skip == "" && c.isUp(n, native):
+		return native
+	case vm.skip == "" && c.isUp(n, vm):
+		return vm
+	case native.skip == "":
+		return native
+	case vm.skip == "":
+		return vm
+	}
+	vm.skip = strings.TrimSuffix(native.skip, "; run it with --world vm") + ", and " + vm.skip
+	return vm
+}
+
+// try returns the site in one world.
+func (c chooser) try(n need, w string) site {
+	overlay := n.overlay
+	if overlay == "" {
+		overlay = c.overlay
+	}
+	features := append(slices.Clone(n.features), overlay) // auto is none
+	if slices.ContainsFunc(n.topology.Peerings, func(p topology.Peering) bool { return p.Implementation == topology.ImplementationKernel }) {
+		features = append(features, "wireguard")
+	}
+	here := nativeFeatures(c.probes)
+	has := scenario.Features() // the virtual machine's kernel has them all
+	if w == supervisor.Native {
+		has = here
+	}
+	if overlay == overlayAuto {
+		overlay = scenario.OverlayVXLAN
+		if slices.Contains(has, scenario.OverlayGeneve) {
+			overlay = scenario.OverlayGeneve
+		}
+	}
+	s := site{world: w, overlay: overlay, lacks: without(features, here)}
+	missing := without(append(features, overlay), has)
+	cannot := lacking(c.probes, w)
+	if c.world == w {
+		cannot = slices.DeleteFunc(cannot, estimate)
+	}
+	switch {
+	case len(missing) > 0 && n.world == supervisor.Native:
+		s.skip = lackText(missing) + "; the scenario asks for the native world, so take a kernel that has it"
+	case len(missing) > 0:
+		s.skip = lackText(missing) + "; run it with --world vm"
+	case len(cannot) > 0 && !c.isUp(n, s):
+		s.skip = fmt.Sprintf("the %s world can't run here: %s", w, probeFixes(cannot))
+	}
+	return s
+}
+
+func (c chooser) isUp(n need, s site) bool {
+	return c.up != nil && c.up(labName(n.topology, s.world, s.overlay))
+}
+
+// why says for people why something runs in this world.
+func (c chooser) why(w string, lacks []string, up bool) string {
+	switch {
+	case up:
+		return "it is up"
+	case c.world != scenario.WorldAuto:
+		return "--world " + w
+	case w == supervisor.VM && len(lacks) > 0:
+		return lackText(lacks)
+	case w == supervisor.VM:
+		if missing := lacking(c.probes, supervisor.Native); len(missing) > 0 {
+			return "the native world lacks " + probeNames(missing)
+		}
+		return "the scenarios ask for it"
+	}
+	return "this kernel has what it takes"
+}
+
+// labName is the name of a topology's lab.
+func labName(t *topology.Topology, worldName, overlay string) string {
+	return t.Name + "-" + worldName + "-" + overlay
+}
+
+// lacking are the probes that failed and that a world can't be without.
+func lacking(probes []world.Probe, name string) []world.Probe {
+	var out []world.Probe
+	for _, p := range probes {
+		if !p.OK && slices.Contains(p.Needed, name) {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func probeNames(probes []world.Probe) string {
+	var names []string
+	for _, p := range probes {
+		names = append(names, p.Name)
+	}
+	return strings.Join(names, ", ")
+}
+
+// probeFixes says what is missing and what to do, on one line.
+func probeFixes(probes []world.Probe) string {
+	var all []string
+	for _, p := range probes {
+		all = append(all, fmt.Sprintf("%s: %s (%s)", p.Name, p.Detail, p.Fix))
+	}
+	return strings.Join(all, "; ")
+}
+
+// estimate tells whether a probe's bound is rounded up: a small lab, or one
+// that is up already, does with less. Whoever names a world has decided.
+func estimate(p world.Probe) bool { return p.Name == "memory" || p.Name == "disk space" }
+
+// nativeFeatures are the features of this kernel that scenarios can require.
+func nativeFeatures(probes []world.Probe) []string {
+	var out []string
+	for _, f := range scenario.Features() {
+		for _, p := range probes {
+			if p.OK && strings.EqualFold(p.Name, f) {
+				out = append(out, f)
+			}
+		}
+	}
+	return out
+}
+
+// without are the wanted features that are not there, each once, in the order
+// of scenario.Features.
+func without(wanted, has []string) []string {
+	var out []string
+	for _, f := range scenario.Features() {
+		if slices.Contains(wanted, f) && !slices.Contains(has, f) {
+			out = append(out, f)
+		}
+	}
+	return out
+}
+
+// lackText says that this kernel has not these features.
+func lackText(features []string) string {
+	return "this kernel has no " + strings.Join(features, " and no ")
+}
+
+// cannotRun is the error for a world that lacks something.
+func cannotRun(name, because string, missing []world.Probe) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "lab: %sthe %s world can't run here:", because, name)
+	for _, p := range missing {
+		fmt.Fprintf(&b, "\n  %s: %s\n    → %s", p.Name, p.Detail, p.Fix)
+	}
+	return exitError{report.ExitInfra, b.String()}
+}

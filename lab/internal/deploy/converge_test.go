@@ -1,0 +1,100 @@
+package deploy
+
+import (
+	"testing"
+
+	"gotest.tools/v3/assert"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+)
+
+// host is an InternalNode or a GatewayReport that has applied RouteConfigurations
+// in their first generation.
+func host(kind, name string, says string, applied ...string) *unstructured.Unstructured {
+	o := newUnstructured(networkingAPI, kind)
+	o.SetName(name)
+	var list []any
+	for _, a := range applied {
+		list = append(list, map[string]any{"kind": "RouteConfiguration", "namespace": "liqo-tenant-rome", "name": a, "ok": true, "observedGeneration": int64(1)})
+		if a == "milan-gw-pods" || a == "milan-node-1-gw-node" || a == "milan-node-2-gw-node" {
+			list[len(list)-1].(map[string]any)["namespace"] = "liqo"
+		}
+	}
+	status := map[string]any{"applied": list}
+	if says != "" {
+		status[says] = map[string]any{"ip": "172.18.1.11"}
+	}
+	o.Object["status"] = status
+	return o
+}
+
+// TestConverged: who must have applied what depends on the overlay, and in
+// VXLAN on where the gateway runs.
+func TestConverged(t *testing.T) {
+	const node = "InternalNode node-"
+	for _, tt := range []struct {
+		name    string
+		overlay networkingv1beta1.Overlay
+		nodes   []*unstructured.Unstructured
+		gateway *unstructured.Unstructured
+		want    string
+	}{
+		{"Geneve", "geneve",
+			[]*unstructured.Unstructured{host("InternalNode", "node-1", "nodeIP", "rome-node-gw"), host("InternalNode", "node-2", "nodeIP", "rome-node-gw")},
+			host("GatewayReport", "gw-rome", "", "rome-gw-ext", "milan-node-1-gw-node", "milan-node-2-gw-node"), ""},
+		{"Geneve, a node has no address for the gateway", "geneve",
+			[]*unstructured.Unstructured{host("InternalNode", "node-1", "nodeIP", "rome-node-gw"), host("InternalNode", "node-2", "", "rome-node-gw")},
+			host("GatewayReport", "gw-rome", "", "rome-gw-ext", "milan-node-1-gw-node", "milan-node-2-gw-node"), node + "2 has no status.nodeIP"},
+		{"Geneve, the gateway does not know a node", "geneve",
+			[]*unstructured.Unstructured{host("InternalNode", "node-1", "nodeIP", "rome-node-gw"), host("InternalNode", "node-2", "nodeIP", "rome-node-gw")},
+			host("GatewayReport", "gw-rome", "", "rome-gw-ext", "milan-node-1-gw-node"),
+			"GatewayReport gw-rome has not applied RouteConfiguration liqo/milan-node-2-gw-node is not in its report"},
+		{"VXLAN: only the gateway's node sends replies on", "vxlan",
+			[]*unstructured.Unstructured{host("InternalNode", "node-1", "vtep", "rome-node-gw"), host("InternalNode", "node-2", "vtep", "rome-node-gw", "rome-symmetric")},
+			host("GatewayReport", "gw-rome", "", "rome-gw-ext", "milan-gw-pods"), ""},
+		{"VXLAN: the wrong node does", "vxlan",
+			[]*unstructured.Unstructured{host("InternalNode", "node-1", "vtep", "rome-node-gw", "rome-symmetric"), host("InternalNode", "node-2", "vtep", "rome-node-gw")},
+			host("GatewayReport", "gw-rome", "", "rome-gw-ext", "milan-gw-pods"),
+			node + "2 has not applied RouteConfiguration liqo-tenant-rome/rome-symmetric is not in its report"},
+		{"VXLAN, a node has no VTEP", "vxlan",
+			[]*unstructured.Unstructured{host("InternalNode", "node-1", "nodeIP", "rome-node-gw"), host("InternalNode", "node-2", "vtep", "rome-node-gw", "rome-symmetric")},
+			host("GatewayReport", "gw-rome", "", "rome-gw-ext", "milan-gw-pods"), node + "1 has no status.vtep"},
+		{"VXLAN, the gateway does not know the pods", "vxlan",
+			[]*unstructured.Unstructured{host("InternalNode", "node-1", "vtep", "rome-node-gw"), host("InternalNode", "node-2", "vtep", "rome-node-gw", "rome-symmetric")},
+			host("GatewayReport", "gw-rome", "", "rome-gw-ext"),
+			"GatewayReport gw-rome has not applied RouteConfiguration liqo/milan-gw-pods is not in its report"},
+		{"a node is missing", "vxlan", []*unstructured.Unstructured{host("InternalNode", "node-1", "vtep")}, nil, "1 of 2 InternalNodes exist"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			s := state{
+				generations:  map[string]int64{"liqo-tenant-rome/rome-node-gw": 1, "liqo-tenant-rome/rome-gw-ext": 1},
+				reports:      map[string]*unstructured.Unstructured{"rome": tt.gateway},
+				gatewayNodes: map[string]string{"rome": "node-2"},
+			}
+			if tt.overlay == networkingv1beta1.OverlayVXLAN {
+				s.generations["liqo-tenant-rome/rome-symmetric"], s.generations["liqo/milan-gw-pods"] = 1, 1
+			} else {
+				s.generations["liqo/milan-node-1-gw-node"], s.generations["liqo/milan-node-2-gw-node"] = 1, 1
+			}
+			for _, n := range tt.nodes {
+				s.nodes = append(s.nodes, *n)
+			}
+			assert.Equal(t, s.notApplied(topology.Cluster{Name: "milan", Nodes: 2}, []string{"rome"}, tt.overlay), tt.want)
+		})
+	}
+}
+
+// TestNotApplied: an object that does not exist, a stale generation and an error
+// are told apart.
+func TestNotApplied(t *testing.T) {
+	s := state{generations: map[string]int64{"liqo-tenant-rome/a": 1, "liqo-tenant-rome/b": 2}}
+	h := host("InternalNode", "node-1", "vtep", "a", "b", "c")
+	applied, _, _ := unstructured.NestedSlice(h.Object, "status", "applied")
+	applied[0].(map[string]any)["ok"], applied[0].(map[string]any)["message"] = false, "no such link"
+	assert.NilError(t, unstructured.SetNestedSlice(h.Object, applied, "status", "applied"))
+	assert.Equal(t, s.missing(h, []string{"liqo-tenant-rome/a", "liqo-tenant-rome/b"}),
+		"InternalNode node-1 has not applied RouteConfiguration liqo-tenant-rome/a: no such link, liqo-tenant-rome/b: generation 1 of 2")
+	assert.Equal(t, s.missing(h, []string{"liqo-tenant-rome/c"}), "RouteConfiguration liqo-tenant-rome/c does not exist")
+}
