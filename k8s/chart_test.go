@@ -128,7 +128,7 @@ func TestChartIsNotPruned(t *testing.T) {
 func TestChartHasCRDs(t *testing.T) {
 	chart, err := loader.Load("chart")
 	assert.NilError(t, err)
-	assert.Check(t, is.Len(chart.CRDObjects(), 18))
+	assert.Check(t, is.Len(chart.CRDObjects(), 19))
 }
 
 // Every daemon has two minutes to start, and is seen within a second or two when

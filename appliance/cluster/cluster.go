@@ -87,6 +87,7 @@ type Snapshot struct {
 	Networks        []Network
 	IPs             []IP
 	ForeignClusters []ForeignCluster
+	TunnelEndpoints []TunnelEndpoint
 
 	// Invalid lists what did not parse. The field is left at its zero value
 	// in the object, and dropped from a list.

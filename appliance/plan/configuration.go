@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"net/netip"
 	"regexp"
 	"slices"
@@ -24,34 +25,44 @@ func (p *planner) peering(id string) *peering {
 	return p.peerings[i]
 }
 
-// checkRemoteID refuses m, an object of the peering with the cluster id,
-// unless id makes sense. where is the namespace's own idea of it.
+// checkRemoteID refuses m, an object whose label says that it is of the peering
+// with the cluster id, unless id makes sense.
 func (p *planner) checkRemoteID(m cluster.Meta, id string) {
-	switch {
-	case id == "":
+	if id == "" {
 		p.refuse(m, ReasonNoRemoteID, "metadata.labels: set %s to the ID of the remote cluster", v1beta1.LabelRemoteClusterID)
 		return
+	}
+	p.checkClusterID(m, "metadata.labels["+v1beta1.LabelRemoteClusterID+"]", id)
+}
+
+// checkClusterID refuses m unless id, which is in this field of it, can be the
+// ID of the remote cluster, and is that of the namespace if that has one.
+func (p *planner) checkClusterID(m cluster.Meta, field, id string) {
+	switch {
 	case !clusterID.MatchString(id):
-		p.refuse(m, ReasonBadRemoteID, "metadata.labels[%s]: %q is no cluster ID: use at most 63 lower-case letters, digits and hyphens, as the remote cluster's ConfigMap %s says",
-			v1beta1.LabelRemoteClusterID, id, v1beta1.ClusterIDConfigMap)
+		p.refuse(m, ReasonBadRemoteID, "%s: %q is no cluster ID: use at most 63 lower-case letters, digits and hyphens, as the remote cluster's ConfigMap %s says",
+			field, id, v1beta1.ClusterIDConfigMap)
 		return
 	case id == p.s.ID:
-		p.refuse(m, ReasonRemoteIsLocal, "metadata.labels[%s]: %q is the ID of this cluster: set it to that of the remote one", v1beta1.LabelRemoteClusterID, id)
+		p.refuse(m, ReasonRemoteIsLocal, "%s: %q is the ID of this cluster: set it to that of the remote one", field, id)
 		return
 	}
 	for _, ns := range p.s.Namespaces {
 		if want := ns.Labels[v1beta1.LabelRemoteClusterID]; ns.Name == m.Namespace && want != "" && want != id {
-			p.refuse(m, ReasonIDMismatch, "metadata.labels[%s] is %q, but namespace %s belongs to the peering with %q: correct the label or move the object to the tenant namespace of %s",
-				v1beta1.LabelRemoteClusterID, id, ns.Name, want, id)
+			p.refuse(m, ReasonIDMismatch, "%s is %q, but namespace %s belongs to the peering with %q: correct that or move the object to the tenant namespace of %s",
+				field, id, ns.Name, want, id)
 		}
 	}
 }
 
 // configurations decides which Configurations are sound, one at most per
-// remote cluster: the oldest.
+// remote cluster: the oldest, but one that a user wrote before one that was made
+// from a TunnelEndpoint.
 func (p *planner) configurations() {
 	list := slices.Clone(p.s.Configurations)
-	slices.SortStableFunc(list, func(a, b cluster.Configuration) int { return compareAge(a.Meta, b.Meta) })
+	slices.SortStableFunc(list, func(a, b cluster.Configuration) int {
+		return cmp.Or(compareMade(a.Meta, b.Meta), compareAge(a.Meta, b.Meta))
+	})
 	for i := range list {
 		c := &list[i]
 		p.checkFields(c.Meta)
@@ -62,6 +73,10 @@ func (p *planner) configurations() {
 		}
 		peer := p.peering(c.RemoteID)
 		if first := peer.config; first != nil {
+			if made(c.Meta) {
+				p.supersede(c.Meta)
+				continue
+			}
 			p.refuse(c.Meta, ReasonDuplicate, "Configuration %s/%s already describes cluster %s: delete one of the two", first.Namespace, first.Name, c.RemoteID)
 			continue
 		}
@@ -116,13 +131,16 @@ func labelled(c cluster.CIDRs) []labelledCIDR {
 func (p *planner) writeConfigurations() {
 	for i := range p.s.Configurations {
 		c := &p.s.Configurations[i]
+		if p.superseded[keyOf(c.Ref)] {
+			continue
+		}
 		o := &v1beta1.Configuration{TypeMeta: typeMeta("Configuration"), ObjectMeta: existing(c.Meta)}
 		o.Status.Conditions = []metav1.Condition{p.condition(c.Meta, v1beta1.ConditionNetworkCIDRsConfigured, ReasonConfigured, "")}
 		if peer := p.lookup(c.RemoteID); peer != nil && peer.ready && peer.config.Ref == c.Ref {
 			o.Status.Remote = &v1beta1.ClusterConfig{CIDR: v1beta1.ClusterConfigCIDR{
 				Pod: apiCIDRs(peer.remap.Pod), External: apiCIDRs(peer.remap.External),
 			}}
-			if local := p.local.cidrs(); len(c.Local.All()) == 0 && len(local.Pod) > 0 {
+			if local := p.local.cidrs(); !made(c.Meta) && len(c.Local.All()) == 0 && len(local.Pod) > 0 {
 				p.out.Applies = append(p.out.Applies, &v1beta1.Configuration{
 					TypeMeta: typeMeta("Configuration"), ObjectMeta: existing(c.Meta),
 					Spec: v1beta1.ConfigurationSpec{Local: &v1beta1.ClusterConfig{CIDR: v1beta1.ClusterConfigCIDR{

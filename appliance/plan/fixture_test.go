@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"encoding/base64"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	netv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/net/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 )
 
@@ -188,4 +190,23 @@ func publicKey(w *world, remote, name string, size int) {
 	k.Namespace, k.Name, k.Labels = "liqo-tenant-"+remote, name, map[string]string{v1beta1.LabelRemoteClusterID: remote}
 	k.Spec.PublicKey = slices.Repeat([]byte{7}, size)
 	w.create(k)
+}
+
+// endpoint adds the TunnelEndpoint of a remote cluster that dials us.
+func (w *world) endpoint(remote, pod, external string) *netv1alpha1.TunnelEndpoint {
+	w.t.Helper()
+	e := &netv1alpha1.TunnelEndpoint{TypeMeta: metav1.TypeMeta{APIVersion: "net.liqo.io/v1alpha1", Kind: "TunnelEndpoint"}}
+	e.Namespace, e.Name = "liqo-tenant-"+remote, remote
+	e.Spec = netv1alpha1.TunnelEndpointSpec{
+		ClusterIdentity: &netv1alpha1.ClusterIdentity{ClusterID: remote, ClusterName: remote},
+		RemotePodCIDR:   pod, RemoteNATPodCIDR: netv1alpha1.None,
+		RemoteExternalCIDR: external, RemoteNATExternalCIDR: netv1alpha1.None,
+		BackendType: netv1alpha1.BackendWireGuard,
+		BackendConfig: map[string]string{
+			netv1alpha1.BackendPort: "30840", netv1alpha1.BackendServiceType: "NodePort",
+			netv1alpha1.BackendPublicKey: base64.StdEncoding.EncodeToString(slices.Repeat([]byte{7}, 32)),
+		},
+	}
+	w.create(e)
+	return e
 }

@@ -28,19 +28,23 @@ func (p *planner) gateways() {
 		p.allGateways = append(p.allGateways, &p.s.GatewayClients[i])
 	}
 	slices.SortStableFunc(p.allGateways, func(a, b *cluster.Gateway) int {
-		// Of the same age: server before client.
-		return cmp.Or(a.Created.Compare(b.Created), -strings.Compare(a.Role, b.Role), compareAge(a.Meta, b.Meta))
+		// What users wrote first. Of the same age: server before client.
+		return cmp.Or(compareMade(a.Meta, b.Meta), a.Created.Compare(b.Created), -strings.Compare(a.Role, b.Role), compareAge(a.Meta, b.Meta))
 	})
 	var renamed []*cluster.Gateway // those that run for another cluster than they say now
 	for _, g := range p.allGateways {
 		w := p.checkGateway(g)
 		if p.sound(g.Meta) {
-			if reason, problem := p.claim(g); problem != "" {
-				p.refuse(g.Meta, reason, "%s", problem)
-			} else {
+			reason, problem := p.claim(g)
+			switch {
+			case problem == "":
 				p.workload(g, w)
 				continue
+			case made(g.Meta) && reason == ReasonDuplicate:
+				p.supersede(g.Meta)
+				continue
 			}
+			p.refuse(g.Meta, reason, "%s", problem)
 		}
 		switch was := p.lastMade(g); {
 		case was == nil:
@@ -53,6 +57,7 @@ func (p *planner) gateways() {
 	for _, g := range renamed {
 		p.keep(g)
 	}
+	p.allGateways = slices.DeleteFunc(p.allGateways, func(g *cluster.Gateway) bool { return p.superseded[keyOf(g.Ref)] })
 }
 
 // claim makes g the gateway of its peering, or says why it can't be.
@@ -303,8 +308,15 @@ func (p *planner) publicKeys() {
 	for i := range p.s.PublicKeys {
 		list = append(list, &p.s.PublicKeys[i])
 	}
-	slices.SortStableFunc(list, func(a, b *cluster.PublicKey) int { return compareAge(a.Meta, b.Meta) })
+	slices.SortStableFunc(list, func(a, b *cluster.PublicKey) int {
+		return cmp.Or(compareMade(a.Meta, b.Meta), compareAge(a.Meta, b.Meta))
+	})
+	p.keys = map[string]*cluster.PublicKey{}
 	for _, k := range list {
+		if made(k.Meta) && p.keys[k.RemoteID] != nil {
+			p.supersede(k.Meta)
+			continue
+		}
 		p.checkRemoteID(k.Meta, k.RemoteID)
 		if errs := p.fieldErrors(k.Meta); len(errs) > 0 {
 			for _, e := range errs {
@@ -314,6 +326,9 @@ func (p *planner) publicKeys() {
 			p.refuse(k.Meta, ReasonBadKey, "spec.publicKey has %d bytes instead of %d: write the base64 of field %s of the remote gateway's Secret", len(k.Key), keySize, v1beta1.PublicKeyField)
 		} else if bytes.Count(k.Key, []byte{0}) == keySize {
 			p.refuse(k.Meta, ReasonBadKey, "spec.publicKey is all zeros: write the base64 of field %s of the remote gateway's Secret", v1beta1.PublicKeyField)
+		}
+		if p.keys[k.RemoteID] == nil && p.sound(k.Meta) {
+			p.keys[k.RemoteID] = k
 		}
 		o := &v1beta1.PublicKey{TypeMeta: typeMeta("PublicKey"), ObjectMeta: existing(k.Meta)}
 		o.Status.Conditions = p.accepted(k.Meta)

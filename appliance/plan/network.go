@@ -114,7 +114,7 @@ func (p *planner) networks() {
 		}
 	}
 	for _, x := range peers {
-		if keep(x.has, x.cidr) {
+		if wish := p.wish(x); (!wish.IsValid() || x.has != nil && x.has.Status == wish) && keep(x.has, x.cidr) {
 			x.given = x.has.Status
 		}
 	}
@@ -132,10 +132,24 @@ func (p *planner) networks() {
 	}
 	waiting := p.missingNetworks()
 	for _, x := range peers {
+		wish := p.wish(x)
+		switch {
+		case !wish.IsValid() || x.given.IsValid() || waiting != "":
+		case !taken.Overlaps(wish):
+			taken.Add(wish)
+			x.given = wish
+		default:
+			p.refuseWish(x, wish, peers)
+			if keep(x.has, x.cidr) { // as it was until now
+				x.given = x.has.Status
+			}
+		}
+	}
+	for _, x := range peers {
 		if waiting != "" {
 			break
 		}
-		if x.given.IsValid() {
+		if x.given.IsValid() || p.wish(x).IsValid() {
 			continue
 		}
 		cidr, ok := ipam.Remap(x.cidr, taken, pools)
@@ -275,6 +289,8 @@ func (p *planner) writeNetworks(peers []*peerNetwork, waiting string) {
 		case peer.config == nil:
 		case waiting != "":
 			p.wait(peer.config.Meta, ReasonWaiting, "%s", waiting)
+		case slices.ContainsFunc(peer.remapped(), func(given netip.Prefix) bool { return !given.IsValid() }) && p.sound(peer.config.Meta):
+			p.wait(peer.config.Meta, ReasonOverlaps, "a network that its TunnelEndpoint asks for is taken: see the condition of that")
 		case !p.sound(peer.config.Meta):
 		case len(internal) > 0 && internal[0].Addr().Is4() != peer.config.Remote.All()[0].Addr().Is4():
 			p.refuse(peer.config.Meta, ReasonFamily, "spec.remote.cidr is of another address family than the internal CIDR %v of this cluster, by which nodes and gateways reach each other", internal[0])

@@ -17,19 +17,23 @@ func Cluster(s cluster.Snapshot) Result {
 		verdicts: map[objectKey]*verdict{},
 		invalid:  map[objectKey][]cluster.InvalidError{},
 		notes:    map[objectKey][]cluster.InvalidError{},
+
+		superseded: map[objectKey]bool{},
 	}
 	p.readProblems()
-	p.configurations() // which are sound
-	p.networks()       // all CIDRs
-	p.gateways()       // which are sound, and their workloads
-	p.chooseOverlay()  // between nodes and gateways
-	p.podsOutside()    // of the podCIDRs of their nodes
-	p.internalCIDR()   // addresses, interface names and VNIs
+	p.tunnelEndpoints() // which are sound
+	p.configurations()  // which are sound
+	p.networks()        // all CIDRs
+	p.gateways()        // which are sound, and their workloads
+	p.chooseOverlay()   // between nodes and gateways
+	p.podsOutside()     // of the podCIDRs of their nodes
+	p.internalCIDR()    // addresses, interface names and VNIs
 	p.nodes()
 	p.annotateDaemons()
 	p.fabrics()
 	p.namespaces()
 	p.publicKeys()
+	p.fromTunnelEndpoints() // what they stand for
 	p.hostReports()
 	p.hostEvents()
 	p.foreignClusters()
@@ -53,7 +57,12 @@ type planner struct {
 	// has the name of a Deployment.
 	carries      map[objectKey]*peering
 	gatewayNames map[objectKey]*cluster.Gateway
-	local        localNetworks
+	keys         map[string]*cluster.PublicKey // of peers, by remote ID
+	// endpoints are the TunnelEndpoints that stand for a peering, by remote ID.
+	// Of what was made from them, superseded has what nobody needs any more.
+	endpoints  map[string]*cluster.TunnelEndpoint
+	superseded map[objectKey]bool
+	local      localNetworks
 	// node and fabric hold what was given from the internal CIDR.
 	node, fabric map[string]netip.Addr // by InternalNode's name, and by peering
 	nodeIface    map[string]string     // names on gateways, by InternalNode's name
@@ -115,6 +124,7 @@ func normalized(s cluster.Snapshot) cluster.Snapshot {
 	s.Networks = living(s.Networks, keep, func(x cluster.Network) cluster.Meta { return x.Meta })
 	s.IPs = living(s.IPs, keep, func(x cluster.IP) cluster.Meta { return x.Meta })
 	s.ForeignClusters = living(s.ForeignClusters, keep, func(x cluster.ForeignCluster) cluster.Meta { return x.Meta })
+	s.TunnelEndpoints = living(s.TunnelEndpoints, keep, func(x cluster.TunnelEndpoint) cluster.Meta { return x.Meta })
 
 	// Of these, what is going away still holds its numbers.
 	all := func(cluster.Meta) bool { return true }

@@ -89,19 +89,24 @@ type Event struct {
 
 // Kinds are the kinds of Objects: what carries our label and is of one of
 // these is deleted when the plan does not have it. Secrets with keys are not
-// among them; they go with the gateway that owns them.
+// among them; they go with the gateway that owns them. Configurations,
+// GatewayServers, GatewayClients and PublicKeys that users write lack the label.
 func Kinds() []schema.GroupVersionKind {
 	networking := v1beta1.GroupVersion
 	return []schema.GroupVersionKind{
 		rbacv1.SchemeGroupVersion.WithKind("ClusterRoleBinding"),
+		networking.WithKind("Configuration"),
 		networking.WithKind("Connection"),
 		appsv1.SchemeGroupVersion.WithKind("Deployment"),
 		corev1beta1.GroupVersion.WithKind("ForeignCluster"),
+		networking.WithKind("GatewayClient"),
 		networking.WithKind("GatewayReport"),
+		networking.WithKind("GatewayServer"),
 		networking.WithKind("GeneveTunnel"),
 		networking.WithKind("InternalFabric"),
 		networking.WithKind("InternalNode"),
 		ipamv1alpha1.GroupVersion.WithKind("Network"),
+		networking.WithKind("PublicKey"),
 		rbacv1.SchemeGroupVersion.WithKind("Role"),
 		rbacv1.SchemeGroupVersion.WithKind("RoleBinding"),
 		networking.WithKind("RouteConfiguration"),

@@ -15,6 +15,7 @@ import (
 // writeStatuses adds the statuses that are known only at the end.
 func (p *planner) writeStatuses() {
 	p.writeConfigurations()
+	p.writeTunnelEndpoints()
 	for _, g := range p.allGateways {
 		p.gatewayStatus(g)
 	}
@@ -111,11 +112,7 @@ func (p *planner) moduleConditions(id string) []corev1beta1.Condition {
 	}
 	out = append(out, condition(kind, status, "Gateway"+string(status), "%d of %d pods of Deployment %s/%s are ready", ready, replicas, g.Namespace, name))
 
-	i := slices.IndexFunc(p.s.Connections, func(c cluster.Connection) bool { return c.Namespace == g.Namespace && c.Name == name })
-	value := ""
-	if i >= 0 {
-		value = p.s.Connections[i].Value
-	}
+	value := p.connection(g)
 	status = corev1beta1.ConditionStatusNotReady
 	switch v1beta1.ConnectionStatusValue(value) {
 	case v1beta1.Connected:
@@ -126,4 +123,16 @@ func (p *planner) moduleConditions(id string) []corev1beta1.Condition {
 		status = corev1beta1.ConditionStatusError
 	}
 	return append(out, condition(corev1beta1.NetworkConnectionStatus, status, "Connection"+string(status), "Connection %s/%s is %s", g.Namespace, name, cmp.Or(value, "not reported yet")))
+}
+
+// connection returns what the gateway g reported: Connected, Connecting or
+// Error; empty: nothing yet.
+func (p *planner) connection(g *cluster.Gateway) string {
+	i := slices.IndexFunc(p.s.Connections, func(c cluster.Connection) bool {
+		return c.Namespace == g.Namespace && c.Name == GatewayName(g.Name)
+	})
+	if i < 0 {
+		return ""
+	}
+	return p.s.Connections[i].Value
 }

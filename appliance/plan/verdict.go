@@ -45,6 +45,7 @@ const (
 	ReasonNetworkChanged = "NetworkChanged"
 	ReasonNameShortened  = "NameShortened"
 	ReasonNotApplied     = "NotApplied"
+	ReasonContradicts    = "Contradicts"
 
 	ReasonOverlayUnsupported = "OverlayUnsupported"
 	ReasonDuplicateVTEP      = "DuplicateVTEP"

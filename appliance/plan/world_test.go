@@ -21,6 +21,7 @@ import (
 
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	netv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/net/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
@@ -148,6 +149,8 @@ func (w *world) snapshot() cluster.Snapshot {
 			o.IPs = append(o.IPs, *x)
 		case *corev1beta1.ForeignCluster:
 			o.ForeignClusters = append(o.ForeignClusters, *x)
+		case *netv1alpha1.TunnelEndpoint:
+			o.TunnelEndpoints = append(o.TunnelEndpoints, *x)
 		}
 	}
 	return kube.Snapshot(o)

@@ -64,6 +64,7 @@ func TestController(t *testing.T) {
 	w.run("what is wrong is said once", (*world).testEvents)
 	w.run("a running gateway survives a slip of the pen", (*world).testKept)
 	w.run("what is not ours stays", (*world).testForeign)
+	w.run("a TunnelEndpoint stands for a peering", (*world).testTunnelEndpoint)
 	w.run("what a host reports is told when it lasts", (*world).testHostEvents)
 	w.run("what is not planned any more goes", (*world).testPrune)
 }
@@ -79,7 +80,7 @@ func system() []client.Object {
 		return n
 	}
 	template := runtime.RawExtension{Raw: []byte(`{"spec": {
-		"service": {"spec": {"type": "{{ .Spec.Endpoint.ServiceType }}", "ports": [{"port": "{{ index .Spec.Endpoint.Ports 0 }}", "protocol": "UDP", "targetPort": 51840}]}},
+		"service": {"spec": {"type": "{{ .Spec.Endpoint.ServiceType }}", "ports": [{"port": "{{ index .Spec.Endpoint.Ports 0 }}", "?nodePort": "{{ with .Spec.Endpoint.NodePorts }}{{ index . 0 }}{{ end }}", "protocol": "UDP", "targetPort": 51840}]}},
 		"deployment": {"spec": {"template": {"spec": {"containers": [{"name": "gateway", "image": "isthmus:dev", "args": ["gateway", "--mode=server"]}]}}}}}}`)}
 	return []client.Object{
 		&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "liqo"}},

@@ -176,11 +176,22 @@ func immutable(want, live client.Object) string {
 	return ""
 }
 
+// writtenByUsers tells the kinds that users write, and that are made from
+// TunnelEndpoints where they do not.
+func writtenByUsers(kind string) bool {
+	switch kind {
+	case "Configuration", "GatewayServer", "GatewayClient", "PublicKey":
+		return true
+	}
+	return false
+}
+
 // adoptable reports whether an object without our label may become ours: one
 // of a kind that is made by controllers like this one, or one that has the
 // owner that is planned.
 func adoptable(want, live client.Object) bool {
-	if strings.HasSuffix(want.GetObjectKind().GroupVersionKind().Group, ".liqo.io") {
+	gvk := want.GetObjectKind().GroupVersionKind()
+	if strings.HasSuffix(gvk.Group, ".liqo.io") && !writtenByUsers(gvk.Kind) {
 		return true
 	}
 	owners := want.GetOwnerReferences()

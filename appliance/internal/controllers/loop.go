@@ -138,7 +138,7 @@ func onlyStale(err error) bool {
 		}
 		return true
 	}
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, errDeleting)
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, errDeleting) || errors.Is(err, errOvertaken)
 }
 
 // An event is what makes a plan.Event the same in two passes.

@@ -10,6 +10,7 @@ import (
 
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	netv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/net/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 )
@@ -44,6 +45,7 @@ func (r *reconciler) read(ctx context.Context) (kube.Objects, error) {
 	o.Networks = items(l, &ipamv1alpha1.NetworkList{}, func(x *ipamv1alpha1.NetworkList) []ipamv1alpha1.Network { return x.Items })
 	o.IPs = items(l, &ipamv1alpha1.IPList{}, func(x *ipamv1alpha1.IPList) []ipamv1alpha1.IP { return x.Items })
 	o.ForeignClusters = items(l, &corev1beta1.ForeignClusterList{}, func(x *corev1beta1.ForeignClusterList) []corev1beta1.ForeignCluster { return x.Items })
+	o.TunnelEndpoints = items(l, &netv1alpha1.TunnelEndpointList{}, func(x *netv1alpha1.TunnelEndpointList) []netv1alpha1.TunnelEndpoint { return x.Items })
 	return o, l.err
 }
 

@@ -17,6 +17,7 @@ import (
 
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	netv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/net/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 )
@@ -30,7 +31,7 @@ func watched() []client.Object {
 		&v1beta1.GatewayReport{}, &v1beta1.GatewayServer{}, &v1beta1.GeneveTunnel{}, &v1beta1.InternalFabric{},
 		&v1beta1.InternalNode{}, &v1beta1.PublicKey{}, &v1beta1.RouteConfiguration{}, &v1beta1.WgGatewayClient{},
 		&v1beta1.WgGatewayClientTemplate{}, &v1beta1.WgGatewayServer{}, &v1beta1.WgGatewayServerTemplate{},
-		&ipamv1alpha1.IP{}, &ipamv1alpha1.Network{}, &corev1beta1.ForeignCluster{},
+		&ipamv1alpha1.IP{}, &ipamv1alpha1.Network{}, &corev1beta1.ForeignCluster{}, &netv1alpha1.TunnelEndpoint{},
 	}
 }
 

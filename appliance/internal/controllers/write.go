@@ -28,6 +28,10 @@ const AnnotationPlanned = "networking.liqo.io/planned"
 // again.
 var errDeleting = errors.New("is being deleted; it will be made again after that")
 
+// errOvertaken is returned for an object that a user wrote since the plan was
+// made. The next plan knows of it.
+var errOvertaken = errors.New("a user has just written one")
+
 // parallel writes are enough to keep an API server busy.
 const parallel = 8
 
@@ -175,6 +179,9 @@ func (w *writer) put(ctx context.Context, key objectKey, want plan.Object) error
 	}
 	if live == nil {
 		return w.create(ctx, key, want, digest)
+	}
+	if writtenByUsers(key.Kind) && !adoptable(want, live) && live.GetLabels()[v1beta1.LabelManagedBy] != v1beta1.ManagedBy {
+		return errOvertaken
 	}
 	return w.update(ctx, key, want, live, digest)
 }

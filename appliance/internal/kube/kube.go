@@ -19,6 +19,7 @@ import (
 
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	netv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/net/v1alpha1"
 	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 )
@@ -28,7 +29,7 @@ func Scheme() *runtime.Scheme {
 	s := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{
 		clientgoscheme.AddToScheme,
-		networkingv1beta1.AddToScheme, ipamv1alpha1.AddToScheme, corev1beta1.AddToScheme,
+		networkingv1beta1.AddToScheme, ipamv1alpha1.AddToScheme, corev1beta1.AddToScheme, netv1alpha1.AddToScheme,
 	} {
 		if err := add(s); err != nil {
 			panic("kube: the scheme contradicts itself: " + err.Error())
@@ -108,6 +109,7 @@ type Objects struct {
 	Networks        []ipamv1alpha1.Network
 	IPs             []ipamv1alpha1.IP
 	ForeignClusters []corev1beta1.ForeignCluster
+	TunnelEndpoints []netv1alpha1.TunnelEndpoint
 }
 
 // metaOf returns what all objects share. Objects out of a cache do not say

@@ -30,6 +30,7 @@ func TestMessages(t *testing.T) {
 	configuration := errorsOf(kube.Configuration)
 	route := errorsOf(kube.RouteConfiguration)
 	firewall := errorsOf(kube.FirewallConfiguration)
+	endpoint := errorsOf(kube.TunnelEndpoint)
 	filter := func(match string) string {
 		return `spec: {table: {name: t, family: IPV4, chains: [{name: c, type: filter, hook: input, policy: accept, priority: 0, rules: {filterRules: [{name: r, action: accept, counter: true, match: [` + match + `]}]}}]}}`
 	}
@@ -125,6 +126,28 @@ func TestMessages(t *testing.T) {
 				`spec.cidr: "" is empty; write one such as 10.0.0.0/16`,
 				`status.cidr: "x" is not a CIDR; write one such as 10.0.0.0/16 or fd00::/64`,
 				`spec.preAllocated: "-1" is out of range; write 0 to 2147483647`,
+			}},
+		{"tunnel endpoint", endpoint, `spec: {clusterIdentity: {clusterID: rome}, localPodCIDR: 10.0.0.0/16, localNATPodCIDR: None, localExternalCIDR: 10.70.0.0/16, remotePodCIDR: 10.1.0.0/16, remoteNATPodCIDR: 10.2.0.0/16, remoteExternalCIDR: 10.71.0.0/16, endpointIP: gw.example.org, backendType: wireguard, backend_config: {port: "5871", mtu: "1440", publicKey: DCiF1W92fSBgsgxbJy6fjF2UsdF8wYIjGchNvFhWMTg=}}`, nil},
+		{"tunnel endpoint of before v0.6", endpoint, `spec: {clusterID: rome, remotePodCIDR: 10.1.0.0/16}`, nil},
+		{"tunnel endpoint, networks", endpoint, `spec: {clusterID: rome, localPodCIDR: x, localNATPodCIDR: none, localExternalCIDR: None, localNATExternalCIDR: 10.0.0.1, remotePodCIDR: 10.1.0.0/33, remoteNATPodCIDR: 10.2.0.0, remoteExternalCIDR: "10.3.0.1/16", remoteNATExternalCIDR: "-"}`,
+			[]string{
+				`spec.localPodCIDR: "x" is not a CIDR; write one such as 10.0.0.0/16 or fd00::/64`,
+				`spec.localNATPodCIDR: "none" is not a CIDR; write one such as 10.0.0.0/16 or fd00::/64, or None`,
+				`spec.remotePodCIDR: "10.1.0.0/33" is not a CIDR; write one such as 10.0.0.0/16 or fd00::/64`,
+				`spec.remoteNATPodCIDR: "10.2.0.0" is an address, not a CIDR; write 10.2.0.0/32, or None`,
+				`spec.localExternalCIDR: "None" is not a CIDR; write one such as 10.0.0.0/16 or fd00::/64`,
+				`spec.localNATExternalCIDR: "10.0.0.1" is an address, not a CIDR; write 10.0.0.1/32, or None`,
+				`spec.remoteExternalCIDR: "10.3.0.1/16" has host bits; it is read as 10.3.0.0/16`,
+				`spec.remoteNATExternalCIDR: "-" is not a CIDR; write one such as 10.0.0.0/16 or fd00::/64, or None`,
+			}},
+		{"tunnel endpoint, the rest", endpoint, `spec: {clusterID: rome, clusterIdentity: {clusterID: paris}, endpointIP: 203.0.113.0/24, backendType: ipsec, backend_config: {port: "70000", publicKey: c2VjcmV0, serviceType: Ingress}}`,
+			[]string{
+				`spec.clusterID: "rome" is not what spec.clusterIdentity.clusterID says ("paris"); leave clusterID out`,
+				`spec.endpointIP: "203.0.113.0/24" is neither an address nor a name; write one such as 203.0.113.7 or gateway.example.org`,
+				`spec.backendType: "ipsec" is not known; write wireguard`,
+				`spec.backend_config.port: "70000" is not a port; write 1 to 65535`,
+				`spec.backend_config.publicKey: "" is not a WireGuard public key; write its 32 bytes in base64, as wg pubkey prints them`,
+				`spec.backend_config.serviceType: "Ingress" is no type of Service; write one of LoadBalancer, NodePort, ClusterIP`,
 			}},
 		{"ip", errorsOf(kube.IP), `spec: {ip: ""}`, []string{`spec.ip: "" is empty; write one such as 10.0.0.1`}},
 		{"kubernetes node", errorsOf(kube.Node), `{spec: {podCIDRs: [x]}, status: {addresses: [{type: InternalIP, address: yy}, {type: ExternalIP, address: z}]}}`,

@@ -61,6 +61,7 @@ func Snapshot(o Objects) cluster.Snapshot {
 	s.Networks = parse(&p, o.Networks, Network, func(v cluster.Network) cluster.Meta { return v.Meta })
 	s.IPs = parse(&p, o.IPs, IP, func(v cluster.IP) cluster.Meta { return v.Meta })
 	s.ForeignClusters = parse(&p, o.ForeignClusters, ForeignCluster, func(v cluster.ForeignCluster) cluster.Meta { return v.Meta })
+	s.TunnelEndpoints = parse(&p, o.TunnelEndpoints, TunnelEndpoint, func(v cluster.TunnelEndpoint) cluster.Meta { return v.Meta })
 
 	slices.SortStableFunc(p.invalid, func(a, b cluster.InvalidError) int {
 		return cmp.Or(

@@ -296,7 +296,7 @@ func columns(t *testing.T, a *api) {
 		a.store(t, u.DeepCopy())
 	}
 	var out strings.Builder
-	for _, group := range []string{"networking.liqo.io", "ipam.liqo.io", "core.liqo.io"} {
+	for _, group := range []string{"networking.liqo.io", "ipam.liqo.io", "core.liqo.io", "net.liqo.io"} {
 		args := []string{"api-resources", "--api-group=" + group}
 		fmt.Fprintf(&out, "$ kubectl %s\n%s\n", strings.Join(args, " "), trim(kubectl(args...)))
 	}
