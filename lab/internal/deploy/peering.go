@@ -46,6 +46,23 @@ func (in *installer) connectPeerings(ctx context.Context) error {
 }
 
 func (in *installer) connect(ctx context.Context, p topology.Peering) error {
+	write := in.applyPeering
+	if p.Objects == topology.ObjectsTunnelEndpoint {
+		write = in.applyEndpoints
+	}
+	if err := write(ctx, p); err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return in.firstReply(ctx, p) })
+	g.Go(func() error { return waitConnected(ctx, in.clients[p.Server], p.Server, p.Client) })
+	g.Go(func() error { return waitConnected(ctx, in.clients[p.Client], p.Client, p.Server) })
+	return g.Wait()
+}
+
+// applyPeering applies the Configuration, the gateway and the PublicKey of both
+// sides.
+func (in *installer) applyPeering(ctx context.Context, p topology.Peering) error {
 	server, dialler := in.clients[p.Server], in.clients[p.Client]
 	serverCluster, _ := in.cfg.Topology.Cluster(p.Server)
 	clientCluster, _ := in.cfg.Topology.Cluster(p.Client)
@@ -66,14 +83,7 @@ func (in *installer) connect(ctx context.Context, p topology.Peering) error {
 	if err := copyKey(ctx, server, dialler, p.Client, p.Server); err != nil {
 		return err
 	}
-	if err := copyKey(ctx, dialler, server, p.Server, p.Client); err != nil {
-		return err
-	}
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return in.firstReply(ctx, p) })
-	g.Go(func() error { return waitConnected(ctx, server, p.Server, p.Client) })
-	g.Go(func() error { return waitConnected(ctx, dialler, p.Client, p.Server) })
-	return g.Wait()
+	return copyKey(ctx, dialler, server, p.Server, p.Client)
 }
 
 // firstReply waits until pods of the two sides have reached each other.
@@ -104,18 +114,22 @@ func podOf(t *topology.Topology, cluster string) (topology.Pod, bool) {
 // describePeer returns the tenant namespace of a peer and the Configuration
 // that describes it.
 func describePeer(peer topology.Cluster) []*unstructured.Unstructured {
-	ns := newUnstructured("v1", "Namespace")
-	ns.SetName(TenantNamespace(peer.Name))
-	ns.SetLabels(map[string]string{
-		networkingv1beta1.LabelTenantNamespace: "true",
-		networkingv1beta1.LabelRemoteClusterID: peer.Name,
-	})
 	cfg := peerObject("Configuration", peer.Name)
 	cfg.Object["spec"] = map[string]any{"remote": map[string]any{"cidr": map[string]any{
 		"pod":      []any{peer.PodCIDR.String()},
 		"external": []any{peer.ExternalCIDR.String()},
 	}}}
-	return []*unstructured.Unstructured{ns, cfg}
+	return []*unstructured.Unstructured{tenantNamespace(peer.Name), cfg}
+}
+
+func tenantNamespace(peer string) *unstructured.Unstructured {
+	ns := newUnstructured("v1", "Namespace")
+	ns.SetName(TenantNamespace(peer))
+	ns.SetLabels(map[string]string{
+		networkingv1beta1.LabelTenantNamespace: "true",
+		networkingv1beta1.LabelRemoteClusterID: peer,
+	})
+	return ns
 }
 
 func gatewayServer(p topology.Peering) *unstructured.Unstructured {
@@ -185,17 +199,7 @@ func waitEndpoint(ctx context.Context, cl client.Client, p topology.Peering) (en
 // copyKey brings the public key of the gateway that leads to peer, in the
 // cluster behind from, to the other cluster, where it is the key of owner.
 func copyKey(ctx context.Context, from, to client.Client, peer, owner string) error {
-	secret := &corev1.Secret{}
-	key := client.ObjectKey{Namespace: TenantNamespace(peer), Name: networkingv1beta1.GatewayNamePrefix + peer}
-	err := poll(ctx, time.Minute, func(ctx context.Context) (string, error) {
-		if err := from.Get(ctx, key, secret); err != nil {
-			return err.Error(), nil
-		}
-		if len(secret.Data[networkingv1beta1.PublicKeyField]) == 0 {
-			return fmt.Sprintf("Secret %s has no %s", key, networkingv1beta1.PublicKeyField), nil
-		}
-		return "", nil
-	})
+	key, err := waitKey(ctx, from, peer)
 	if err != nil {
 		return err
 	}
@@ -205,9 +209,25 @@ func copyKey(ctx context.Context, from, to client.Client, peer, owner string) er
 		networkingv1beta1.LabelGatewayResource: "true",
 	})
 	o.Object["spec"] = map[string]any{
-		"publicKey": base64.StdEncoding.EncodeToString(secret.Data[networkingv1beta1.PublicKeyField]),
+		"publicKey": base64.StdEncoding.EncodeToString(key),
 	}
 	return applyOne(ctx, to, o)
+}
+
+// waitKey returns the public key of the gateway that leads to peer.
+func waitKey(ctx context.Context, cl client.Client, peer string) (public []byte, err error) {
+	secret := &corev1.Secret{}
+	key := client.ObjectKey{Namespace: TenantNamespace(peer), Name: networkingv1beta1.GatewayNamePrefix + peer}
+	err = poll(ctx, time.Minute, func(ctx context.Context) (string, error) {
+		if err := cl.Get(ctx, key, secret); err != nil {
+			return err.Error(), nil
+		}
+		if public = secret.Data[networkingv1beta1.PublicKeyField]; len(public) == 0 {
+			return fmt.Sprintf("Secret %s has no %s", key, networkingv1beta1.PublicKeyField), nil
+		}
+		return "", nil
+	})
+	return public, err
 }
 
 // waitConnected waits until a side's gateway has heard from the other one.

@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
 
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
@@ -133,13 +134,31 @@ func (r *Runner) applyOne(ctx context.Context, cluster string, o *unstructured.U
 		if !existed {
 			return r.remove(ctx, cluster, m, o.GetNamespace(), o.GetName())
 		}
-		old := before.DeepCopy()
-		old.SetManagedFields(nil)
-		old.SetResourceVersion("")
-		_, err := res.Update(ctx, old, metav1.UpdateOptions{})
-		return err
+		return restore(ctx, res, before)
 	})
 	return nil
+}
+
+// restoreTime is how long others may be faster in changing an object.
+const restoreTime = 10 * time.Second
+
+// restore makes an object what it was. Custom resources are not updated
+// without the version that is to be replaced.
+func restore(ctx context.Context, res dynamic.ResourceInterface, before *unstructured.Unstructured) error {
+	return until(ctx, restoreTime, before.GetName()+" was changed again and again", func(ctx context.Context) (bool, error) {
+		now, err := res.Get(ctx, before.GetName(), metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		old := before.DeepCopy()
+		old.SetManagedFields(nil)
+		old.SetResourceVersion(now.GetResourceVersion())
+		_, err = res.Update(ctx, old, metav1.UpdateOptions{})
+		if apierrors.IsConflict(err) {
+			return false, nil
+		}
+		return err == nil, err
+	})
 }
 
 func (r *Runner) delete(ctx context.Context, a *scenario.Delete) error {

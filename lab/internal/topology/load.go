@@ -36,6 +36,7 @@ type peeringFile struct {
 	Service        string `lab:"service" enum:"ClusterIP|NodePort|LoadBalancer" doc:"default NodePort"`
 	MTU            int    `lab:"mtu" doc:"0 or absent: derived from the underlay"`
 	Implementation string `lab:"implementation" enum:"auto|kernel|userspace" doc:"of WireGuard; default auto"`
+	Objects        string `lab:"objects" enum:"Configuration|TunnelEndpoint" doc:"what it is written as; default Configuration"`
 }
 
 type outsideFile struct{ Name string }
@@ -190,9 +191,13 @@ func (t *Topology) addPeerings(f *yamlfile.File, in []peeringFile) {
 		if p.MTU != 0 && (p.MTU < 576 || p.MTU > 65535) {
 			f.Problem(f.At(&p.MTU), "0 derives it from the underlay", "mtu: %d is not between 576 and 65535", p.MTU)
 		}
-		out := Peering{p.Server, p.Client, p.Service, p.MTU, p.Implementation}
+		if p.MTU != 0 && p.Objects == ObjectsTunnelEndpoint {
+			f.Problem(f.At(&p.MTU), "leave it out", "a TunnelEndpoint has no mtu")
+		}
+		out := Peering{p.Server, p.Client, p.Service, p.MTU, p.Implementation, p.Objects}
 		orString(&out.Service, ServiceNodePort)
 		orString(&out.Implementation, ImplementationAuto)
+		orString(&out.Objects, ObjectsConfiguration)
 		t.Peerings = append(t.Peerings, out)
 	}
 }

@@ -45,6 +45,7 @@ type Peering struct {
 	Service        string // of the server's gateway; default ServiceNodePort
 	MTU            int    // 0: derived from the underlay
 	Implementation string // of WireGuard; default ImplementationAuto
+	Objects        string // that it is written as; default ObjectsConfiguration
 }
 
 // How the gateway of a server is exposed, and what encrypts.
@@ -56,6 +57,11 @@ const (
 	ImplementationAuto      = "auto"
 	ImplementationKernel    = "kernel"
 	ImplementationUserspace = "userspace"
+
+	// The objects of a peering: Configuration, GatewayServer or GatewayClient,
+	// and PublicKey; or a TunnelEndpoint for all of them.
+	ObjectsConfiguration  = "Configuration"
+	ObjectsTunnelEndpoint = "TunnelEndpoint"
 )
 
 // An Outside is a host that is in no cluster, on the wide area network.
