@@ -35,6 +35,7 @@ func (ns *NetNS) Features(ctx context.Context) []Feature {
 	out := []Feature{
 		{FeatureVersion, checkVersion()},
 		{FeatureGeneve, ns.probeLink(string(netstate.KindGeneve))},
+		{FeatureVXLAN, ns.probeLink(string(netstate.KindVXLAN))},
 		{FeatureWireGuard, ns.probeLink(string(netstate.KindWireGuard))},
 		{FeatureTUN, probeTUN()},
 		{FeatureNFTables, ns.nft.probe(false)},

@@ -6,7 +6,10 @@
 // What is ours carries a mark that survives us: links an alias that begins
 // with [AliasPrefix], routes and rules the protocol number [Protocol],
 // nftables tables a name that begins with [TablePrefix]. Addresses are ours
-// when they are on a link of ours. Nothing else is ever changed.
+// when they are on a link of ours, and so are the forwarding entries and the
+// permanent neighbours of a VXLAN link of ours; what the kernel has learned
+// there is its own. Nothing else is ever changed, except for what a
+// [netstate.Setting] says of a link that is not ours.
 package kernel
 
 import (
@@ -82,6 +85,7 @@ type Feature struct {
 const (
 	FeatureVersion   = "kernel version"
 	FeatureGeneve    = "geneve"
+	FeatureVXLAN     = "vxlan"
 	FeatureWireGuard = "wireguard"
 	FeatureTUN       = "tun"
 	FeatureNFTables  = "nftables"

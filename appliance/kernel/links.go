@@ -18,15 +18,6 @@ import (
 // a link that was made and not yet given its alias is ours as well.
 const linkGroup = 0x15801580
 
-// Indexes of IFLA_INET_CONF: IPV4_DEVCONF_* of <linux/ip.h>.
-const (
-	confForwarding = 1
-	confRPFilter   = 8
-	// With promote_secondaries an address keeps its sisters of the same
-	// prefix when it goes.
-	confPromoteSecondaries = 20
-)
-
 // A link is a link of the namespace, ours or not.
 type link struct {
 	index int
@@ -35,6 +26,8 @@ type link struct {
 	alias alias
 	state netstate.Link // when it is ours
 	mtu   int
+
+	ipv4, forwarding bool // whether it speaks IPv4, and forwards it
 }
 
 // A linkTable is all links of the namespace at one moment.
@@ -92,6 +85,8 @@ func parseLink(b []byte) (string, link, error) {
 	if l.kind == "tuntap" {
 		l.kind = "tun"
 	}
+	conf := inetConf(b)
+	l.ipv4, l.forwarding = conf != nil, conf.get(confForwarding) != 0
 	if !l.ours {
 		return a.Name, l, nil
 	}
@@ -111,36 +106,12 @@ func parseLink(b []byte) (string, link, error) {
 			l.state.Geneve.Remote = remote.Unmap()
 		}
 	}
-	conf := inetConf(b)
-	l.state.Forwarding = conf(confForwarding) != 0
-	l.state.RPFilter = int(conf(confRPFilter))
-	return a.Name, l, nil
-}
-
-// inetConf returns the IPv4 settings in a message about a link.
-func inetConf(b []byte) func(id int) uint32 {
-	var values []byte
-	eachAttr(b[unix.SizeofIfInfomsg:], func(t uint16, v []byte) {
-		if t != unix.IFLA_AF_SPEC {
-			return
-		}
-		eachAttr(v, func(t uint16, v []byte) {
-			if t != unix.AF_INET {
-				return
-			}
-			eachAttr(v, func(t uint16, v []byte) {
-				if t == unix.IFLA_INET_CONF {
-					values = v
-				}
-			})
-		})
-	})
-	return func(id int) uint32 {
-		if len(values) < 4*id {
-			return 0
-		}
-		return asU32(values[4*(id-1):])
+	if v, ok := nlink.(*netlink.Vxlan); ok {
+		l.state.Kind, l.state.VXLAN = vxlanState(v)
 	}
+	l.state.Forwarding = l.forwarding
+	l.state.RPFilter = int(conf.get(confRPFilter))
+	return a.Name, l, nil
 }
 
 // addLink makes a link and sets it up.
@@ -154,6 +125,8 @@ func (ns *NetNS) addLink(l netstate.Link) error {
 	switch {
 	case l.Kind == netstate.KindGeneve:
 		err = ns.nl.LinkAdd(&netlink.Geneve{LinkAttrs: attrs, ID: l.Geneve.VNI, Remote: l.Geneve.Remote.AsSlice(), Dport: l.Geneve.Port})
+	case l.Kind == netstate.KindVXLAN:
+		err = ns.nl.LinkAdd(vxlanLink(attrs, l.VXLAN))
 	case l.Kind == netstate.KindWireGuard && ns.impl == Userspace:
 		err = ns.serve(l)
 	case l.Kind == netstate.KindWireGuard:
@@ -221,8 +194,11 @@ func (ns *NetNS) explainExists(l netstate.Link) error {
 	if other, ok := links.byName[l.Name]; ok && !other.ours {
 		return fmt.Errorf("there is a link of this name that is not ours (type %s, no alias %q): remove or rename it", other.kind, AliasPrefix+"…")
 	}
-	if l.Kind == netstate.KindGeneve {
+	switch l.Kind {
+	case netstate.KindGeneve:
 		return fmt.Errorf("another link has geneve id %d, remote %s and port %d already: remove it or choose another id", l.Geneve.VNI, l.Geneve.Remote, l.Geneve.Port)
+	case netstate.KindVXLAN:
+		return fmt.Errorf("another link has vxlan id %d and dstport %d already: remove it or choose another id", l.VXLAN.VNI, l.VXLAN.Port)
 	}
 	return unix.EEXIST
 }
@@ -307,18 +283,17 @@ func (ns *NetNS) setLink(old link, l netstate.Link) error {
 	if l.MAC != (netstate.MAC{}) && l.MAC != old.state.MAC {
 		a.bytes(unix.IFLA_ADDRESS, l.MAC[:])
 	}
-	a.nest(unix.IFLA_AF_SPEC, func(a *attrs) {
-		a.nest(unix.AF_INET, func(a *attrs) {
-			a.nest(unix.IFLA_INET_CONF, func(a *attrs) {
-				a.u32(confForwarding, boolToU32(l.Forwarding))
-				a.u32(confRPFilter, uint32(l.RPFilter))
-				a.u32(confPromoteSecondaries, 1)
-			})
-		})
+	a.inetConf(func(a *attrs) {
+		a.u32(confForwarding, boolToU32(l.Forwarding))
+		a.u32(confRPFilter, uint32(l.RPFilter))
+		a.u32(confPromoteSecondaries, 1)
 	})
 	err := ns.rt.do(request{typ: unix.RTM_SETLINK, data: a.b})
-	if errors.Is(err, unix.EINVAL) && l.MTU != 0 && l.MTU != old.mtu {
+	switch {
+	case errors.Is(err, unix.EINVAL) && l.MTU != 0 && l.MTU != old.mtu:
 		return fmt.Errorf("mtu %d: %w", l.MTU, err)
+	case errors.Is(err, unix.EADDRINUSE) && l.Kind == netstate.KindVXLAN:
+		return fmt.Errorf("dstport %d: a program has this UDP port: stop it or choose another port: %w", l.VXLAN.Port, err)
 	}
 	return err
 }
@@ -417,90 +392,4 @@ func (a alias) endpointOf(key netstate.Key) netip.AddrPort {
 		}
 	}
 	return netip.AddrPort{}
-}
-
-// listAddresses returns the addresses of our links. Link-local ones of IPv6
-// are the kernel's.
-func (ns *NetNS) listAddresses(links linkTable) ([]netstate.Address, error) {
-	msgs, err := dump(ns.rt.c, unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg))
-	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
-	}
-	var out []netstate.Address
-	for _, m := range msgs {
-		if a, index, ok := parseAddress(m.Data); ok && links.byName[links.names[index]].ours {
-			a.Dev = links.names[index]
-			out = append(out, a)
-		}
-	}
-	return out, nil
-}
-
-// parseAddress returns the address of a message and the index of its link;
-// not ok for those that the kernel gives by itself.
-func parseAddress(b []byte) (netstate.Address, int, bool) {
-	if len(b) < unix.SizeofIfAddrmsg {
-		return netstate.Address{}, 0, false
-	}
-	var local, peer netip.Addr
-	eachAttr(b[unix.SizeofIfAddrmsg:], func(t uint16, v []byte) {
-		switch t {
-		case unix.IFA_LOCAL:
-			local = asAddr(v)
-		case unix.IFA_ADDRESS:
-			peer = asAddr(v)
-		}
-	})
-	if !local.IsValid() {
-		local = peer // IPv6
-	}
-	index := int(asU32(b[4:]))
-	if !local.IsValid() || local.Is6() && local.IsLinkLocalUnicast() {
-		return netstate.Address{}, index, false
-	}
-	return netstate.Address{Prefix: netip.PrefixFrom(local, int(b[1]))}, index, true
-}
-
-func (ns *NetNS) addAddresses(as []netstate.Address, index map[string]int) []error {
-	return ns.changeAddresses(as, index, "address", unix.RTM_NEWADDR, nl.Create|nl.Replace)
-}
-
-// deleteAddresses deletes addresses. One that is gone is no error.
-func (ns *NetNS) deleteAddresses(as []netstate.Address, index map[string]int) []error {
-	as = slices.DeleteFunc(slices.Clone(as), func(a netstate.Address) bool { return index[a.Dev] == 0 })
-	return ns.changeAddresses(as, index, "delete address", unix.RTM_DELADDR, 0)
-}
-
-func (ns *NetNS) changeAddresses(as []netstate.Address, index map[string]int, what string, typ uint16, flags nl.HeaderFlags) []error {
-	var errs []error
-	var reqs []request
-	var sent []netstate.Address
-	for _, a := range as {
-		i, ok := index[a.Dev]
-		if !ok {
-			errs = append(errs, fmt.Errorf("%s %s: there is no link %s", what, a, a.Dev))
-			continue
-		}
-		reqs = append(reqs, request{typ, flags, encodeAddress(a, i)})
-		sent = append(sent, a)
-	}
-	for i, err := range ns.rt.batch(reqs) {
-		gone := typ == unix.RTM_DELADDR && (errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.ENODEV))
-		if err != nil && !gone {
-			errs = append(errs, fmt.Errorf("%s %s: %w", what, sent[i], err))
-		}
-	}
-	return errs
-}
-
-func encodeAddress(a netstate.Address, index int) []byte {
-	ip := a.Prefix.Addr()
-	out := attrs{appendU32s([]byte{family(ip), uint8(a.Prefix.Bits()), 0, unix.RT_SCOPE_UNIVERSE}, uint32(index))}
-	out.ip(unix.IFA_LOCAL, ip)
-	out.ip(unix.IFA_ADDRESS, ip)
-	if ip.Is6() {
-		// Nobody else is on these links; usable at once.
-		out.u32(unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_PERMANENT)
-	}
-	return out.b
 }

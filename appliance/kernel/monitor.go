@@ -36,7 +36,8 @@ type linkEvent struct {
 // groups to listen to (rtnetlink(7)).
 var routeGroups = []uint32{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_IPV4_ROUTE,
-	unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
+	unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE, unix.RTNLGRP_NEIGH,
+	unix.RTNLGRP_IPV4_NETCONF,
 }
 
 func (ns *NetNS) openMonitor() (*monitor, error) {
@@ -135,6 +136,19 @@ func (m *monitor) route(msg nl.Message) {
 		if _, ours := parseRule(b); ours {
 			m.signal()
 		}
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		// What the kernel learns and forgets by itself comes from nobody.
+		// It says the same of forwarding entries, but learns none here.
+		index, fam := neighborLink(b)
+		if (fam == unix.AF_BRIDGE || msg.Header.PID != 0) && m.oursOf(index, netstate.KindVXLAN) {
+			m.signal()
+		}
+	case unix.RTM_NEWNETCONF:
+		// Somebody sets forwarding of one link rarely, and which links that
+		// are not ours matter is known only to the next pass.
+		if index, forwarding, ok := parseNetconf(b); ok && (forwarding || m.ours(index)) {
+			m.signal()
+		}
 	}
 }
 
@@ -164,6 +178,14 @@ func (m *monitor) ours(index int) bool {
 	defer m.mu.Unlock()
 	_, ok := m.links[index]
 	return ok
+}
+
+// oursOf reports whether the link is ours and of the kind.
+func (m *monitor) oursOf(index int, kind netstate.LinkKind) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	l, ok := m.links[index]
+	return ok && l.state.Kind == kind
 }
 
 // table handles a message of nftables.

@@ -223,6 +223,21 @@ func (ns *NetNS) observe(ctx context.Context) (netstate.State, error) {
 	if err != nil {
 		return s, err
 	}
+	s.Settings = links.foreignSettings()
+	for _, l := range links.byName {
+		if !l.ours || l.state.Kind != netstate.KindVXLAN {
+			continue // only there can neighbours and entries be ours
+		}
+		neighbors, err := ns.listNeighbors(l)
+		if err != nil {
+			return s, err
+		}
+		entries, err := ns.listFDB(l)
+		if err != nil {
+			return s, err
+		}
+		s.Neighbors, s.FDB = append(s.Neighbors, neighbors...), append(s.FDB, entries...)
+	}
 	for _, l := range links.byName {
 		if l.ours {
 			s.Links = append(s.Links, l.state)
@@ -269,7 +284,10 @@ func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error {
 		return errors.Join(append(errs, err)...)
 	}
 	errs = slices.Concat(errs,
+		ns.setSettings(c.SetSettings, links.index),
 		ns.addAddresses(c.AddAddresses, links.index),
+		ns.setNeighbors(c.SetNeighbors, links.index),
+		ns.setFDB(c.SetFDB, links.index),
 		ns.addRoutes(c.AddRoutes, false, links.index),
 		ns.addRoutes(c.ReplaceRoutes, true, links.index),
 		ns.addRules(c.AddRules))
@@ -283,6 +301,8 @@ func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error {
 	errs = slices.Concat(errs,
 		ns.deleteAllRules(c.DeleteRules),
 		ns.deleteRoutes(c.DeleteRoutes, links.index),
+		ns.deleteFDB(c.DeleteFDB, links.index),
+		ns.deleteNeighbors(c.DeleteNeighbors, links.index),
 		ns.deleteAddresses(c.DeleteAddresses, links.index))
 	if restore != nil {
 		errs = slices.Concat(errs, restore())
@@ -318,12 +338,13 @@ func (ns *NetNS) applyLinks(c *netstate.Changes) []error {
 }
 
 // inTheWay reports whether the kernel does not allow both links: two of
-// WireGuard would want the same port, two of Geneve the same packets.
+// WireGuard would want the same port, two of Geneve or VXLAN the same packets.
 func inTheWay(a, b netstate.Link) bool {
 	if a.Kind != b.Kind {
 		return false
 	}
-	return a.Kind == netstate.KindWireGuard || a.Geneve.VNI == b.Geneve.VNI && a.Geneve.Port == b.Geneve.Port
+	return a.Kind == netstate.KindWireGuard || a.Geneve.VNI == b.Geneve.VNI && a.Geneve.Port == b.Geneve.Port &&
+		a.VXLAN.VNI == b.VXLAN.VNI && a.VXLAN.Port == b.VXLAN.Port
 }
 
 // collateral returns a function that puts back what the kernel will take

@@ -38,6 +38,12 @@ var (
 	icmpv6Errors = []byte{1, 2, 3, 4} // RFC 4443 §2.1
 )
 
+// Types of messages that tell a host of a better next hop.
+const (
+	icmpRedirect   = 5   // RFC 792
+	icmpv6Redirect = 137 // RFC 4861 §4.5
+)
+
 // A compiler turns a rule into expressions of nftables. Each step has the
 // line of nft(8) that it stands for beside it.
 type compiler struct {
@@ -156,9 +162,24 @@ func (c *compiler) match(r netstate.FirewallRule, m netstate.Match) error {
 		}
 		c.ip(is6)
 		c.proto(proto)
-		return c.oneOf(key, &expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}, m.Negate, types)
+		return c.oneOf(key, icmpType(), m.Negate, types)
+	case m.ICMPRedirect: // icmp type redirect
+		is6, _ := r.Is6(c.family)
+		proto, typ := "icmp", []byte{icmpRedirect}
+		if is6 {
+			proto, typ = "icmpv6", []byte{icmpv6Redirect}
+		}
+		c.ip(is6)
+		c.proto(proto)
+		c.emit(icmpType())
+		c.between(m.Negate, typ, typ)
 	}
 	return nil
+}
+
+// icmpType loads the type of an ICMP or ICMPv6 message.
+func icmpType() *expr.Payload {
+	return &expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseTransportHeader, Offset: 0, Len: 1}
 }
 
 func addressPayload(is6, source bool) *expr.Payload {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	nl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -102,6 +103,37 @@ func (n *rtnl) batch(rs []request) []error {
 		}
 	}
 	return errs
+}
+
+// each carries out one request for each value. Its errors name the value, in a
+// sentence that begins with what; those that are fine are none.
+func each[T fmt.Stringer](n *rtnl, what string, vs []T, encode func(T) (request, error), fine ...error) []error {
+	var errs []error
+	var reqs []request
+	var sent []T
+	for _, v := range vs {
+		r, err := encode(v)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s %s: %w", what, v, err))
+			continue
+		}
+		reqs, sent = append(reqs, r), append(sent, v)
+	}
+	for i, err := range n.batch(reqs) {
+		if err != nil && !slices.ContainsFunc(fine, func(f error) bool { return errors.Is(err, f) }) {
+			errs = append(errs, fmt.Errorf("%s %s: %w", what, sent[i], err))
+		}
+	}
+	return errs
+}
+
+// indexOf returns the index of a link.
+func indexOf(index map[string]int, dev string) (int, error) {
+	i, ok := index[dev]
+	if !ok {
+		return 0, fmt.Errorf("there is no link %s", dev)
+	}
+	return i, nil
 }
 
 // plain returns what the kernel said, without where netlink was when it said

@@ -15,7 +15,10 @@ type Changes struct {
 	// among the things to add.
 	ChangeLinks, RecreateLinks []Link
 	SetWireGuard               []WireGuard
+	SetSettings                []Setting
 	AddAddresses               []Address
+	SetNeighbors               []Neighbor // added, or replaced where they are
+	SetFDB                     []FDBEntry // likewise
 	AddRoutes, ReplaceRoutes   []Route
 	AddRules                   []Rule
 	SetTables                  []Table
@@ -23,6 +26,8 @@ type Changes struct {
 	DeleteTables    []TableID
 	DeleteRules     []Rule
 	DeleteRoutes    []Route
+	DeleteFDB       []FDBEntry
+	DeleteNeighbors []Neighbor
 	DeleteAddresses []Address
 	DeleteLinks     []Link
 }
@@ -42,22 +47,26 @@ func (c Changes) Empty() bool { return c.Len() == 0 }
 // Len returns the number of single changes.
 func (c Changes) Len() int {
 	return len(c.AddLinks) + len(c.ChangeLinks) + len(c.RecreateLinks) + len(c.SetWireGuard) +
-		len(c.AddAddresses) + len(c.AddRoutes) + len(c.ReplaceRoutes) + len(c.AddRules) + len(c.SetTables) +
-		len(c.DeleteTables) + len(c.DeleteRules) + len(c.DeleteRoutes) + len(c.DeleteAddresses) + len(c.DeleteLinks)
+		len(c.SetSettings) + len(c.AddAddresses) + len(c.SetNeighbors) + len(c.SetFDB) + len(c.AddRoutes) + len(c.ReplaceRoutes) + len(c.AddRules) + len(c.SetTables) +
+		len(c.DeleteTables) + len(c.DeleteRules) + len(c.DeleteRoutes) +
+		len(c.DeleteFDB) + len(c.DeleteNeighbors) + len(c.DeleteAddresses) + len(c.DeleteLinks)
 }
 
 // Diff returns the changes that lead from observed to desired, in a fixed
 // order. Neither has to be normalised or sorted.
 func Diff(observed, desired State) Changes {
 	var c Changes
-	fresh := diffLinks(&c, observed.Links, desired.Links)
+	fresh, flushed := diffLinks(&c, observed.Links, desired.Links)
 	// What hung on a link that is deleted or made anew goes with it.
 	onFresh := func(dev string) bool { return fresh[dev] }
 
 	diffWireGuard(&c, observed.WireGuard, desired.WireGuard, fresh)
+	diffSettings(&c, observed.Settings, desired.Settings)
 	c.AddAddresses, c.DeleteAddresses = diffSets(
 		without(observed.Addresses, func(a Address) bool { return onFresh(a.Dev) }),
 		desired.Addresses, Address.normal, compareAddresses)
+	diffNeighbors(&c, without(observed.Neighbors, func(n Neighbor) bool { return onFresh(n.Dev) || flushed[n.Dev] }), desired.Neighbors)
+	diffFDB(&c, without(observed.FDB, func(e FDBEntry) bool { return onFresh(e.Dev) }), desired.FDB)
 	diffRoutes(&c, without(observed.Routes, func(r Route) bool { return r.Dev != "" && onFresh(r.Dev) }), desired.Routes)
 	c.AddRules, c.DeleteRules = diffSets(observed.Rules, desired.Rules, Rule.normal, compareRules)
 	diffTables(&c, observed.Tables, desired.Tables)
@@ -65,13 +74,14 @@ func Diff(observed, desired State) Changes {
 }
 
 // diffLinks returns the names of the observed links that will not be there
-// any more as they are: deleted, or deleted and made anew.
-func diffLinks(c *Changes, observed, desired []Link) map[string]bool {
+// any more as they are: deleted, or deleted and made anew. It also returns
+// those that get another MAC: the kernel forgets their neighbours.
+func diffLinks(c *Changes, observed, desired []Link) (fresh, flushed map[string]bool) {
 	have := make(map[string]Link, len(observed))
 	for _, l := range observed {
 		have[l.Name] = l.normal()
 	}
-	fresh := map[string]bool{}
+	fresh, flushed = map[string]bool{}, map[string]bool{}
 	seen := map[string]bool{}
 	for _, want := range desired {
 		want = want.normal()
@@ -90,11 +100,12 @@ func diffLinks(c *Changes, observed, desired []Link) map[string]bool {
 		switch {
 		case !ok:
 			c.AddLinks = append(c.AddLinks, want)
-		case got.Kind != want.Kind || !got.Geneve.changesTo(want.Geneve):
+		case got.Kind != want.Kind || !got.Geneve.changesTo(want.Geneve) || got.VXLAN != want.VXLAN:
 			c.RecreateLinks = append(c.RecreateLinks, want)
 			fresh[want.Name] = true
 		case got != want:
 			c.ChangeLinks = append(c.ChangeLinks, want)
+			flushed[want.Name] = got.MAC != want.MAC
 		}
 	}
 	for _, l := range have {
@@ -104,7 +115,7 @@ func diffLinks(c *Changes, observed, desired []Link) map[string]bool {
 	for _, ls := range [][]Link{c.AddLinks, c.ChangeLinks, c.RecreateLinks, c.DeleteLinks} {
 		slices.SortFunc(ls, compareLinks)
 	}
-	return fresh
+	return fresh, flushed
 }
 
 // changesTo reports whether a Geneve link with the settings g can be given
@@ -150,30 +161,7 @@ type routeKey struct {
 func (r Route) key() routeKey { return routeKey{r.Table, r.Dst, r.Metric} }
 
 func diffRoutes(c *Changes, observed, desired []Route) {
-	have := make(map[routeKey]Route, len(observed))
-	for _, r := range observed {
-		r = r.normal()
-		have[r.key()] = r
-	}
-	seen := make(map[routeKey]bool, len(desired))
-	for _, want := range desired {
-		want = want.normal()
-		if seen[want.key()] {
-			continue
-		}
-		seen[want.key()] = true
-		got, ok := have[want.key()]
-		delete(have, want.key())
-		switch {
-		case !ok:
-			c.AddRoutes = append(c.AddRoutes, want)
-		case got != want:
-			c.ReplaceRoutes = append(c.ReplaceRoutes, want)
-		}
-	}
-	for _, r := range have {
-		c.DeleteRoutes = append(c.DeleteRoutes, r)
-	}
+	c.AddRoutes, c.ReplaceRoutes, c.DeleteRoutes = diffKeyed(observed, desired, Route.normal, Route.key)
 	for _, rs := range [][]Route{c.AddRoutes, c.ReplaceRoutes, c.DeleteRoutes} {
 		slices.SortFunc(rs, compareRoutes)
 	}
@@ -208,6 +196,37 @@ func diffTables(c *Changes, observed, desired []Table) {
 	}
 	slices.SortFunc(c.SetTables, func(a, b Table) int { return compareTableIDs(a.ID(), b.ID()) })
 	slices.SortFunc(c.DeleteTables, compareTableIDs)
+}
+
+// diffKeyed compares two sets of values of which a key allows only one. The
+// results are in no order.
+func diffKeyed[T, K comparable](observed, desired []T, normal func(T) T, key func(T) K) (add, replace, del []T) {
+	have := make(map[K]T, len(observed))
+	for _, v := range observed {
+		v = normal(v)
+		have[key(v)] = v
+	}
+	seen := make(map[K]bool, len(desired))
+	for _, want := range desired {
+		want = normal(want)
+		k := key(want)
+		if seen[k] {
+			continue
+		}
+		seen[k] = true
+		got, ok := have[k]
+		delete(have, k)
+		switch {
+		case !ok:
+			add = append(add, want)
+		case got != want:
+			replace = append(replace, want)
+		}
+	}
+	for _, v := range have {
+		del = append(del, v)
+	}
+	return add, replace, del
 }
 
 // diffSets compares two sets of comparable values.

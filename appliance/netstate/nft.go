@@ -130,6 +130,11 @@ func (m Match) text(r FirewallRule, f Family) string {
 			return "icmpv6 type " + not + "{ destination-unreachable, packet-too-big, time-exceeded, parameter-problem }"
 		}
 		return "icmp type " + not + "{ destination-unreachable, time-exceeded, parameter-problem }"
+	case m.ICMPRedirect:
+		if is6, _ := r.Is6(f); is6 {
+			return "icmpv6 type " + not + "nd-redirect"
+		}
+		return "icmp type " + not + "redirect"
 	default:
 		return ""
 	}

@@ -13,7 +13,10 @@ import (
 func (s State) Normalized() State {
 	out := State{
 		Links:     normalize(s.Links, Link.normal, compareLinks),
+		Settings:  normalize(s.Settings, func(v Setting) Setting { return v }, compareSettings),
 		Addresses: normalize(s.Addresses, Address.normal, compareAddresses),
+		FDB:       normalize(s.FDB, FDBEntry.normal, compareFDB),
+		Neighbors: normalize(s.Neighbors, Neighbor.normal, compareNeighbors),
 		Routes:    normalize(s.Routes, Route.normal, compareRoutes),
 		Rules:     normalize(s.Rules, Rule.normal, compareRules),
 	}
@@ -42,7 +45,10 @@ func (l Link) normal() Link {
 	if l.Kind != KindGeneve {
 		l.Geneve = Geneve{}
 	}
-	l.Geneve.Remote = l.Geneve.Remote.Unmap()
+	if l.Kind != KindVXLAN {
+		l.VXLAN = VXLAN{}
+	}
+	l.Geneve.Remote, l.VXLAN.Local = l.Geneve.Remote.Unmap(), l.VXLAN.Local.Unmap()
 	return l
 }
 

@@ -22,8 +22,11 @@ func (l Link) String() string {
 		fmt.Fprintf(&b, " alias %q", l.Description)
 	}
 	fmt.Fprintf(&b, " type %s", l.Kind)
-	if l.Kind == KindGeneve {
+	switch l.Kind {
+	case KindGeneve:
 		fmt.Fprintf(&b, " id %d remote %s dstport %d", l.Geneve.VNI, l.Geneve.Remote, l.Geneve.Port)
+	case KindVXLAN:
+		fmt.Fprintf(&b, " id %d local %s dstport %d nolearning", l.VXLAN.VNI, l.VXLAN.Local, l.VXLAN.Port)
 	}
 	if l.Forwarding {
 		b.WriteString(" forwarding")
@@ -180,7 +183,10 @@ func (s State) String() string {
 	s = s.Normalized()
 	var b strings.Builder
 	lines(&b, "link ", s.Links)
+	lines(&b, "netconf ", s.Settings)
 	lines(&b, "addr ", s.Addresses)
+	lines(&b, "neigh ", s.Neighbors)
+	lines(&b, "fdb ", s.FDB)
 	lines(&b, "route ", s.Routes)
 	lines(&b, "rule ", s.Rules)
 	lines(&b, "", s.WireGuard)
@@ -196,7 +202,10 @@ func (c Changes) String() string {
 	lines(&b, "~ link ", c.ChangeLinks)
 	lines(&b, "± link ", c.RecreateLinks)
 	lines(&b, "~ wg ", c.SetWireGuard)
+	lines(&b, "~ netconf ", c.SetSettings)
 	lines(&b, "+ addr ", c.AddAddresses)
+	lines(&b, "~ neigh ", c.SetNeighbors)
+	lines(&b, "~ fdb ", c.SetFDB)
 	lines(&b, "+ route ", c.AddRoutes)
 	lines(&b, "~ route ", c.ReplaceRoutes)
 	lines(&b, "+ rule ", c.AddRules)
@@ -206,6 +215,8 @@ func (c Changes) String() string {
 		fmt.Fprintf(&b, "- rule %s\n", r)
 	}
 	lines(&b, "- route ", c.DeleteRoutes)
+	lines(&b, "- fdb ", c.DeleteFDB)
+	lines(&b, "- neigh ", c.DeleteNeighbors)
 	lines(&b, "- addr ", c.DeleteAddresses)
 	lines(&b, "- link ", c.DeleteLinks)
 	return b.String()

@@ -39,6 +39,7 @@ func (s State) Validate() error {
 			errs = append(errs, fmt.Errorf("address %s: not an address with a prefix length", a))
 		}
 	}
+	errs = append(errs, s.validateStations()...)
 	routes := make(map[routeKey]Route, len(s.Routes))
 	for _, r := range s.Routes {
 		r = r.normal()
@@ -84,8 +85,8 @@ func (l Link) validate() error {
 	switch {
 	case l.Name == "" || len(l.Name) > maxName || l.Name == "." || l.Name == ".." || strings.ContainsAny(l.Name, "/: \t\n"):
 		return fmt.Errorf("a link's name has 1 to %d bytes without slash, colon and space", maxName)
-	case l.Kind != KindGeneve && l.Kind != KindWireGuard:
-		return fmt.Errorf("kind %q: only %s and %s are made", l.Kind, KindGeneve, KindWireGuard)
+	case l.Kind != KindGeneve && l.Kind != KindVXLAN && l.Kind != KindWireGuard:
+		return fmt.Errorf("kind %q: only %s, %s and %s are made", l.Kind, KindGeneve, KindVXLAN, KindWireGuard)
 	case l.MTU != 0 && (l.MTU < minMTU || l.MTU > 65535):
 		return fmt.Errorf("mtu %d: must be %d to 65535, or 0 for the kernel's choice", l.MTU, minMTU)
 	case len(l.Description) > maxDescription || strings.ContainsAny(l.Description, "\n\x00"):
@@ -94,11 +95,13 @@ func (l Link) validate() error {
 		return fmt.Errorf("address %s: must be that of one station, not of a group", l.MAC)
 	case l.RPFilter < 0 || l.RPFilter > 2:
 		return fmt.Errorf("rp_filter %d: must be 0, 1 or 2", l.RPFilter)
+	case l.Kind == KindVXLAN:
+		return l.VXLAN.validate()
 	case l.Kind != KindGeneve:
 		return nil
 	case l.Geneve.VNI >= 1<<24:
 		return fmt.Errorf("geneve id %d: must be less than %d", l.Geneve.VNI, 1<<24)
-	case !l.Geneve.Remote.IsValid() || l.Geneve.Remote.IsUnspecified() || l.Geneve.Remote.IsMulticast():
+	case !unicast(l.Geneve.Remote):
 		return fmt.Errorf("geneve remote %s: must be the unicast address of the other end", l.Geneve.Remote)
 	case l.Geneve.Port == 0:
 		return errors.New("geneve dstport: must not be 0")
@@ -231,14 +234,14 @@ func (r FirewallRule) validate(c Chain, f Family) error {
 
 func (m Match) validate(c Chain, is6, known bool) error {
 	what := 0
-	for _, set := range []bool{m.Addr != (AddrRange{}), m.Ports != (PortRange{}), m.L4Proto != "", m.Dev != "", m.ICMPError} {
+	for _, set := range []bool{m.Addr != (AddrRange{}), m.Ports != (PortRange{}), m.L4Proto != "", m.Dev != "", m.ICMPError, m.ICMPRedirect} {
 		if set {
 			what++
 		}
 	}
 	switch {
 	case what != 1:
-		return errors.New("must look at exactly one of address, ports, protocol, device, ICMP errors")
+		return errors.New("must look at exactly one of address, ports, protocol, device, ICMP errors, ICMP redirects")
 	case (m.Addr != AddrRange{} || m.Ports != PortRange{}) && m.Dir != "src" && m.Dir != "dst":
 		return fmt.Errorf("position %q: must be src or dst", m.Dir)
 	case m.Dev != "" && m.Dir != "in" && m.Dir != "out":
@@ -255,8 +258,8 @@ func (m Match) validate(c Chain, is6, known bool) error {
 		return fmt.Errorf("ports %s: not a range", m.Ports)
 	case m.L4Proto != "" && !slices.Contains([]string{"tcp", "udp", "sctp", "icmp", "icmpv6"}, m.L4Proto):
 		return fmt.Errorf("protocol %q: must be tcp, udp, sctp, icmp or icmpv6", m.L4Proto)
-	case m.ICMPError && !known:
-		return errors.New("ICMP errors: in an inet table the rule needs an address that tells IPv4 from IPv6")
+	case (m.ICMPError || m.ICMPRedirect) && !known:
+		return errors.New("ICMP errors and redirects: in an inet table the rule needs an address that tells IPv4 from IPv6")
 	}
 	return nil
 }
