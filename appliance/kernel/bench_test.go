@@ -40,6 +40,31 @@ func BenchmarkFirewall(b *testing.B) {
 	benchmarkPasses(b, ns, netstate.State{Tables: []netstate.Table{{Family: netstate.FamilyIPv4, Name: "ips", Chains: []netstate.Chain{c}}}})
 }
 
+// BenchmarkStations measures the same for the neighbours, forwarding entries
+// and routes of a node with 1,000 others.
+func BenchmarkStations(b *testing.B) {
+	ns, _ := openWith(b)
+	need(b, ns, FeatureVXLAN)
+	benchmarkPasses(b, ns, stations(1_000))
+}
+
+// stations is the state of a node with n others.
+func stations(n int) netstate.State {
+	want := netstate.State{
+		Links:     []netstate.Link{vxlan("x1", 1, "192.0.2.1")},
+		Addresses: []netstate.Address{{Dev: "x1", Prefix: prefix("10.80.255.1/32")}},
+	}
+	for i := range n {
+		a := netip.AddrFrom4([4]byte{10, 80, byte(i >> 8), byte(i)})
+		want.Neighbors = append(want.Neighbors, netstate.Neighbor{Dev: "x1", Addr: a, MAC: station(i)})
+		want.FDB = append(want.FDB, netstate.FDBEntry{Dev: "x1", MAC: station(i), Remote: netip.AddrFrom4([4]byte{172, 18, byte(i >> 8), byte(i)})})
+		want.Routes = append(want.Routes, netstate.Route{
+			Table: 90, Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(128 + i>>8), byte(i), 0}), 24), Dev: "x1", Via: a, OnLink: true,
+		})
+	}
+	return want
+}
+
 func benchmarkPasses(b *testing.B, ns *NetNS, want netstate.State) {
 	pass := func(s netstate.State) int {
 		have, err := ns.Observe(context.Background())

@@ -432,6 +432,14 @@ func TestWithNetAdminAlone(t *testing.T) {
 			want.Links = append(want.Links, geneve("g1", 1, "192.0.2.100"))
 			want.Addresses = append(want.Addresses, netstate.Address{Dev: "g1", Prefix: prefix("10.80.0.1/32")})
 		}
+		if Missing(ns.Features(t.Context()), FeatureVXLAN) == nil {
+			want.Links = append(want.Links, vxlan("x1", 1, "192.0.2.1"))
+			want.Neighbors = []netstate.Neighbor{neighbor("x1", "10.80.0.2", 2)}
+			want.FDB = []netstate.FDBEntry{entry("x1", 2, "192.0.2.102")}
+		}
+		other := settingOf(t, observe(t, ns), "lo")
+		other.Forwarding = !other.Forwarding
+		want.Settings = []netstate.Setting{other}
 		if ns.Implementation() == Kernel || probeTUN() == nil {
 			s := serverState()
 			want.Links, want.WireGuard = append(want.Links, s.Links...), s.WireGuard

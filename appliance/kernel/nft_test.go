@@ -45,6 +45,7 @@ func ports(dir string, from, to uint16) netstate.Match {
 func dev(dir, name string) netstate.Match { return netstate.Match{Dir: dir, Dev: name} }
 
 func icmpErrorsMatch() netstate.Match { return netstate.Match{ICMPError: true} }
+func redirectsMatch() netstate.Match  { return netstate.Match{ICMPRedirect: true} }
 
 // every returns tables that have every match and every action, in a family.
 func every(f netstate.Family) []netstate.Table {
@@ -96,6 +97,10 @@ func every(f netstate.Family) []netstate.Table {
 			}},
 			{Name: "errors", Type: "filter", Hook: "postrouting", Priority: 150, Rules: []netstate.FirewallRule{
 				to(rule("icmp errors", netstate.SetSource, dev("out", "d0"), icmpErrorsMatch()), u, false),
+			}},
+			{Name: "redirects", Type: "filter", Hook: "output", Priority: 0, Rules: []netstate.FirewallRule{
+				rule("redirects", netstate.Drop, dest(pick("10.0.0.0/8", "fd00::/8")), redirectsMatch()),
+				rule("not redirects", netstate.Accept, source(pick("10.0.0.0/8", "fd00::/8")), not(redirectsMatch())),
 			}},
 			{Name: "output", Type: "route", Hook: "output", Priority: -150},
 		}},

@@ -170,6 +170,9 @@ func TestDiffIsDeterministic(t *testing.T) {
 				s.Routes = append(s.Routes, Route{Table: 9, Dst: dst, Dev: "g"})
 				s.Rules = append(s.Rules, Rule{Priority: 310, Src: dst, Table: 9})
 				s.Tables = append(s.Tables, table(dst.String(), "a"))
+				s.Settings = append(s.Settings, Setting{Dev: dst.String(), Forwarding: keep == (i%5 != 0)})
+				s.Neighbors = append(s.Neighbors, Neighbor{"x", dst.Addr(), MAC{2, byte(len(s.Neighbors))}})
+				s.FDB = append(s.FDB, FDBEntry{"x", MAC{2, byte(i)}, addr("172.18.0.1")})
 			}
 		}
 	}
@@ -179,6 +182,9 @@ func TestDiffIsDeterministic(t *testing.T) {
 			rand.Shuffle(len(s.Routes), func(i, j int) { s.Routes[i], s.Routes[j] = s.Routes[j], s.Routes[i] })
 			rand.Shuffle(len(s.Rules), func(i, j int) { s.Rules[i], s.Rules[j] = s.Rules[j], s.Rules[i] })
 			rand.Shuffle(len(s.Tables), func(i, j int) { s.Tables[i], s.Tables[j] = s.Tables[j], s.Tables[i] })
+			rand.Shuffle(len(s.Settings), func(i, j int) { s.Settings[i], s.Settings[j] = s.Settings[j], s.Settings[i] })
+			rand.Shuffle(len(s.Neighbors), func(i, j int) { s.Neighbors[i], s.Neighbors[j] = s.Neighbors[j], s.Neighbors[i] })
+			rand.Shuffle(len(s.FDB), func(i, j int) { s.FDB[i], s.FDB[j] = s.FDB[j], s.FDB[i] })
 		}
 		assert.Equal(t, Diff(observed, desired).String(), want)
 	}
@@ -190,7 +196,13 @@ func everything() State {
 		Links: []Link{
 			geneve("liqo.rome", func(l *Link) { l.Forwarding, l.RPFilter = true, 2 }),
 			{Name: "wg", Kind: KindWireGuard, MTU: 1440, Description: "tunnel to rome"},
+			vxlan("liqo.vxlan"),
 		},
+		Settings: []Setting{{"eth0", true}, {"eth1", false}},
+		Neighbors: []Neighbor{
+			{"liqo.vxlan", addr("10.80.0.9"), MAC{2, 0, 10, 80, 0, 9}}, {"liqo.vxlan", addr("fd80::9"), MAC{2, 0, 10, 80, 0, 9}},
+		},
+		FDB:       []FDBEntry{{"liqo.vxlan", MAC{2, 0, 10, 80, 0, 9}, addr("172.18.1.12")}},
 		Addresses: []Address{{"wg", prefix("169.254.18.1/30")}, {"liqo.rome", prefix("fd80::1/128")}},
 		Routes: []Route{
 			{Table: 5, Dst: prefix("10.2.0.0/16"), Via: addr("10.80.0.9"), Dev: "liqo.rome", OnLink: true},
@@ -216,6 +228,10 @@ func TestString(t *testing.T) {
 	changed.Routes[0].Via = addr("10.80.0.8")
 	changed.Rules[0].Table = 6
 	changed.Tables = nil
+	changed.Links[2].MAC = MAC{2, 0, 0, 0, 0, 1}
+	changed.Settings[0].Forwarding = false
+	changed.FDB[0].Remote = addr("172.18.1.13")
+	changed.FDB = append(changed.FDB, FDBEntry{"liqo.vxlan", MAC{}, addr("172.18.1.13")})
 	golden.Assert(t, Diff(changed, everything()).String(), "changes.golden")
 	golden.Assert(t, Diff(everything(), State{}).String(), "removal.golden")
 }
