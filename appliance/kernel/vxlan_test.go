@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	nl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 
@@ -263,6 +265,62 @@ neigh 10.80.0.2 dev absent lladdr 02:00:00:00:00:02 nud permanent: there is no l
 fdb 02:00:00:00:00:02 dev absent dst 192.0.2.102 self permanent: there is no link absent`))
 		assert.Equal(t, foreign(), now)
 	})
+}
+
+// TestChangesOfStations: what a process does to a link of ours is announced,
+// and what the kernel learns and forgets there is not.
+func TestChangesOfStations(t *testing.T) {
+	t.Parallel()
+	ns, _ := openWith(t, "d0")
+	need(t, ns, FeatureVXLAN)
+	want := overlay()
+	converge(t, ns, want)
+	quiet(t, ns, want)
+	links, err := ns.listLinks()
+	assert.NilError(t, err)
+	netconf := func(dev string, attributes ...uint16) []byte {
+		a := attrs{[]byte{unix.AF_INET, 0, 0, 0}}
+		a.u32(1, uint32(links.index[dev]))
+		for _, typ := range attributes {
+			a.u32(typ, 1)
+		}
+		return a.b
+	}
+	for _, tt := range []struct {
+		name string
+		typ  nl.HeaderType
+		from uint32 // the port ID of who did it; 0: the kernel
+		data []byte
+		want bool
+	}{
+		{"neighbour by somebody", unix.RTM_NEWNEIGH, 1, neighborHeader(unix.AF_INET, links.index["x1"], unix.NUD_PERMANENT, 0), true},
+		{"neighbour deleted by somebody", unix.RTM_NEWNEIGH, 1, neighborHeader(unix.AF_INET6, links.index["x1"], unix.NUD_FAILED, 0), true},
+		{"neighbour learned", unix.RTM_NEWNEIGH, 0, neighborHeader(unix.AF_INET, links.index["x1"], unix.NUD_REACHABLE, 0), false},
+		{"neighbour not found", unix.RTM_NEWNEIGH, 0, neighborHeader(unix.AF_INET, links.index["x1"], unix.NUD_FAILED, 0), false},
+		{"neighbour forgotten", unix.RTM_DELNEIGH, 0, neighborHeader(unix.AF_INET6, links.index["x1"], unix.NUD_STALE, 0), false},
+		{"neighbour on another link", unix.RTM_NEWNEIGH, 1, neighborHeader(unix.AF_INET, links.index["d0"], unix.NUD_PERMANENT, 0), false},
+		{"entry", unix.RTM_NEWNEIGH, 0, neighborHeader(unix.AF_BRIDGE, links.index["x1"], unix.NUD_PERMANENT, unix.NTF_SELF), true},
+		{"entry deleted", unix.RTM_DELNEIGH, 0, neighborHeader(unix.AF_BRIDGE, links.index["x1"], unix.NUD_PERMANENT, unix.NTF_SELF), true},
+		{"entry of another link", unix.RTM_NEWNEIGH, 0, neighborHeader(unix.AF_BRIDGE, links.index["d0"], unix.NUD_REACHABLE, 0), false},
+		{"short", unix.RTM_NEWNEIGH, 1, []byte{unix.AF_INET}, false},
+		{"forwarding", unix.RTM_NEWNETCONF, 0, netconf("x1", 2), true},
+		{"forwarding of another link", unix.RTM_NEWNETCONF, 0, netconf("d0", 2), true},
+		{"rp_filter", unix.RTM_NEWNETCONF, 0, netconf("x1", 3), true},
+		{"rp_filter of another link", unix.RTM_NEWNETCONF, 0, netconf("d0", 3), false},
+		{"a new link", unix.RTM_NEWNETCONF, 0, netconf("d0", 2, 3, 4), false},
+		{"no link", unix.RTM_NEWNETCONF, 0, netconf("absent", 2), false},
+		{"short", unix.RTM_NEWNETCONF, 0, []byte{unix.AF_INET}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			ns.mon.route(nl.Message{Header: nl.Header{Type: tt.typ, PID: tt.from}, Data: tt.data})
+			select {
+			case <-ns.Changed():
+				assert.Assert(t, tt.want)
+			default:
+				assert.Assert(t, !tt.want)
+			}
+		})
+	}
 }
 
 // settingOf returns what is observed of a link that is not ours.
