@@ -178,3 +178,26 @@ func TestInternalOnly(t *testing.T) {
 		})
 	}
 }
+
+// What is for a peer never leaves by the main table because its link is not
+// there yet: it would be readable on the way to wherever that leads.
+func TestNothingLeavesPastTheTunnel(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*desired.NodeInput)
+	}{
+		{"the tunnel is not planned yet", func(in *desired.NodeInput) { in.Tunnels = nil }},
+		{"the gateway has no address", func(in *desired.NodeInput) { in.Fabrics[0].GatewayIP = netip.Addr{} }},
+		{"the node has no address", func(in *desired.NodeInput) { in.Nodes[0].InternalIP = netip.Addr{} }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			in := milanNode()
+			tt.change(&in)
+			state, results := desired.Node(in)
+			assert.NilError(t, state.Validate())
+			assert.Equal(t, fate(state, packet{"cni0", "10.127.65.7", "10.127.128.7"}), "unreachable")
+			i := slices.IndexFunc(results, func(r desired.Result) bool { return r.Object.Name == "rome-node-gw" })
+			assert.Assert(t, !results[i].OK)
+		})
+	}
+}

@@ -247,7 +247,7 @@ func text(s netstate.State, results []desired.Result) string {
 	for _, r := range results {
 		verdict := "ok"
 		if !r.OK {
-			verdict = "left out"
+			verdict = "not in force"
 		}
 		out += fmt.Sprintf("# %s: %s", r.Object, verdict)
 		if r.Message != "" {

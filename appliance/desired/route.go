@@ -107,7 +107,7 @@ func (h *host) routes(all []cluster.RouteConfiguration, selects func(map[string]
 			continue
 		}
 		tables[rc.Table] = rc.Ref
-		for _, text := range slices.Compact(o.without) {
+		for _, text := range o.without {
 			h.impair(rc.Meta, text)
 		}
 		objects = append(objects, o)
@@ -268,7 +268,6 @@ func (h *host) compileRoutes(rc cluster.RouteConfiguration) (routeObject, []stri
 		route netstate.Route
 	}
 	places := map[netip.Prefix]place{} // the table holds one route to each
-	waiting := map[string]bool{}       // links that are not there
 	var anyIPv4, anyIPv6 bool
 	for i, rule := range rc.Rules {
 		field := fmt.Sprintf("spec.table.rules[%d]", i)
@@ -295,17 +294,13 @@ func (h *host) compileRoutes(rc cluster.RouteConfiguration) (routeObject, []stri
 		}
 		for j, tr := range rule.Routes {
 			field := fmt.Sprintf("%s.routes[%d]", field, j)
-			if waiting[tr.Dev] {
-				continue // said once
-			}
 			route, text := h.compileRoute(tr)
 			if text != "" {
 				problems = append(problems, field+text)
-				waiting[tr.Dev] = h.missing[tr.Dev] != "" && !h.hasLink(tr.Dev)
 				continue
 			}
-			if route.Type == netstate.Unreachable {
-				o.without = append(o.without, h.hops[tr.Via].problem)
+			if why := h.noWay(tr); why != "" && !slices.Contains(o.without, why) {
+				o.without = append(o.without, why)
 			}
 			if family != 0 && route.Dst.Addr().BitLen() != family {
 				complain(field+".dst", "%s is not of the family of its rule; move it to a rule of its own", route.Dst)
@@ -365,8 +360,6 @@ func (h *host) compileRoute(tr cluster.TableRoute) (netstate.Route, string) {
 			switch {
 			case !ok:
 				return r, fmt.Sprintf(".gw: %s is not the other end of a link of this host; write dev, too", tr.Via)
-			case hop.problem != "":
-				return netstate.Route{Dst: r.Dst, Type: netstate.Unreachable}, ""
 			}
 			r.Via, r.Dev, r.OnLink = hop.via, hop.dev, hop.onLink
 			if !r.Src.IsValid() {
@@ -375,6 +368,9 @@ func (h *host) compileRoute(tr cluster.TableRoute) (netstate.Route, string) {
 		}
 	} else if tr.OnLink {
 		return r, ".onlink: is for routes with gw; write gw, or leave onlink out"
+	}
+	if h.noWay(tr) != "" {
+		return netstate.Route{Dst: r.Dst, Type: netstate.Unreachable}, ""
 	}
 	if tr.Src.IsValid() && tr.Src.BitLen() != family {
 		return r, fmt.Sprintf(".src: %s is not of the family of dst %s", tr.Src, tr.Dst)
@@ -385,13 +381,23 @@ func (h *host) compileRoute(tr cluster.TableRoute) (netstate.Route, string) {
 	if p := linkNameProblem(r.Dev); p != "" {
 		return r, fmt.Sprintf(".dev: %q %s", r.Dev, p)
 	}
-	if why, missing := h.missing[r.Dev]; missing && !h.hasLink(r.Dev) {
-		return r, fmt.Sprintf(".dev: the link %s is not there: %s", r.Dev, why)
-	}
 	if r.Dst.Addr().Is6() {
 		r.Scope = netstate.ScopeGlobal // the kernel has no scopes for IPv6
 	}
 	return r, ""
+}
+
+// noWay says why a route leads nowhere as yet: the link or the next hop that it
+// names is one of ours that is not there. Its packets are refused until it is:
+// in the main table they would leave for somewhere else, past the tunnel.
+func (h *host) noWay(tr cluster.TableRoute) string {
+	if tr.Dev == "" {
+		return h.hops[tr.Via].problem
+	}
+	if why, missing := h.missing[tr.Dev]; missing && !h.hasLink(tr.Dev) {
+		return fmt.Sprintf("the link %s is not there: %s", tr.Dev, why)
+	}
+	return ""
 }
 
 // selecting returns the prefix that a rule looks at: one of length 0 is true
