@@ -138,7 +138,11 @@ func (p *planner) checkVTEPs() {
 				p.refuse(n.Meta, ReasonInvalidVTEP, "%s: the node's daemon writes it; restart the daemon, or find out who else writes it", e.Message())
 			}
 		}
+		if !n.VTEP.IP.IsValid() && !p.sound(n.Meta) {
+			continue
+		}
 		if !n.VTEP.IP.IsValid() {
+			p.wait(n.Meta, ReasonNoVTEP, "its daemon has not said yet where the VXLAN overlay reaches it (status.vtep), so its pods do not reach the peers: see whether the pod of %s runs on this node and what it logs", v1beta1.NodeDaemonName)
 			continue
 		}
 		ipOwner, macOwner := ips[n.VTEP.IP], macs[n.VTEP.MAC]

@@ -100,7 +100,7 @@ func TestOverlayAuto(t *testing.T) {
 				n := get[*v1beta1.InternalNode](w, "", name)
 				assert.Equal(t, n.Spec.Overlay, tt.want)
 				accepted := condition(t, n.Status.Conditions, plan.ConditionAccepted)
-				assert.Equal(t, accepted.Status == metav1.ConditionTrue, !slices.Contains(tt.unsupported, name), accepted.Message)
+				assert.Equal(t, accepted.Reason == plan.ReasonOverlayUnsupported, slices.Contains(tt.unsupported, name), accepted.Message)
 			}
 			if tt.want == "" {
 				return
@@ -200,6 +200,23 @@ func TestBadVTEPs(t *testing.T) {
 			assert.DeepEqual(t, routesOf(get[*v1beta1.RouteConfiguration](w, "liqo-tenant-rome", "rome-symmetric")), all[:2])
 		})
 	}
+}
+
+// A node whose daemon is silent is told so, without an event: while things come
+// up all are.
+func TestSilentNode(t *testing.T) {
+	w := overlaid(t)
+	w.node("node-4", "172.18.1.14", "10.10.3.0/24")
+	w.settle()
+	r := w.settle()
+	accepted := func() metav1.Condition {
+		return condition(t, get[*v1beta1.InternalNode](w, "", "node-4").Status.Conditions, plan.ConditionAccepted)
+	}
+	assert.Equal(t, accepted().Reason, plan.ReasonNoVTEP)
+	assert.Assert(t, cmp.Len(warnings(r, "InternalNode", "", "node-4"), 0))
+	w.vteps()
+	w.settle()
+	assert.Equal(t, accepted().Status, metav1.ConditionTrue)
 }
 
 // When the gateway moves, the way to it stays the same object, and the way back

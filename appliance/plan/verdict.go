@@ -50,6 +50,7 @@ const (
 	ReasonOverlayUnsupported = "OverlayUnsupported"
 	ReasonDuplicateVTEP      = "DuplicateVTEP"
 	ReasonInvalidVTEP        = "InvalidVTEP"
+	ReasonNoVTEP             = "WaitingForVTEP"
 )
 
 // A verdict is what the plan thinks of an object of the user.
