@@ -54,9 +54,9 @@ func TestUsage(t *testing.T) {
 func TestLintAndPlan(t *testing.T) {
 	code, stdout, stderr := lab(t, "lint")
 	assert.Equal(t, code, 0, stdout+stderr)
-	code, stdout, _ = lab(t, "run", "--plan", "pod-to-pod/tcp")
+	code, stdout, _ = lab(t, "run", "--plan", "pod-to-pod/geneve/tcp")
 	assert.Equal(t, code, 0)
-	assert.Assert(t, strings.Contains(stdout, "expect path milan/web → milan/node-1 → milan/gateway → rome/gateway → rome/node-1 → rome/web, and back"), stdout)
+	assert.Assert(t, strings.Contains(stdout, "expect path milan/web → milan/node-1 → milan/gateway → rome/gateway → rome/node-1 → rome/web, and back, inside geneve"), stdout)
 	assert.Assert(t, strings.HasSuffix(stdout, "1 scenarios, 8 rows\n"), stdout)
 	code, stdout, _ = lab(t, "run", "--plan", "--sabotage", "pod-to-pod")
 	assert.Equal(t, code, 0)

@@ -60,6 +60,12 @@ func (b builder) phase(lab *builtLab, name string, took time.Duration) {
 // failed on its way is taken down.
 func (b builder) build(ctx context.Context, c labConfig) (*builtLab, error) {
 	lab := &builtLab{name: c.name, topology: c.topology, overlay: c.overlay}
+	if c.world == supervisor.VM {
+		// Here, where the Internet is: a lab's own network has no way there.
+		if _, err := buildImage(ctx, b.place, b.out); err != nil {
+			return nil, err
+		}
+	}
 	start := time.Now()
 	client, err := supervisor.Start(ctx, supervisor.Config{
 		Name: c.name, World: c.world, Spec: world.Plan(c.topology), BinDir: b.place.bin(), Ephemeral: c.ephemeral,

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 	"time"
 
@@ -27,7 +28,11 @@ func (a *app) image(ctx context.Context, root string) (vm.Image, error) {
 	if err != nil {
 		return vm.Image{}, err
 	}
-	say := func(s string) { fmt.Fprintln(a.stdout, "  ", s) }
+	return buildImage(ctx, p, a.stdout)
+}
+
+func buildImage(ctx context.Context, p place, out io.Writer) (vm.Image, error) {
+	say := func(s string) { fmt.Fprintln(out, "  ", s) }
 	kernel, err := vm.FindKernel(ctx, "", "", say)
 	if err != nil {
 		return vm.Image{}, infraError(err)

@@ -218,3 +218,29 @@ func TestPathInVXLAN(t *testing.T) {
 		})
 	}
 }
+
+// TestPathInside: what nodes send each other is inside the encapsulation, or
+// the path says where it was not.
+func TestPathInside(t *testing.T) {
+	for _, tc := range []struct{ name, inside, hop, want string }{
+		{"inside", "geneve", "milan/node-2!geneve", ""},
+		{"inside another one", "geneve", "milan/node-2!vxlan", "milan/node-2 saw it on eth0, going in, inside vxlan"},
+		{"outside", "vxlan", "milan/node-2", "milan/node-2 saw it on eth0, going in, by itself"},
+		{"not asked for", "", "milan/node-2", ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w, row := newFake(t)
+			w.hops = []string{"milan/web", tc.hop, "rome/web"}
+			e := &expect.Path{Inside: tc.inside, Symmetric: true}
+			for _, h := range strings.Fields(strings.Replace("milan/web HOP rome/web", "HOP", map[bool]string{true: "milan/node-2"}[!strings.Contains(tc.hop, "!")], 1)) {
+				e.Via = append(e.Via, ref(t, row, h))
+			}
+			_, err := row.Send(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "tcp", 0)
+			assert.NilError(t, err)
+			res, err := e.Check(t.Context(), row)
+			assert.NilError(t, err)
+			assert.Equal(t, res.OK, tc.want == "", "%+v", res)
+			assert.Equal(t, res.Why, tc.want)
+		})
+	}
+}

@@ -18,6 +18,8 @@ import (
 type Path struct {
 	Via       []Ref `lab:"via,required" doc:"hosts in order, both ends included"`
 	Symmetric bool  `lab:"symmetric" doc:"the reply passed the same hosts, tunnels included, in reverse"`
+	// Inside is about the networks of nodes, not about the wide area network.
+	Inside string `lab:"inside" enum:"geneve|vxlan" doc:"between nodes it was inside this encapsulation, there and back"`
 
 	tried int
 }
@@ -66,7 +68,41 @@ func (e *Path) Check(ctx context.Context, row *Row) (Result, error) {
 		return Result{}, err
 	}
 	p.From, p.To = via[0], via[len(via)-1]
-	return e.compare(newTrail(seen, p, row.Topology), via, row.Topology), nil
+	res := e.compare(newTrail(seen, p, row.Topology), via, row.Topology)
+	if outside := e.outside(seen, row.Topology); res.OK && outside != "" {
+		res.OK, res.Want, res.Why = false, res.Want+", inside "+e.Inside+" between nodes", outside
+	}
+	return res, nil
+}
+
+// outside says where a node sent or got the packet on the network of the nodes
+// outside of the encapsulation that was expected.
+func (e *Path) outside(seen []world.Sighting, topo *topology.Topology) string {
+	if e.Inside == "" {
+		return ""
+	}
+	for _, s := range seen {
+		cluster, name, _ := strings.Cut(s.Host, "/")
+		c, _ := topo.Cluster(cluster)
+		if s.Interface != world.NodeInterface || s.Outer == e.Inside || !isNode(c, name) {
+			continue
+		}
+		how := "by itself"
+		if s.Outer != world.OuterNone {
+			how = "inside " + s.Outer
+		}
+		return fmt.Sprintf("%s saw it on %s, going %s, %s", s.Host, s.Interface, s.Direction, how)
+	}
+	return ""
+}
+
+func isNode(c topology.Cluster, name string) bool {
+	for n := range c.Nodes {
+		if name == operand.NodeName(n+1) {
+			return true
+		}
+	}
+	return false
 }
 
 // compare compares with hosts of which two in a row may be the same: the node
@@ -102,6 +138,9 @@ func (e *Path) String() string {
 	s := "path " + strings.Join(slices.Compact(names), " → ")
 	if e.Symmetric {
 		s += ", and back"
+	}
+	if e.Inside != "" {
+		s += ", inside " + e.Inside
 	}
 	return s
 }

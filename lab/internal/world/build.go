@@ -154,9 +154,9 @@ func (n *network) newHost(name, cluster, port, bridge string, addr netip.Prefix,
 	h := &host{name: name, cluster: cluster, ns: ns}
 	steps := []func() error{
 		func() error { return ns.sysctl(append(settings, hostSettings...)...) },
-		func() error { return Wire(n.root, port, ns, "eth0") },
+		func() error { return Wire(n.root, port, ns, NodeInterface) },
 		func() error { return n.root.enslave(port, bridge) },
-		func() error { return ns.AddAddress("eth0", addr) },
+		func() error { return ns.AddAddress(NodeInterface, addr) },
 	}
 	for _, step := range steps {
 		if err := step(); err != nil {

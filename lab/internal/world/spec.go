@@ -54,6 +54,9 @@ type HostSpec struct {
 // APIServerPort is where every cluster's API server listens.
 const APIServerPort = 6443
 
+// NodeInterface is the link of a host to its network.
+const NodeInterface = "eth0"
+
 // Names of hosts that are not nodes. In a cluster they follow its name:
 // "milan/router".
 const (

@@ -170,7 +170,7 @@ type InternalNodeStatus struct {
 // +kubebuilder:resource:scope=Cluster,categories=liqo,shortName=in;inode
 // +kubebuilder:printcolumn:name="Node IP Local",type=string,JSONPath=`.status.nodeIP.local`
 // +kubebuilder:printcolumn:name="Node IP Remote",type=string,JSONPath=`.status.nodeIP.remote`
-// +kubebuilder:printcolumn:name="Overlay",type=string,JSONPath=`.spec.overlay`
+// +kubebuilder:printcolumn:name="Overlay",type=string,priority=1,JSONPath=`.spec.overlay`
 // +kubebuilder:printcolumn:name="VTEP",type=string,priority=1,JSONPath=`.status.vtep.ip`
 // +kubebuilder:printcolumn:name="VTEP MAC",type=string,priority=1,JSONPath=`.status.vtep.mac`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
