@@ -225,7 +225,7 @@ func (ns *NetNS) observe(ctx context.Context) (netstate.State, error) {
 	}
 	s.Settings = links.foreignSettings()
 	for _, l := range links.byName {
-		if !l.ours || l.state.Kind != netstate.KindVXLAN {
+		if l.state.Kind != netstate.KindVXLAN { // of ours: others have no state
 			continue // only there can neighbours and entries be ours
 		}
 		neighbors, err := ns.listNeighbors(l)

@@ -12,9 +12,6 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
-// ndaNHID is NDA_NH_ID of <linux/neighbour.h>: hosts by a group of next hops.
-const ndaNHID = 13
-
 // vxlanLink is what the library wants to know of a link: it does not learn,
 // and has no remote to send to what it has no entry for.
 func vxlanLink(attrs netlink.LinkAttrs, v netstate.VXLAN) *netlink.Vxlan {
@@ -60,7 +57,7 @@ func (ns *NetNS) listFDB(l link) ([]netstate.FDBEntry, error) {
 				copy(e.MAC[:], v)
 			case unix.NDA_DST:
 				e.Remote = asAddr(v)
-			case unix.NDA_PORT, unix.NDA_VNI, unix.NDA_IFINDEX, ndaNHID:
+			case unix.NDA_PORT, unix.NDA_VNI, unix.NDA_IFINDEX:
 				odd = true // said only where they are not the link's
 			}
 		})

@@ -151,6 +151,7 @@ func TestVXLANByHand(t *testing.T) {
 			assert.Assert(t, !netstate.Diff(observe(t, ns), want).Empty(), "the change was not seen")
 			converge(t, ns, want)
 			quiet(t, ns, want)
+			assert.Assert(t, !strings.Contains(test.Run("ip", "-d", "link", "show", "x1"), "remote"))
 		})
 	}
 	// Two hosts for what nobody knows go in one pass.
@@ -193,6 +194,9 @@ func TestVXLANOfOthers(t *testing.T) {
 	quiet(t, ns, want)
 
 	t.Run("the setting alone", func(t *testing.T) {
+		for _, v := range observe(t, ns).Settings {
+			assert.Assert(t, v.Dev != "x1")
+		}
 		now := foreign()
 		assert.Assert(t, now != before)
 		off := change(want, func(s *netstate.State) { s.Settings = []netstate.Setting{settingOf(t, start, "d0")} })
