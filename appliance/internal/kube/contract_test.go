@@ -17,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
+	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
 // documents returns the objects of a file, up to the first comment after the
@@ -57,6 +58,7 @@ func TestPlannedObjectsCompile(t *testing.T) {
 				case *v1beta1.InternalNode:
 					address := v1beta1.IP("172.18.1.1" + o.Name[len(o.Name)-1:])
 					o.Status.NodeIP = v1beta1.InternalNodeStatusNodeIP{Local: &address, Remote: &address}
+					o.Status.VTEP = &v1beta1.VTEP{IP: address, MAC: "02:00:00:00:00:0" + o.Name[len(o.Name)-1:]}
 					objects.InternalNodes = append(objects.InternalNodes, *o)
 				case *v1beta1.GeneveTunnel:
 					objects.Tunnels = append(objects.Tunnels, *o)
@@ -68,7 +70,8 @@ func TestPlannedObjectsCompile(t *testing.T) {
 			}
 			s := kube.Snapshot(objects)
 			assert.Equal(t, len(s.Invalid)+len(s.Notes), 0)
-			assert.Assert(t, len(s.Fabrics) > 0 && len(s.Tunnels) > 0 && len(s.Routes) > 0)
+			assert.Assert(t, len(s.Fabrics) > 0 && len(s.Routes) > 0)
+			assert.Equal(t, len(s.Tunnels) > 0, s.Fabrics[0].Overlay == cluster.OverlayGeneve)
 
 			applied := map[cluster.Ref]bool{}
 			check := func(state netstate.State, results []desired.Result) {
@@ -80,7 +83,8 @@ func TestPlannedObjectsCompile(t *testing.T) {
 			}
 			for _, n := range s.InternalNodes {
 				check(desired.Node(desired.NodeInput{
-					Name: n.Name, Underlay: desired.Underlay{MTU: 1500},
+					Name: n.Name, Label: plan.Label(n.Name), NodeIP: n.VTEP.IP,
+					Underlay: desired.Underlay{MTU: 1500, Devs: map[netip.Addr]string{s.Fabrics[0].GatewayIP: "cni0"}},
 					Fabrics: s.Fabrics, Tunnels: s.Tunnels, Nodes: s.InternalNodes, Routes: s.Routes, Firewalls: s.Firewalls,
 				}))
 			}
@@ -111,6 +115,8 @@ func TestLabelsAreTheSame(t *testing.T) {
 		node, gateway bool
 	}{
 		{map[string]string{v1beta1.LabelRouteCategory: v1beta1.CategoryFabric}, true, false},
+		{map[string]string{v1beta1.LabelRouteCategory: v1beta1.CategoryFabric, v1beta1.LabelRouteSubcategory: v1beta1.SubcategorySingleNode, v1beta1.LabelRouteUnique: "node-1"}, true, false},
+		{map[string]string{v1beta1.LabelRouteCategory: v1beta1.CategoryFabric, v1beta1.LabelRouteSubcategory: v1beta1.SubcategorySingleNode, v1beta1.LabelRouteUnique: "node-2"}, false, false},
 		{map[string]string{v1beta1.LabelRouteCategory: v1beta1.CategoryGateway, v1beta1.LabelRouteUnique: "rome"}, false, true},
 		{map[string]string{v1beta1.LabelRouteCategory: v1beta1.CategoryGateway, v1beta1.LabelRouteSubcategory: v1beta1.SubcategoryFabric}, false, true},
 		{map[string]string{v1beta1.LabelRouteCategory: v1beta1.CategoryGateway, v1beta1.LabelRouteSubcategory: v1beta1.SubcategoryFabricNode, v1beta1.LabelRouteUnique: "node-1"}, false, true},
@@ -126,4 +132,6 @@ func TestLabelsAreTheSame(t *testing.T) {
 		assert.Equal(t, desired.GatewaySelects(tt.labels, "rome", "node-1"), tt.gateway, "%v", tt.labels)
 	}
 	assert.Equal(t, desired.TunnelInterface, v1beta1.TunnelInterface)
+	assert.Equal(t, desired.VXLANInterface, v1beta1.VXLANInterface)
+	assert.Equal(t, desired.PodInterface, v1beta1.PodInterface)
 }
