@@ -419,7 +419,9 @@ func TestSources(t *testing.T) {
 			t.Fatal("nobody was told of the other node's VTEP")
 		}
 		eventually(t, src, "the other node's VTEP", func(v kube.NodeView) bool {
-			return slices.ContainsFunc(v.Input.Nodes, func(n cluster.InternalNode) bool { return n.Name == "node-12" && n.VTEP == vtep && len(n.Overlays) == 2 })
+			return slices.ContainsFunc(v.Input.Nodes, func(n cluster.InternalNode) bool {
+				return n.Name == "node-12" && n.VTEP == vtep && len(n.Overlays) == 2
+			})
 		})
 		status.VTEP = cluster.VTEP{}
 		eventually(t, other, "its own status", func(v kube.NodeView) bool { return v.Input.Nodes[0].VTEP == vtep })

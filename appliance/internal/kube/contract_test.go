@@ -85,7 +85,7 @@ func TestPlannedObjectsCompile(t *testing.T) {
 				check(desired.Node(desired.NodeInput{
 					Name: n.Name, Label: plan.Label(n.Name), NodeIP: n.VTEP.IP,
 					Underlay: desired.Underlay{MTU: 1500, Devs: map[netip.Addr]string{s.Fabrics[0].GatewayIP: "cni0"}},
-					Fabrics: s.Fabrics, Tunnels: s.Tunnels, Nodes: s.InternalNodes, Routes: s.Routes, Firewalls: s.Firewalls,
+					Fabrics:  s.Fabrics, Tunnels: s.Tunnels, Nodes: s.InternalNodes, Routes: s.Routes, Firewalls: s.Firewalls,
 				}))
 			}
 			for _, f := range s.Fabrics {
