@@ -9,6 +9,7 @@ import (
 	"io"
 	"net/netip"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -46,12 +47,15 @@ type builtLab struct {
 	name     string
 	topology *topology.Topology
 	overlay  string
+	mu       sync.Mutex // of phases
 	phases   []report.Phase
 	runner   *runner.Runner // of lab run
 	found    bool           // it was up before
 }
 
 func (b builder) phase(lab *builtLab, name string, took time.Duration) {
+	lab.mu.Lock()
+	defer lab.mu.Unlock()
 	lab.phases = append(lab.phases, report.Phase{Name: name, Took: report.Duration(took)})
 	fmt.Fprintf(b.out, "   %-52s %6s\n", name, report.Duration(took))
 }
@@ -79,12 +83,7 @@ func (b builder) build(ctx context.Context, c labConfig) (*builtLab, error) {
 		return nil, fmt.Errorf("start lab %s: %w", c.name, err)
 	}
 	lab.client = client
-	up := time.Now()
-	b.phase(lab, "world and control planes ready", up.Sub(start))
-	if err := waitServices(ctx, client, lab.topology); err != nil {
-		return lab, err
-	}
-	b.phase(lab, "kube-proxies have their rules", time.Since(up))
+	b.phase(lab, "world and control planes ready", time.Since(start))
 	if err := b.install(ctx, lab, start); err != nil {
 		return lab, err
 	}
@@ -130,13 +129,21 @@ func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) er
 	res, err := deploy.Install(ctx, deploy.Config{
 		Topology: lab.topology, Overlay: networkingv1beta1.Overlay(lab.overlay), Clusters: clusters{ctx, lab.client}, ChartDir: b.place.chart(),
 		Progress: func(p deploy.Phase) { b.phase(lab, p.Name, p.Took) },
-		Reach:    reachOf(lab),
+		Services: func(ctx context.Context) error {
+			start := time.Now()
+			err := waitServices(ctx, lab.client, lab.topology)
+			if err == nil {
+				b.phase(lab, "kube-proxies have their rules", time.Since(start))
+			}
+			return err
+		},
+		Reach: reachOf(lab),
 	})
 	if err != nil {
 		return fmt.Errorf("install in lab %s: %w", lab.name, err)
 	}
 	if !res.FirstReply.IsZero() {
-		b.phase(lab, "from the peering's objects to the first reply", res.FirstReply.Sub(res.PeeringApplied))
+		b.phase(lab, "from the peering's objects to the first reply", max(0, res.FirstReply.Sub(res.PeeringApplied)))
 	}
 	if !res.PeeringApplied.IsZero() {
 		b.phase(lab, "from the peering's objects to converged", time.Since(res.PeeringApplied))

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -47,16 +48,22 @@ func start(ctx context.Context, cfg Config) (_ *ControlPlane, err error) {
 			err = errors.Join(err, c.Close())
 		}
 	}()
-	for _, component := range Components() {
+	for _, component := range []string{Etcd, APIServer} {
 		if err := c.StartComponent(ctx, component); err != nil {
 			return nil, err
 		}
 	}
-	cfg.Progress("cluster %s: the controller manager makes the first service account", cfg.Name)
-	return c, c.until(ctx, "service account default/default", func(ctx context.Context) error {
-		_, err := c.client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
-		return err
+	g, gctx := errgroup.WithContext(ctx)
+	for _, component := range []string{ControllerManager, Scheduler} {
+		g.Go(func() error { return c.StartComponent(gctx, component) })
+	}
+	g.Go(func() error {
+		return c.until(gctx, "service account default/default of the controller manager", func(ctx context.Context) error {
+			_, err := c.client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+			return err
+		})
 	})
+	return c, g.Wait()
 }
 
 // StartComponent starts a component that is not running and waits until it is

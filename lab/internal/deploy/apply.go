@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -17,48 +19,50 @@ import (
 const fieldOwner = client.FieldOwner("isthmus-lab")
 
 // apply brings the objects to the API server by server-side apply, in their
-// order. A kind that has just been defined is waited for.
+// order.
 func apply(ctx context.Context, c client.Client, objects []*unstructured.Unstructured) error {
 	for _, o := range objects {
 		if err := applyOne(ctx, c, o); err != nil {
-			return fmt.Errorf("apply %s: %w", describe(o), err)
+			return err
 		}
 	}
 	return nil
 }
 
-func applyOne(ctx context.Context, c client.Client, o *unstructured.Unstructured) error {
-	var last error
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 10*time.Second, true, func(ctx context.Context) (bool, error) {
-		last = c.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()), fieldOwner, client.ForceOwnership)
-		if last == nil {
-			return true, nil
-		}
-		if meta.IsNoMatchError(last) {
-			return false, nil // its CRD is not served yet
-		}
-		return false, last
-	})
-	if errors.Is(err, context.DeadlineExceeded) && last != nil {
-		return last
+// applyTogether is apply without an order.
+func applyTogether(ctx context.Context, c client.Client, objects []*unstructured.Unstructured) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for _, o := range objects {
+		g.Go(func() error { return applyOne(ctx, c, o) })
 	}
-	return err
+	return g.Wait()
 }
 
-// waitEstablished waits until the API server serves the kinds.
-func waitEstablished(ctx context.Context, c client.Client, crds []*unstructured.Unstructured) error {
-	return poll(ctx, 20*time.Second, func(ctx context.Context) (string, error) {
-		for _, crd := range crds {
-			got := newUnstructured("apiextensions.k8s.io/v1", "CustomResourceDefinition")
-			if err := c.Get(ctx, client.ObjectKeyFromObject(crd), got); err != nil {
-				return err.Error(), nil
+// applyOne applies an object, in the namespace of the installation when it
+// needs one and names none. Of a kind or a namespace that is on its way it
+// tries again.
+func applyOne(ctx context.Context, c client.Client, o *unstructured.Unstructured) error {
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, 20*time.Second, true, func(ctx context.Context) (bool, error) {
+		var namespaced bool
+		if namespaced, last = c.IsObjectNamespaced(o); last == nil {
+			if namespaced && o.GetNamespace() == "" {
+				o.SetNamespace(Namespace)
 			}
-			if !hasCondition(got, "Established") {
-				return crd.GetName() + " is not established", nil
-			}
+			last = c.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()), fieldOwner, client.ForceOwnership)
 		}
-		return "", nil
+		if meta.IsNoMatchError(last) || apierrors.IsNotFound(last) {
+			return false, nil
+		}
+		return true, last
 	})
+	if errors.Is(err, context.DeadlineExceeded) && last != nil {
+		err = last
+	}
+	if err != nil {
+		return fmt.Errorf("apply %s: %w", describe(o), err)
+	}
+	return nil
 }
 
 // poll calls check every 100 ms until it returns no reason to wait. The last
@@ -79,16 +83,6 @@ func poll(ctx context.Context, timeout time.Duration, check func(context.Context
 		return fmt.Errorf("after %v still waiting: %s: %w", timeout, reason, err)
 	}
 	return err
-}
-
-func hasCondition(o *unstructured.Unstructured, name string) bool {
-	conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
-	for _, c := range conditions {
-		if m, ok := c.(map[string]any); ok && m["type"] == name && m["status"] == "True" {
-			return true
-		}
-	}
-	return false
 }
 
 func newUnstructured(apiVersion, kind string) *unstructured.Unstructured {

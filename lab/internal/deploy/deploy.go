@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
@@ -50,6 +51,9 @@ type Config struct {
 	Clusters Clusters
 	ChartDir string
 	Progress func(Phase) // optional; called when a phase ends
+	// Services returns when all nodes reach Services; optional. Daemons that
+	// start before that fail and start again.
+	Services func(ctx context.Context) error
 	// Reach returns when a pod of one cluster has had an answer from a pod of
 	// the other; optional. It is called as soon as both sides of a peering
 	// have each other's key.
@@ -65,7 +69,8 @@ type Phase struct {
 // Result holds what Install measured.
 type Result struct {
 	// PeeringApplied is the moment when the first object of the first
-	// peering was sent to an API server.
+	// peering was sent to an API server, or when the appliance was ready,
+	// whatever came last.
 	PeeringApplied time.Time
 	// FirstReply is when the last of the peerings had its first answer from
 	// one pod to another; zero when Config.Reach is nil, or no two pods of the
@@ -98,28 +103,46 @@ func Install(ctx context.Context, cfg Config) (Result, error) {
 		}
 		in.clients[c.Name] = cl
 	}
-	steps := []struct {
-		name string
-		run  func(context.Context) error
-	}{
-		{"chart installed", in.each(in.installChart)},
-		{"pods created", in.each(in.createPods)},
-		{"appliance ready", in.each(in.waitAppliance)},
-		{"peerings connected", in.connectPeerings},
-		{"converged", in.waitConverged},
-	}
-	for _, s := range steps {
-		start := time.Now()
-		if err := s.run(ctx); err != nil {
-			return in.result, fmt.Errorf("until %q: %w", s.name, err)
-		}
-		p := Phase{Name: s.name, Took: time.Since(start)}
-		in.result.Phases = append(in.result.Phases, p)
-		if cfg.Progress != nil {
-			cfg.Progress(p)
+	// The objects of peerings may come before the appliance is ready: it
+	// finds them when it starts.
+	for _, together := range [][]phase{
+		{{"chart installed", in.installCharts}, {"pods created", in.each(in.createPods)}},
+		{{"appliance ready", in.applianceReady}, {"peerings connected", in.connectPeerings}},
+		{{"converged", in.waitConverged}},
+	} {
+		if err := in.run(ctx, together); err != nil {
+			return in.result, err
 		}
 	}
 	return in.result, nil
+}
+
+// A phase is a step of the installation.
+type phase struct {
+	name string
+	run  func(context.Context) error
+}
+
+// run runs phases side by side.
+func (in *installer) run(ctx context.Context, together []phase) error {
+	g, ctx := errgroup.WithContext(ctx)
+	start := time.Now()
+	for _, s := range together {
+		g.Go(func() error {
+			if err := s.run(ctx); err != nil {
+				return fmt.Errorf("until %q: %w", s.name, err)
+			}
+			p := Phase{Name: s.name, Took: time.Since(start)}
+			in.mu.Lock()
+			defer in.mu.Unlock()
+			in.result.Phases = append(in.result.Phases, p)
+			if in.cfg.Progress != nil {
+				in.cfg.Progress(p)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
 }
 
 // NewClient returns a client for a cluster of the lab that knows the
@@ -163,7 +186,29 @@ func (in *installer) each(run func(context.Context, topology.Cluster, client.Cli
 	}
 }
 
-func (in *installer) installChart(ctx context.Context, c topology.Cluster, cl client.Client) error {
+// installCharts installs the chart in all clusters at once: what the daemons
+// run on as soon as the nodes reach Services, everything else before.
+func (in *installer) installCharts(ctx context.Context) error {
+	services := make(chan struct{})
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error {
+		if in.cfg.Services != nil {
+			if err := in.cfg.Services(ctx); err != nil {
+				return err
+			}
+		}
+		close(services)
+		return nil
+	})
+	g.Go(func() error {
+		return in.each(func(ctx context.Context, c topology.Cluster, cl client.Client) error {
+			return in.installChart(ctx, c, cl, services)
+		})(ctx)
+	})
+	return g.Wait()
+}
+
+func (in *installer) installChart(ctx context.Context, c topology.Cluster, cl client.Client, services <-chan struct{}) error {
 	m, err := Render(in.cfg.ChartDir, Release, Namespace, in.values(c))
 	if err != nil {
 		return err
@@ -177,19 +222,23 @@ func (in *installer) installChart(ctx context.Context, c topology.Cluster, cl cl
 	if err := applyOne(ctx, cl, ns); err != nil {
 		return err
 	}
-	if err := apply(ctx, cl, m.CRDs); err != nil {
-		return err
-	}
-	if err := waitEstablished(ctx, cl, m.CRDs); err != nil {
-		return err
-	}
+	var others, workloads []*unstructured.Unstructured
 	for _, o := range m.Objects {
-		namespaced, err := cl.IsObjectNamespaced(o)
-		if err == nil && namespaced && o.GetNamespace() == "" {
-			o.SetNamespace(Namespace)
+		if o.GetKind() == "DaemonSet" || o.GetKind() == "Deployment" {
+			workloads = append(workloads, o)
+		} else {
+			others = append(others, o)
 		}
 	}
-	return apply(ctx, cl, m.Objects)
+	if err := applyTogether(ctx, cl, append(m.CRDs, others...)); err != nil {
+		return err
+	}
+	select {
+	case <-services:
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	return applyTogether(ctx, cl, workloads)
 }
 
 // values are what an operator would pass to helm install.
@@ -216,6 +265,24 @@ func (in *installer) values(c topology.Cluster) map[string]any {
 			},
 		},
 	}
+}
+
+// applianceReady waits for the appliance in all clusters.
+func (in *installer) applianceReady(ctx context.Context) error {
+	if err := in.each(in.waitAppliance)(ctx); err != nil {
+		return err
+	}
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.result.PeeringApplied = latest(in.result.PeeringApplied, time.Now())
+	return nil
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
 }
 
 // waitAppliance waits until the controller runs and every node's daemon is

@@ -32,7 +32,9 @@ func (in *installer) connectPeerings(ctx context.Context) error {
 	if len(in.cfg.Topology.Peerings) == 0 {
 		return nil
 	}
-	in.result.PeeringApplied = time.Now()
+	in.mu.Lock()
+	in.result.PeeringApplied = latest(in.result.PeeringApplied, time.Now())
+	in.mu.Unlock()
 	g, ctx := errgroup.WithContext(ctx)
 	for _, p := range in.cfg.Topology.Peerings {
 		g.Go(func() error {
@@ -177,7 +179,7 @@ func peerObject(kind, peer string) *unstructured.Unstructured {
 // the form of a client's spec.
 func waitEndpoint(ctx context.Context, cl client.Client, p topology.Peering) (endpoint map[string]any, err error) {
 	o := peerObject("GatewayServer", p.Client)
-	err = poll(ctx, 2*time.Minute, func(ctx context.Context) (string, error) {
+	err = poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
 		if err := cl.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
 			return err.Error(), nil
 		}
