@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 
@@ -173,12 +174,24 @@ func (d *Directory) Settle(ctx context.Context, o operand.Operand) (operand.Oper
 	}
 	c, _ := d.topology.Cluster(o.Cluster)
 	for n := 1; n <= c.Nodes; n++ {
-		if (operand.NodeName(n) == pod.Node) != o.Other {
+		if name := operand.NodeName(n); (name == pod.Node) != o.Other && d.present(o.Cluster, name) {
 			o.Kind, o.Node = operand.Node, n
 			return o, nil
 		}
 	}
 	return o, fmt.Errorf("%s %w: the gateway runs on %s", o, ErrNoAddress, pod.Node)
+}
+
+// present tells whether a node has joined its cluster and has not left.
+func (d *Directory) present(cluster, node string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, c := range d.status.Clusters {
+		if c.Name == cluster {
+			return slices.Contains(c.Nodes, node)
+		}
+	}
+	return false
 }
 
 // stale tells whether the answer depends on something that changes while a

@@ -52,7 +52,11 @@ type tokenSighting struct {
 func (w *fakeWorld) Status(context.Context) (world.Status, error) {
 	s := world.Status{Spec: world.Plan(w.topology)}
 	for _, c := range w.topology.Clusters {
-		s.Clusters = append(s.Clusters, world.ClusterStatus{Name: c.Name, Pods: w.pods[c.Name]})
+		cs := world.ClusterStatus{Name: c.Name, Pods: w.pods[c.Name]}
+		for _, n := range c.Present() {
+			cs.Nodes = append(cs.Nodes, operand.NodeName(n))
+		}
+		s.Clusters = append(s.Clusters, cs)
 	}
 	return s, nil
 }

@@ -44,6 +44,10 @@ type node struct {
 
 	netReady chan struct{} // closed when net is set
 	net      *network
+
+	// idle closes connections to the API server: open ones would keep the
+	// namespace of a node that is gone.
+	idle []func()
 }
 
 func newNode(cfg NodeConfig) (*node, error) {
@@ -75,7 +79,12 @@ func (n *node) clientset(kubeconfig []byte) (kubernetes.Interface, error) {
 	}
 	rc.QPS, rc.Burst = 100, 200
 	rest.AddUserAgent(rc, "isthmus-lab/"+n.cfg.Name)
-	return kubernetes.NewForConfig(rc)
+	client, err := rest.HTTPClientFor(rc)
+	if err != nil {
+		return nil, err
+	}
+	n.idle = append(n.idle, client.CloseIdleConnections)
+	return kubernetes.NewForConfigAndClient(rc, client)
 }
 
 // hostRoot is the root directory that hostPath volumes of this node see.
@@ -108,6 +117,9 @@ func (n *node) run(ctx context.Context) error {
 	}
 	n.wg.Wait()
 	wg.Wait()
+	for _, closeIdle := range n.idle {
+		closeIdle()
+	}
 	return nil
 }
 

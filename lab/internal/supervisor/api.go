@@ -29,6 +29,7 @@ func (l *lab) routes() http.Handler {
 	mux.HandleFunc("GET "+world.PathKubeconfig, l.serveKubeconfig)
 	mux.HandleFunc("GET "+world.PathDial, l.serveDial)
 	mux.HandleFunc("POST "+world.PathComponent, l.serveComponent)
+	mux.HandleFunc("POST "+world.PathNode, l.serveNode)
 	mux.HandleFunc("POST "+world.PathDown, func(w http.ResponseWriter, _ *http.Request) {
 		world.WriteJSON(w, struct{}{})
 		l.end(errors.New("lab down"))
@@ -95,10 +96,11 @@ func (l *lab) currentStatus(ctx context.Context) world.Status {
 	s.Clusters = nil
 	for _, spec := range l.cfg.Spec.Clusters {
 		cs := world.ClusterStatus{Name: spec.Name, Pods: pods[spec.Name], Components: map[string]string{}}
-		for _, n := range spec.Nodes {
-			cs.Nodes = append(cs.Nodes, n.Name)
+		c := l.clusters[spec.Name]
+		if c != nil {
+			cs.Nodes = c.presentNodes()
 		}
-		if c := l.clusters[spec.Name]; c != nil && c.cp != nil {
+		if c != nil && c.cp != nil {
 			cs.Server = "https://" + c.cp.Address().String()
 			running := c.cp.Running()
 			for _, name := range controlplane.Components() {

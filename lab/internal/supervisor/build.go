@@ -2,24 +2,19 @@ package supervisor
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
-
-// nodesTimeout is how long the nodes may take to be ready once the world has
-// been built: a second natively, a few in an emulated machine.
-const nodesTimeout = 120 * time.Second
 
 // build brings the lab up: the control planes and the agent side by side, then
 // the world, then it waits for the nodes.
@@ -30,7 +25,11 @@ func (l *lab) build(ctx context.Context) error {
 			return err
 		}
 		l.mu.Lock()
-		l.clusters[spec.Name] = &cluster{spec: spec, ns: ns}
+		c := &cluster{spec: spec, ns: ns, present: map[string]bool{}}
+		for _, n := range spec.Nodes {
+			c.present[n.Name] = !n.Absent
+		}
+		l.clusters[spec.Name] = c
 		l.mu.Unlock()
 	}
 
@@ -99,7 +98,7 @@ func (l *lab) build(ctx context.Context) error {
 	if l.cfg.KubernetesLess {
 		return nil
 	}
-	return l.step("nodes are ready", func() error { return l.waitNodes(ctx) })
+	return l.step("nodes are ready", func() error { return l.waitNodes(ctx, slices.Collect(maps.Values(l.clusters))...) })
 }
 
 // uplink is the name of a control plane's only link, in its own namespace.
@@ -163,46 +162,4 @@ func (l *lab) state(elem ...string) string {
 
 func (l *lab) kubeconfigFile(cluster string) string {
 	return l.state("control-plane", cluster, "admin.kubeconfig")
-}
-
-// waitNodes waits until every node of every cluster is ready.
-func (l *lab) waitNodes(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, nodesTimeout)
-	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		missing := ""
-		for _, c := range l.clusters {
-			list, err := c.cp.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
-			if err != nil {
-				missing = fmt.Sprintf("nodes of %s: %v", c.spec.Name, err)
-				break
-			}
-			ready := map[string]bool{}
-			for _, n := range list.Items {
-				for _, cond := range n.Status.Conditions {
-					if cond.Type == corev1.NodeReady && cond.Status == corev1.ConditionTrue && len(n.Spec.PodCIDRs) > 0 {
-						ready[n.Name] = true
-					}
-				}
-			}
-			for _, n := range c.spec.Nodes {
-				if !ready[n.Name] {
-					missing = fmt.Sprintf("node %s/%s is not ready", c.spec.Name, n.Name)
-				}
-			}
-		}
-		if missing == "" {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return fmt.Errorf("%s after %s", missing, nodesTimeout)
-			}
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
 }

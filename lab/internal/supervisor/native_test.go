@@ -18,6 +18,8 @@ import (
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/poll"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
@@ -162,6 +164,177 @@ func TestTheNetworkIsAsPlanned(t *testing.T) {
 		assert.ErrorIs(t, err, world.ErrNoTarget)
 		assert.ErrorContains(t, err, "milan/node-2")
 	})
+}
+
+// TestANodeLeavesAndJoins is about the host of a node, its cable and its
+// namespace; what Kubernetes sees of it is TestANodeOfAClusterLeavesAndJoins.
+func TestANodeLeavesAndJoins(t *testing.T) {
+	c := native(t)
+	ctx := t.Context()
+	ports := func() string { return sh(t, c, "wan", "ls /sys/class/net") }
+	hosts := func() []string {
+		s, err := c.Inventory(ctx)
+		assert.NilError(t, err)
+		var names []string
+		for _, h := range s {
+			names = append(names, h.Host)
+		}
+		return names
+	}
+	sh(t, c, "milan/node-1", "busybox ping -c1 -W2 172.18.1.12")
+	inode := strings.TrimSpace(sh(t, c, "milan/node-2", "readlink /proc/self/ns/net"))
+	assert.Check(t, slices.Contains(everyNamespace(t), inode))
+
+	assert.NilError(t, c.LeaveNode(ctx, "milan", "node-2"))
+	assert.Check(t, !strings.Contains(ports(), "l1-node2"), "the cable is still there")
+	assert.Check(t, !slices.Contains(hosts(), "milan/node-2"))
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		if slices.Contains(everyNamespace(t), inode) {
+			return poll.Continue("%s is still there", inode)
+		}
+		return poll.Success()
+	}, poll.WithTimeout(5*time.Second))
+	_, err := c.Exec(ctx, world.ExecRequest{Target: "milan/node-2", Argv: []string{"true"}})
+	assert.ErrorIs(t, err, world.ErrNoTarget)
+	s, err := c.Status(ctx)
+	assert.NilError(t, err)
+	assert.DeepEqual(t, s.Clusters[0].Nodes, []string{"node-1"})
+	assert.NilError(t, c.LeaveNode(ctx, "milan", "node-2"), "a node that has left can't leave again")
+
+	assert.NilError(t, c.JoinNode(ctx, "milan", "node-2"))
+	assert.NilError(t, c.JoinNode(ctx, "milan", "node-2"), "a node that is there can't join again")
+	since := time.Now()
+	sh(t, c, "milan/node-1", "busybox ping -c1 -W2 172.18.1.12")
+	w, err := c.WirePackets(ctx, world.WireQuery{On: "milan/node-2", Since: since})
+	assert.NilError(t, err)
+	assert.Check(t, w.Packets >= 2, "what the node that came back sees is not captured: %+v", w)
+	s, err = c.Status(ctx)
+	assert.NilError(t, err)
+	assert.DeepEqual(t, s.Clusters[0].Nodes, []string{"node-1", "node-2"})
+
+	assert.ErrorContains(t, c.JoinNode(ctx, "milan", "node-9"), `cluster milan has no node "node-9"`)
+	assert.ErrorIs(t, c.LeaveNode(ctx, "oslo", "node-1"), world.ErrNoTarget)
+}
+
+// TestANodeOfAClusterLeavesAndJoins: a node that was absent at the start joins
+// a real cluster, leaves it and joins again.
+func TestANodeOfAClusterLeavesAndJoins(t *testing.T) {
+	nettest.NeedRoot(t)
+	nettest.Slow(t, "starts a control plane")
+	for _, b := range []string{"kubernetes", "kube-proxy", "isthmus", "lab", "probe", "cni/bridge"} {
+		nettest.Built(t, b)
+	}
+	spec := two(t)
+	spec.Clusters = spec.Clusters[:1]
+	spec.Clusters[0].Nodes[1].Absent = true
+	ctx := t.Context()
+	c, err := supervisor.Start(ctx, supervisor.Config{
+		Name: "nodes", World: supervisor.Native, Spec: spec, BinDir: binDir(t), RunDir: runDir(t), Ephemeral: true,
+		Progress: func(p world.Progress) { t.Log(p.Message, p.Took) },
+	})
+	assert.NilError(t, err)
+	t.Cleanup(func() { c.Close() })
+	cfg, err := c.RESTConfig(ctx, "milan")
+	assert.NilError(t, err)
+	api, err := kubernetes.NewForConfig(cfg)
+	assert.NilError(t, err)
+	nodes := func() map[string]string { // podCIDRs
+		list, err := api.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		assert.NilError(t, err)
+		out := map[string]string{}
+		for _, n := range list.Items {
+			out[n.Name] = n.Spec.PodCIDR
+		}
+		return out
+	}
+	routed := func(host, podCIDR string, want bool) {
+		t.Helper()
+		poll.WaitOn(t, func(poll.LogT) poll.Result {
+			routes := sh(t, c, host, "ip route")
+			if strings.Contains(routes, podCIDR+" via 172.18.1.12") != want {
+				return poll.Continue("%s: route to %s, wanted %v:\n%s", host, podCIDR, want, routes)
+			}
+			return poll.Success()
+		}, poll.WithTimeout(10*time.Second))
+	}
+	assert.DeepEqual(t, nodes(), map[string]string{"node-1": "10.0.0.0/24"})
+
+	for _, podCIDR := range []string{"10.0.1.0/24", "10.0.2.0/24"} { // a node that comes back gets a new one
+		start := time.Now()
+		assert.NilError(t, c.JoinNode(ctx, "milan", "node-2"))
+		t.Logf("node-2 joined in %v", time.Since(start).Round(time.Millisecond))
+		assert.DeepEqual(t, nodes(), map[string]string{"node-1": "10.0.0.0/24", "node-2": podCIDR})
+		routed("milan/node-1", podCIDR, true)
+		routed("milan/router", podCIDR, true)
+		poll.WaitOn(t, func(poll.LogT) poll.Result {
+			if !strings.Contains(sh(t, c, "milan/node-2", "nft list tables"), "kube-proxy") {
+				return poll.Continue("kube-proxy has no rules on the node that joined")
+			}
+			return poll.Success()
+		}, poll.WithTimeout(20*time.Second))
+		inode := strings.TrimSpace(sh(t, c, "milan/node-2", "readlink /proc/self/ns/net"))
+
+		start = time.Now()
+		assert.NilError(t, c.LeaveNode(ctx, "milan", "node-2"))
+		t.Logf("node-2 left in %v", time.Since(start).Round(time.Millisecond))
+		assert.DeepEqual(t, nodes(), map[string]string{"node-1": "10.0.0.0/24"})
+		routed("milan/node-1", podCIDR, false)
+		routed("milan/router", podCIDR, false)
+		poll.WaitOn(t, func(poll.LogT) poll.Result {
+			if slices.Contains(everyNamespace(t), inode) {
+				return poll.Continue("%s is still there", inode)
+			}
+			return poll.Success()
+		}, poll.WithTimeout(5*time.Second))
+	}
+}
+
+// TestUnderlayChecks is about what a topology wants of the nodes' links and of
+// the LAN.
+func TestUnderlayChecks(t *testing.T) {
+	nettest.NeedRoot(t)
+	spec := two(t)
+	spec.Clusters[0].SourceCheck, spec.Clusters[0].RPFilter = true, topology.RPFilterStrict
+	spec.Clusters[0].Nodes[1].Absent = true
+	c, err := supervisor.Start(t.Context(), supervisor.Config{
+		Name: "checks", World: supervisor.Native, Spec: spec, BinDir: binDir(t), RunDir: runDir(t), Ephemeral: true, KubernetesLess: true,
+	})
+	assert.NilError(t, err)
+	t.Cleanup(func() { c.Close() })
+	s, err := c.Status(t.Context())
+	assert.NilError(t, err)
+	assert.DeepEqual(t, s.Clusters[0].Nodes, []string{"node-1"})
+	assert.NilError(t, c.JoinNode(t.Context(), "milan", "node-2"))
+
+	sh(t, c, "milan/node-2", "test $(cat /proc/sys/net/ipv4/conf/eth0/rp_filter) = 1 && test $(cat /proc/sys/net/ipv4/conf/all/rp_filter) = 0")
+	sh(t, c, "rome/node-1", "test $(cat /proc/sys/net/ipv4/conf/eth0/rp_filter) = 2")
+	// A foreign source leaves rome's node, and not milan's. The neighbour is asked
+	// for with an address that it answers, first.
+	for _, node := range []string{"milan/node-2", "rome/node-1"} {
+		sh(t, c, node, "ip address add 192.0.2.9/32 dev lo")
+	}
+	since := time.Now()
+	sh(t, c, "milan/node-2", "busybox ping -c1 -W2 172.18.1.11; ! busybox ping -c1 -W1 -I 192.0.2.9 172.18.1.11")
+	sh(t, c, "rome/node-1", "busybox ping -c1 -W2 172.18.2.1; ! busybox ping -c1 -W1 -I 192.0.2.9 172.18.2.1")
+	for host, want := range map[string][]string{"milan/node-1": {"172.18.1.12"}, "rome/router": {"192.0.2.9"}} {
+		poll.WaitOn(t, func(poll.LogT) poll.Result {
+			w, err := c.WirePackets(t.Context(), world.WireQuery{On: host, Since: since})
+			if err != nil {
+				return poll.Error(err)
+			}
+			var sources []string
+			for _, f := range w.Flows {
+				if from := f.Src.String(); f.Proto == "icmp" && (from == "172.18.1.12" || from == "192.0.2.9") {
+					sources = append(sources, from)
+				}
+			}
+			if !slices.Equal(sources, want) {
+				return poll.Continue("%s has seen %q, not %q", host, sources, want)
+			}
+			return poll.Success()
+		}, poll.WithTimeout(5*time.Second))
+	}
+	assert.Check(t, is.Contains(sh(t, c, "wan", "nft list ruleset"), `iifname "l1-node2" ip saddr != @l1_node2 counter packets 1 `))
 }
 
 func TestTheSameLabTwice(t *testing.T) {

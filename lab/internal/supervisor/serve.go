@@ -85,6 +85,8 @@ type cluster struct {
 	spec world.ClusterSpec
 	ns   *world.Namespace
 	cp   *controlplane.ControlPlane
+	// present are the nodes that are there, by name; lab.mu guards it.
+	present map[string]bool
 }
 
 func serve(ctx context.Context, cfg Config, logger *slog.Logger) error {

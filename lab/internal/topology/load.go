@@ -28,6 +28,9 @@ type clusterFile struct {
 	InternalCIDR netip.Prefix `lab:"internalCIDR" doc:"default 10.80.0.0/16"`
 	CNI          string       `lab:"cni" enum:"bridge" doc:"default bridge"`
 	KubeProxy    string       `lab:"kubeProxy" enum:"nftables|iptables" doc:"default nftables"`
+	Absent       []int        `lab:"absent" doc:"numbers of nodes that join later, by nodeJoins"`
+	RPFilter     *int         `lab:"rpFilter" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
+	SourceCheck  bool         `lab:"sourceCheck" doc:"the underlay drops packets from a node whose source is neither its address nor in its podCIDR, as cloud fabrics do"`
 }
 
 type peeringFile struct {
@@ -119,7 +122,10 @@ func (t *Topology) addClusters(f *yamlfile.File, in []clusterFile) {
 		if len(c.Name) > 51 {
 			f.Problem(f.At(&c.Name), "", "a cluster ID has at most 51 characters: liqo-tenant-<id> is a namespace")
 		}
-		out := Cluster{c.Name, c.Nodes, c.PodCIDR, c.ServiceCIDR, c.NodeCIDR, c.ExternalCIDR, c.InternalCIDR, c.CNI, c.KubeProxy}
+		out := Cluster{c.Name, c.Nodes, c.PodCIDR, c.ServiceCIDR, c.NodeCIDR, c.ExternalCIDR, c.InternalCIDR, c.CNI, c.KubeProxy, c.Absent, RPFilterLoose, c.SourceCheck}
+		if c.RPFilter != nil {
+			out.RPFilter = *c.RPFilter
+		}
 		orPrefix(&out.NodeCIDR, fmt.Sprintf("172.18.%d.0/24", i+1))
 		orPrefix(&out.ExternalCIDR, "10.70.0.0/16")
 		orPrefix(&out.InternalCIDR, "10.80.0.0/16")
@@ -134,6 +140,10 @@ func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 	if at := f.At(&in.Nodes); at.Line > 0 && (c.Nodes < 1 || c.Nodes > 200) {
 		f.Problem(at, "", "nodes: %d is not between 1 and 200", c.Nodes)
 	}
+	if c.RPFilter < RPFilterOff || c.RPFilter > RPFilterLoose {
+		f.Problem(f.At(in.RPFilter), "0 is off, 1 strict, 2 loose", "rpFilter: %d is not between 0 and 2", c.RPFilter)
+	}
+	checkAbsent(f, in, c)
 	if c.PodCIDR.IsValid() {
 		// The controller-manager gives a /24 (or /64) to each node.
 		per := 24
@@ -167,6 +177,20 @@ func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 			f.Problem(at, "inside a cluster the ranges must differ; those of two clusters may overlap",
 				"%s %s overlaps %s %s of cluster %s", a.key, a.prefix, b.key, b.prefix, c.Name)
 		}
+	}
+}
+
+func checkAbsent(f *yamlfile.File, in *clusterFile, c Cluster) {
+	for i := range in.Absent {
+		switch n := in.Absent[i]; {
+		case n < 1 || n > c.Nodes:
+			f.Problem(f.At(&in.Absent[i]), "nodes counts those that join later, too", "cluster %s has nodes 1 to %d, not %d", c.Name, c.Nodes, n)
+		case slices.Contains(in.Absent[:i], n):
+			f.Problem(f.At(&in.Absent[i]), "", "node %d is absent already", n)
+		}
+	}
+	if c.Nodes > 0 && len(c.Present()) == 0 {
+		f.Problem(f.At(&in.Absent), "", "cluster %s has no node at the start", c.Name)
 	}
 }
 

@@ -30,6 +30,28 @@ type Cluster struct {
 	InternalCIDR netip.Prefix // default 10.80.0.0/16
 	CNI          string       // default CNIBridge
 	KubeProxy    string       // default ProxyNFTables
+	Absent       []int        // nodes, from 1, that join later: no host, no Node object
+	RPFilter     int          // of the nodes' links; default RPFilterLoose
+	SourceCheck  bool         // the LAN drops packets with a source that is not their node's
+}
+
+// Reverse-path filters of a node's links, as the kernel counts them
+// (ip-sysctl: rp_filter).
+const (
+	RPFilterOff    = 0
+	RPFilterStrict = 1
+	RPFilterLoose  = 2
+)
+
+// Present returns the numbers of the nodes that are there from the start.
+func (c Cluster) Present() []int {
+	var out []int
+	for n := 1; n <= c.Nodes; n++ {
+		if !slices.Contains(c.Absent, n) {
+			out = append(out, n)
+		}
+	}
+	return out
 }
 
 // What a cluster can be made of.

@@ -46,6 +46,8 @@ type agent struct {
 	mu       sync.Mutex
 	network  *network
 	captures []*podCapture // of hosts and pods, those that are gone included
+
+	nodes nodes
 }
 
 // A podCapture is a capture of a host, or of a pod's own namespace.
@@ -72,9 +74,8 @@ func ServeAgent(ctx context.Context, cfg AgentConfig) error {
 	stopWatch := a.registry.Watch(a.podEvent)
 	defer stopWatch()
 
-	var nodes sync.WaitGroup
-	defer nodes.Wait()
-	server := newServer(a.routes(ctx, &nodes), cfg.Logger)
+	defer a.nodes.wait()
+	server := newServer(a.routes(ctx), cfg.Logger)
 	go func() {
 		<-ctx.Done()
 		server.Close()
@@ -107,7 +108,7 @@ func listen(cfg AgentConfig) (net.Listener, error) {
 
 // build makes the world and starts its nodes. It returns when every node's
 // kubelet has been started; whether they are ready the API server knows.
-func (a *agent) build(ctx context.Context, req BuildRequest, nodes *sync.WaitGroup, progress func(Progress)) error {
+func (a *agent) build(ctx context.Context, req BuildRequest, progress func(Progress)) error {
 	a.mu.Lock()
 	built := a.network != nil
 	a.mu.Unlock()
@@ -124,22 +125,14 @@ func (a *agent) build(ctx context.Context, req BuildRequest, nodes *sync.WaitGro
 			return err
 		}
 	}
-	api := apiServices(req.Spec)
-	n, err := buildNetwork(ctx, req.Spec, root, func(h *host) error {
-		c, err := startCapture(h.ns.File, h.name, api)
-		if err != nil {
-			return err
-		}
-		a.addCapture(&podCapture{capture: c})
-		return nil
-	})
+	n, err := buildNetwork(ctx, req.Spec, root, func(h *host) error { return a.captureHost(req.Spec, h) })
 	a.mu.Lock()
 	a.network = n
 	a.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	progress(Progress{Message: fmt.Sprintf("network: %d namespaces, %d bridges", len(n.hosts), 1+len(req.Spec.Clusters)), Took: time.Since(start)})
+	progress(Progress{Message: fmt.Sprintf("network: %d namespaces, %d bridges", len(n.all()), 1+len(req.Spec.Clusters)), Took: time.Since(start)})
 
 	if len(req.Nodes) == 0 { // a network without Kubernetes
 		return nil
@@ -148,47 +141,33 @@ func (a *agent) build(ctx context.Context, req BuildRequest, nodes *sync.WaitGro
 	count := 0
 	for _, c := range req.Spec.Clusters {
 		for _, node := range c.Nodes {
-			cfg, err := a.nodeConfig(n, c, node, req.Nodes[c.Name])
+			if node.Absent {
+				continue
+			}
+			cred, err := credentialsOf(req.Nodes[c.Name], node.Name)
 			if err != nil {
 				return err
 			}
+			if err := a.startNode(ctx, n, c, cred); err != nil {
+				return err
+			}
 			count++
-			nodes.Go(func() {
-				if err := pods.RunNode(ctx, cfg); err != nil && ctx.Err() == nil {
-					a.end(fmt.Errorf("node %s/%s: %w", cfg.Cluster, cfg.Name, err))
-				}
-			})
 		}
-		h, _ := n.host(c.Name + "/" + RouterHost)
 		if creds := req.Nodes[c.Name]; len(creds) > 0 {
-			nodes.Go(func() { a.followPodCIDRs(ctx, h.ns, c, creds[0].KubeProxyKubeconfig) })
+			a.nodes.background(func() { a.followNodes(ctx, n, c, creds[0].KubeProxyKubeconfig) })
 		}
 	}
 	progress(Progress{Message: fmt.Sprintf("%d kubelets started", count), Took: time.Since(start)})
 	return nil
 }
 
-func (a *agent) nodeConfig(n *network, c ClusterSpec, node NodeSpec, credentials []controlplane.NodeCredentials) (pods.NodeConfig, error) {
-	name := c.Name + "/" + node.Name
-	h, ok := n.host(name)
-	if !ok {
-		return pods.NodeConfig{}, fmt.Errorf("node %s has no namespace", name)
+func (a *agent) captureHost(spec Spec, h *host) error {
+	c, err := startCapture(h.ns.File, h.name, apiServices(spec))
+	if err != nil {
+		return err
 	}
-	for _, cred := range credentials {
-		if cred.Node != node.Name {
-			continue
-		}
-		return pods.NodeConfig{
-			Cluster: c.Name, Name: node.Name, Addr: node.Addr, NetNS: h.ns.File,
-			Kubeconfig: cred.Kubeconfig, ServingCert: cred.ServingCert, ServingKey: cred.ServingKey, ClientCA: cred.ClientCA,
-			Images: images(a.cfg.BinDir), BinDir: a.cfg.BinDir, Dir: filepath.Join(a.cfg.Dir, c.Name, node.Name),
-			CNI: c.CNI, ServiceCIDR: c.ServiceCIDR, ClusterCIDR: c.PodCIDR,
-			KubeProxy: c.KubeProxy, KubeProxyKubeconfig: cred.KubeProxyKubeconfig,
-			Registry: a.registry, Logger: a.cfg.Logger.With("node", name),
-			Nice: a.niceOfDaemons(),
-		}, nil
-	}
-	return pods.NodeConfig{}, fmt.Errorf("node %s has no credentials", name)
+	a.addCapture(&podCapture{capture: c})
+	return nil
 }
 
 // niceOfDaemons: in a machine of their own daemons that start leave the one
@@ -240,7 +219,7 @@ func (a *agent) addCapture(c *podCapture) {
 	a.captures = append(a.captures, c)
 }
 
-// keepGone is how many captures of pods that are gone are kept.
+// keepGone is how many captures of pods and nodes that are gone are kept.
 const keepGone = 16
 
 // podEvent starts and ends the captures of pods. The kubelet waits for it, so
@@ -265,12 +244,18 @@ func (a *agent) podEvent(e pods.Event) {
 		a.addCapture(&podCapture{capture: c, pod: &pod})
 		return
 	}
+	a.endCaptures(func(c *podCapture) bool { return c.pod != nil && c.pod.UID == pod.UID })
+}
+
+// endCaptures ends those captures that are meant. What they have seen is kept,
+// until too many are gone.
+func (a *agent) endCaptures(meant func(*podCapture) bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	gone := 0
 	for i := len(a.captures) - 1; i >= 0; i-- {
 		c := a.captures[i]
-		if c.pod != nil && c.pod.UID == pod.UID && !c.gone {
+		if !c.gone && meant(c) {
 			c.gone = true
 			c.close()
 		}

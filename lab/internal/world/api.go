@@ -34,7 +34,7 @@ type ClusterStatus struct {
 	Name       string            `json:"name"`
 	Server     string            `json:"server"`     // URL, inside the lab
 	Components map[string]string `json:"components"` // name → "running" or "stopped"
-	Nodes      []string          `json:"nodes"`
+	Nodes      []string          `json:"nodes"`      // that are there
 	Pods       []PodStatus       `json:"pods,omitempty"`
 }
 

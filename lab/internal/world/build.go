@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // UplinkName is the name, in the agent's namespace, of the link to the k-th
@@ -30,17 +31,20 @@ type host struct {
 // network builds what a Spec says, without Kubernetes: bridges, routers, nodes
 // and outside hosts, each in an anonymous namespace.
 type network struct {
-	spec  Spec
-	root  *Namespace // has the bridges
-	hosts []*host    // root first
+	spec Spec
+	root *Namespace // has the bridges
 	// wanPorts are the bridge ports of the WAN, which "wan" means in queries.
 	wanPorts []string
+
+	mu    sync.Mutex
+	hosts []*host // root first; nodes come and go
 }
 
-// Settings of every namespace that forwards. rp_filter is what systemd sets on
-// the machines that clusters run on. Bridged packets do not go through
-// iptables: where br_netfilter is loaded a machine would behave otherwise than
-// the others, for reasons that have nothing to do with the lab.
+// Settings of every namespace. The reverse-path filter is what systemd sets on
+// the machines that clusters run on; a topology may want another one of its
+// nodes. Bridged packets do not go through iptables: where br_netfilter is
+// loaded a machine would behave otherwise than the others, for reasons that
+// have nothing to do with the lab.
 var (
 	hostSettings = []string{
 		"net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.default.rp_filter=2",
@@ -56,7 +60,7 @@ var (
 func buildNetwork(ctx context.Context, spec Spec, root *Namespace, built func(*host) error) (*network, error) {
 	n := &network{spec: spec, root: root}
 	add := func(h *host) error {
-		n.hosts = append(n.hosts, h)
+		n.add(h)
 		return built(h)
 	}
 	if err := root.sysctl(hostSettings[len(hostSettings)-3:]...); err != nil {
@@ -130,19 +134,48 @@ func (n *network) buildCluster(c ClusterSpec, add func(*host) error) error {
 		return err
 	}
 
-	for i, node := range c.Nodes {
-		h, err := n.newHost(c.Name+"/"+node.Name, c.Name, fmt.Sprintf("l%d-node%d", c.Index, i+1), lan, netip.PrefixFrom(node.Addr, c.LAN.Bits()), forwarding...)
-		if err != nil {
-			return fmt.Errorf("%s: %w", node.Name, err)
+	if c.SourceCheck {
+		if err := n.root.nft(sourceCheck(c, nil)); err != nil {
+			return fmt.Errorf("source check: %w", err)
 		}
-		if err := h.ns.AddRoute(defaultRoute(c.Router), c.Router); err != nil {
-			return fmt.Errorf("%s: %w", node.Name, err)
+	}
+	for _, node := range c.Nodes {
+		if node.Absent {
+			continue
+		}
+		h, err := n.newNode(c, node.Name)
+		if err != nil {
+			return err
 		}
 		if err := add(h); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// nodePort is the name of a node's port of its cluster's LAN, in the namespace
+// that has the bridges. Nodes are numbered from 1.
+func nodePort(c ClusterSpec, number int) string { return fmt.Sprintf("l%d-node%d", c.Index, number) }
+
+// newNode makes the host of a node.
+func (n *network) newNode(c ClusterSpec, name string) (*host, error) {
+	node, number, ok := c.Node(name)
+	if !ok {
+		return nil, fmt.Errorf("cluster %s has no node %s", c.Name, name)
+	}
+	// Links have it from "default" when they are made; "all" is 0, and the
+	// kernel takes the larger of the two.
+	settings := append(slices.Clone(forwarding), fmt.Sprintf("net.ipv4.conf.default.rp_filter=%d", c.RPFilter))
+	h, err := n.newHost(c.Name+"/"+name, c.Name, nodePort(c, number), fmt.Sprintf("lan%d", c.Index), netip.PrefixFrom(node.Addr, c.LAN.Bits()), settings...)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if err := h.ns.AddRoute(defaultRoute(c.Router), c.Router); err != nil {
+		h.ns.Close()
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return h, nil
 }
 
 // newHost makes a namespace with eth0 on a bridge.
@@ -153,8 +186,9 @@ func (n *network) newHost(name, cluster, port, bridge string, addr netip.Prefix,
 	}
 	h := &host{name: name, cluster: cluster, ns: ns}
 	steps := []func() error{
-		func() error { return ns.sysctl(append(settings, hostSettings...)...) },
+		func() error { return ns.sysctl(slices.Concat(hostSettings, settings)...) },
 		func() error { return Wire(n.root, port, ns, NodeInterface) },
+		func() error { return ns.setMAC(NodeInterface, hostMAC(addr.Addr())) },
 		func() error { return n.root.enslave(port, bridge) },
 		func() error { return ns.AddAddress(NodeInterface, addr) },
 	}
@@ -165,6 +199,13 @@ func (n *network) newHost(name, cluster, port, bridge string, addr netip.Prefix,
 		}
 	}
 	return h, nil
+}
+
+// hostMAC is the hardware address of a host's card. A node that comes back has
+// the same card, and its neighbours need not learn a new one.
+func hostMAC(addr netip.Addr) net.HardwareAddr {
+	b := addr.AsSlice()
+	return append(net.HardwareAddr{0x02, 0x15}, b[len(b)-4:]...)
 }
 
 // reachable are the clusters whose LAN can be routed to from a cluster, or
@@ -205,8 +246,28 @@ table FAMILY lab {
 `)
 }
 
+func (n *network) add(h *host) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.hosts = append(n.hosts, h)
+}
+
+// remove forgets a host; its namespace stays open.
+func (n *network) remove(h *host) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.hosts = slices.DeleteFunc(slices.Clone(n.hosts), func(other *host) bool { return other == h })
+}
+
+// all are the hosts that there are at the moment, root first.
+func (n *network) all() []*host {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Clone(n.hosts)
+}
+
 func (n *network) host(name string) (*host, bool) {
-	for _, h := range n.hosts {
+	for _, h := range n.all() {
 		if h.name == name {
 			return h, true
 		}
@@ -216,7 +277,7 @@ func (n *network) host(name string) (*host, bool) {
 
 // close lets go of all namespaces but the root.
 func (n *network) close() {
-	for _, h := range n.hosts {
+	for _, h := range n.all() {
 		if h.ns != n.root {
 			h.ns.Close()
 		}
@@ -225,7 +286,7 @@ func (n *network) close() {
 
 func (n *network) hostNames() string {
 	var names []string
-	for _, h := range n.hosts {
+	for _, h := range n.all() {
 		names = append(names, h.name)
 	}
 	return joinNames(names)

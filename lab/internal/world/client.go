@@ -288,6 +288,25 @@ func (c *Client) component(ctx context.Context, cluster, component, action strin
 	return c.call(ctx, http.MethodPost, path, nil, nil)
 }
 
+// JoinNode brings a node of the topology into its cluster and waits until it is
+// ready and has a podCIDR. One that is there is no error.
+func (c *Client) JoinNode(ctx context.Context, cluster, node string) error {
+	return c.node(ctx, cluster, node, "join")
+}
+
+// LeaveNode takes a node away as one goes whose machine is switched off, and
+// deletes its Node object. What ran there is gone at once; the API server's
+// objects of its pods are left to the cluster's own controllers. One that is
+// not there is no error.
+func (c *Client) LeaveNode(ctx context.Context, cluster, node string) error {
+	return c.node(ctx, cluster, node, "leave")
+}
+
+func (c *Client) node(ctx context.Context, cluster, node, action string) error {
+	path := strings.NewReplacer("{cluster}", url.PathEscape(cluster), "{node}", url.PathEscape(node), "{action}", action).Replace(PathNode)
+	return c.call(ctx, http.MethodPost, path, nil, nil)
+}
+
 // Sightings are the packets with a token, in the order of time.
 func (c *Client) Sightings(ctx context.Context, q SightingQuery) (s []Sighting, err error) {
 	err = c.call(ctx, http.MethodPost, pathSightings, q, &s)
@@ -374,6 +393,19 @@ func NewAgentClient(dial func(ctx context.Context) (net.Conn, error)) *Client { 
 // Build builds the world. Only the agent itself does that, and only once.
 func (c *Client) Build(ctx context.Context, req BuildRequest, progress func(Progress)) error {
 	return c.progress(ctx, http.MethodPost, pathBuild, req, progress)
+}
+
+// JoinHost makes the host of a node and starts what Credentials are there for.
+// Only the supervisor does that: who wants a node of the cluster takes
+// JoinNode.
+func (c *Client) JoinHost(ctx context.Context, req NodeRequest) error {
+	return c.call(ctx, http.MethodPost, pathJoinNode, req, nil)
+}
+
+// LeaveHost takes the host of a node away with all that runs there. Only the
+// supervisor does that.
+func (c *Client) LeaveHost(ctx context.Context, req NodeRequest) error {
+	return c.call(ctx, http.MethodPost, pathLeaveNode, req, nil)
 }
 
 // Clock returns the clock of the agent's machine, and sets it when now is not

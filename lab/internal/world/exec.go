@@ -166,13 +166,15 @@ func resizeTerminal(master *os.File, r Resize) {
 	}
 }
 
+var errNotBuilt = errors.New("the world has not been built yet")
+
 // exec runs a command in any target of the world.
 func (a *agent) exec(ctx context.Context, req ExecRequest, s Streams) (int, error) {
 	a.mu.Lock()
 	n := a.network
 	a.mu.Unlock()
 	if n == nil {
-		return 0, errors.New("the world has not been built yet")
+		return 0, errNotBuilt
 	}
 	if h, ok := n.host(req.Target); ok {
 		a.findTool(&req)

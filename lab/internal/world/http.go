@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 )
@@ -21,6 +22,7 @@ const (
 	PathKubeconfig = "/v1/clusters/{cluster}/kubeconfig"
 	PathDial       = "/v1/clusters/{cluster}/dial"
 	PathComponent  = "/v1/clusters/{cluster}/components/{component}/{action}" // start, stop
+	PathNode       = "/v1/clusters/{cluster}/nodes/{node}/{action}"           // join, leave
 	PathDown       = "/v1/down"
 
 	PathExec       = "/v1/exec"        // POST; ?target=
@@ -36,6 +38,8 @@ const (
 	pathInventory  = "/v1/inventory"
 	pathPodLogs    = "/v1/pod-logs"
 	pathKill       = "/v1/kill"
+	pathJoinNode   = "/v1/node/join"
+	pathLeaveNode  = "/v1/node/leave"
 )
 
 // errorHeader tells the kind of an error to the client, so that errors.Is
@@ -114,7 +118,7 @@ type clockAnswer struct {
 }
 
 // routes is the agent's API.
-func (a *agent) routes(ctx context.Context, nodes *sync.WaitGroup) http.Handler {
+func (a *agent) routes(ctx context.Context) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST "+pathBuild, func(w http.ResponseWriter, r *http.Request) {
 		var req BuildRequest
@@ -125,7 +129,7 @@ func (a *agent) routes(ctx context.Context, nodes *sync.WaitGroup) http.Handler 
 		progress := ProgressWriter(w)
 		last := Progress{Done: true}
 		// The world lives longer than the request.
-		if err := a.build(ctx, req, nodes, progress); err != nil {
+		if err := a.build(ctx, req, progress); err != nil {
 			last.Error = err.Error()
 		}
 		progress(last)
@@ -152,6 +156,13 @@ func (a *agent) routes(ctx context.Context, nodes *sync.WaitGroup) http.Handler 
 	mux.HandleFunc("POST "+pathPodLogs, answer(func(_ context.Context, target string) ([]Log, error) { return a.podLogs(target) }))
 	mux.HandleFunc("POST "+pathKill, answer(func(_ context.Context, r killRequest) (struct{}, error) {
 		return struct{}{}, a.killContainer(r.Target, r.Container)
+	}))
+	mux.HandleFunc("POST "+pathJoinNode, answer(func(_ context.Context, r NodeRequest) (struct{}, error) {
+		// The node lives longer than the request.
+		return struct{}{}, a.joinNode(ctx, r)
+	}))
+	mux.HandleFunc("POST "+pathLeaveNode, answer(func(_ context.Context, r NodeRequest) (struct{}, error) {
+		return struct{}{}, a.leaveNode(r)
 	}))
 	HandleExec(mux, a.exec)
 	return mux
@@ -194,7 +205,7 @@ func (a *agent) wire(q WireQuery) (WireReport, error) {
 		a.mu.Unlock()
 	}
 	names := []string{}
-	for _, c := range a.namedCaptures() {
+	for _, c := range slices.Backward(a.namedCaptures()) { // who came back has an older one, too
 		if c.host == q.On {
 			return c.wire(q, ports), nil
 		}

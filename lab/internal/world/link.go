@@ -1,6 +1,7 @@
 package world
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -55,6 +56,17 @@ func (n *Namespace) rename(name, newName string) error {
 	}
 	if err := n.nl.LinkSetName(l, newName); err != nil {
 		return fmt.Errorf("ip link set %s name %s: %w", name, newName, err)
+	}
+	return nil
+}
+
+func (n *Namespace) setMAC(name string, mac net.HardwareAddr) error {
+	l, err := n.nl.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("link %s: %w", name, err)
+	}
+	if err := n.nl.LinkSetHardwareAddr(l, mac); err != nil {
+		return fmt.Errorf("ip link set %s address %s: %w", name, mac, err)
 	}
 	return nil
 }
@@ -119,6 +131,23 @@ func (n *Namespace) enslave(port, bridge string) error {
 		return fmt.Errorf("ip link set %s master %s: %w", port, bridge, err)
 	}
 	return n.up(port)
+}
+
+// unplug deletes one end of a cable, and with it the other one. A cable that is
+// not there is no error.
+func (n *Namespace) unplug(port string) error {
+	p, err := n.nl.LinkByName(port)
+	var none netlink.LinkNotFoundError
+	if errors.As(err, &none) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("link %s: %w", port, err)
+	}
+	if err := n.nl.LinkDel(p); err != nil {
+		return fmt.Errorf("ip link del %s: %w", port, err)
+	}
+	return nil
 }
 
 // linkByMAC is the name of the link with that hardware address.

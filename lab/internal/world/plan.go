@@ -3,6 +3,7 @@ package world
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 )
@@ -31,9 +32,12 @@ func Plan(t *topology.Topology) Spec {
 			Router: nth(lan, routerHostPart), RouterWAN: nth(s.WAN, i+1), ControlPlane: nth(lan, controlPlaneHostPart),
 			PodCIDR: c.PodCIDR, ServiceCIDR: c.ServiceCIDR, ExternalCIDR: c.ExternalCIDR, InternalCIDR: c.InternalCIDR,
 			CNI: c.CNI, KubeProxy: c.KubeProxy,
+			RPFilter: c.RPFilter, SourceCheck: c.SourceCheck,
 		}
 		for n := range c.Nodes {
-			cs.Nodes = append(cs.Nodes, NodeSpec{Name: fmt.Sprintf("node-%d", n+1), Addr: nth(lan, firstNodeHostPart+n)})
+			cs.Nodes = append(cs.Nodes, NodeSpec{
+				Name: fmt.Sprintf("node-%d", n+1), Addr: nth(lan, firstNodeHostPart+n), Absent: slices.Contains(c.Absent, n+1),
+			})
 		}
 		s.Clusters = append(s.Clusters, cs)
 	}

@@ -37,12 +37,17 @@ type ClusterSpec struct {
 	InternalCIDR netip.Prefix `json:"internalCIDR"`
 	CNI          string       `json:"cni"`       // a profile of package topology
 	KubeProxy    string       `json:"kubeProxy"` // its mode
+	RPFilter     int          `json:"rpFilter"`  // of the nodes' links, as in ip-sysctl
+	// SourceCheck drops what leaves a node with a source that is neither the
+	// node's address nor in its podCIDRs.
+	SourceCheck bool `json:"sourceCheck,omitempty"`
 }
 
 // A NodeSpec is one node: a host on its cluster's LAN.
 type NodeSpec struct {
-	Name string     `json:"name"` // in its cluster, "node-1"
-	Addr netip.Addr `json:"addr"`
+	Name   string     `json:"name"` // in its cluster, "node-1"
+	Addr   netip.Addr `json:"addr"`
+	Absent bool       `json:"absent,omitempty"` // at the start; it may join later
 }
 
 // A HostSpec is a host of no cluster, on the WAN.
@@ -65,6 +70,16 @@ const (
 	GatewayHost      = "gateway"
 	WANHost          = "wan" // the namespace that has the bridges: WAN and LANs
 )
+
+// Node returns the node of that name, and its number in the cluster, from 1.
+func (c ClusterSpec) Node(name string) (n NodeSpec, number int, ok bool) {
+	for i, n := range c.Nodes {
+		if n.Name == name {
+			return n, i + 1, true
+		}
+	}
+	return NodeSpec{}, 0, false
+}
 
 // Cluster returns the cluster of that name.
 func (s Spec) Cluster(name string) (ClusterSpec, bool) {

@@ -42,7 +42,7 @@ func (a *agent) namespaces() []namedNamespace {
 	defer a.mu.Unlock()
 	var out []namedNamespace
 	if a.network != nil {
-		for _, h := range a.network.hosts {
+		for _, h := range a.network.all() {
 			out = append(out, namedNamespace{h.name, h.ns})
 		}
 	}
