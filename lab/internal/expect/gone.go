@@ -76,13 +76,18 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 			}
 		}
 	}
+	movable, err := movableAddresses(ctx, w, api, t)
+	if err != nil {
+		return nil, err
+	}
 	hosts, err := w.Inventory(ctx)
 	if err != nil {
 		return nil, err
 	}
 	for _, h := range hosts {
+		cluster, _, _ := strings.Cut(h.Host, "/")
 		for _, line := range h.Lines {
-			out[h.Host+": "+line] = true
+			out[h.Host+": "+movable[cluster].name(line)] = true
 		}
 	}
 	return out, nil

@@ -29,8 +29,12 @@ type undoList []func(context.Context) error
 
 func (u *undoList) add(f func(context.Context) error) { *u = append(*u, f) }
 
+// undoTime is enough for a node that joins again and a gateway that moves
+// back, in an emulated machine.
+const undoTime = 3 * time.Minute
+
 func (u *undoList) run(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, undoTime)
 	defer cancel()
 	var errs []error
 	for i := len(*u) - 1; i >= 0; i-- {
@@ -63,6 +67,12 @@ func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, un
 		}
 		row.Flows[a.Name] = f
 		return nil, nil
+	case *scenario.NodeLeaves:
+		return nil, r.moveNode(ctx, row, a.Node.Operand, false, undo)
+	case *scenario.NodeJoins:
+		return nil, r.moveNode(ctx, row, a.Node.Operand, true, undo)
+	case *scenario.GatewayMoves:
+		return r.moveGateway(ctx, row, a, undo)
 	}
 	return nil, fmt.Errorf("no way to do %T", a)
 }

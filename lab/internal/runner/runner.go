@@ -27,6 +27,8 @@ type World interface {
 	StopComponent(ctx context.Context, cluster, component string) error
 	StartComponent(ctx context.Context, cluster, component string) error
 	KillContainer(ctx context.Context, target, container string) error
+	JoinNode(ctx context.Context, cluster, node string) error
+	LeaveNode(ctx context.Context, cluster, node string) error
 	WritePcap(ctx context.Context, w io.Writer) error
 }
 
@@ -46,6 +48,8 @@ type Runner struct {
 	rng *rand.Rand
 	// needsConvergence: the row before may have disturbed the appliance.
 	needsConvergence bool
+	// moved are the nodes that the present row has let join or leave.
+	moved map[string]bool
 }
 
 func (r *Runner) setup() {

@@ -19,7 +19,7 @@ import (
 )
 
 // An Action is something that a step does: *Apply, *Delete, *Exec, *Kill,
-// *Stop or *Flow.
+// *Stop, *Flow, *NodeLeaves, *NodeJoins or *GatewayMoves.
 type Action interface {
 	// Lint resolves names and reports what can't be meant.
 	Lint(l *expect.Linter)
@@ -84,6 +84,10 @@ func actions() map[string]func() Action {
 		"kill":   func() Action { return &Kill{} },
 		"stop":   func() Action { return &Stop{} },
 		"flow":   func() Action { return &Flow{} },
+
+		"nodeLeaves":   func() Action { return &NodeLeaves{} },
+		"nodeJoins":    func() Action { return &NodeJoins{} },
+		"gatewayMoves": func() Action { return &GatewayMoves{} },
 	}
 }
 

@@ -1,0 +1,104 @@
+package scenario
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/goccy/go-yaml/ast"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
+)
+
+// NodeLeaves takes a node away as one goes whose machine is switched off: its
+// cable, its kubelet with all that runs there, and its Node object. Pods of
+// the topology wait for it to come back.
+type NodeLeaves struct {
+	Node expect.Ref
+}
+
+// NodeJoins brings a node of the topology into its cluster and waits until it
+// is ready. It gets a podCIDR of its own, which is not the one it had before.
+type NodeJoins struct {
+	Node expect.Ref
+}
+
+// GatewayMoves moves a gateway to a node, as an operator would who wants the
+// other nodes for himself: cordon them, delete the gateway's pod, and wait
+// until the one in its place is ready. A gateway that is there stays.
+type GatewayMoves struct {
+	Of   string     `lab:"of,required" doc:"cluster of the gateway"`
+	Peer string     `lab:"peer" doc:"cluster at the other end; may be left out when there is only one"`
+	To   expect.Ref `lab:"to,required" doc:"node, such as milan/node-2 or milan/gateway.othernode"`
+}
+
+// UnmarshalLab reads the name.
+func (a *NodeLeaves) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.Subst) {
+	f.Decode(n, &a.Node, subst)
+}
+
+// UnmarshalLab reads the name.
+func (a *NodeJoins) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.Subst) {
+	f.Decode(n, &a.Node, subst)
+}
+
+// LabSchema describes a name to editors.
+func (*NodeLeaves) LabSchema() map[string]any { return (&expect.Ref{}).LabSchema() }
+
+// LabSchema describes a name to editors.
+func (*NodeJoins) LabSchema() map[string]any { return (&expect.Ref{}).LabSchema() }
+
+// Lint resolves the node.
+func (a *NodeLeaves) Lint(l *expect.Linter) {
+	l.Resolve(&a.Node)
+	lintNode(l, &a.Node, operand.Node, operand.GatewayNode)
+}
+
+// Lint resolves the node. The gateway's own is there already.
+func (a *NodeJoins) Lint(l *expect.Linter) {
+	l.Resolve(&a.Node)
+	lintNode(l, &a.Node, operand.Node)
+}
+
+// Lint resolves the gateway and the node, and fills in the only peer.
+func (a *GatewayMoves) Lint(l *expect.Linter) {
+	l.Cluster(&a.Of)
+	l.Resolve(&a.To)
+	lintNode(l, &a.To, operand.Node, operand.GatewayNode)
+	if a.To.Cluster != "" && a.Of != "" && a.To.Cluster != a.Of {
+		l.Problem(&a.To, "", "%s is no node of %s", a.To, a.Of)
+	}
+	peers := l.Topology.Peers(a.Of)
+	switch {
+	case a.Peer == "" && len(peers) == 1:
+		a.Peer = peers[0]
+	case a.Peer == "" && len(peers) > 1:
+		l.Problem(a, "peer: "+peers[0], "%s has %d gateways: say which", a.Of, len(peers))
+	case a.Peer != "" && !slices.Contains(peers, a.Peer):
+		l.Problem(&a.Peer, yamlfile.DidYouMean(a.Peer, peers), "%s does not peer with %q", a.Of, a.Peer)
+	}
+}
+
+func lintNode(l *expect.Linter, r *expect.Ref, kinds ...operand.Kind) {
+	if r.Kind == "" { // reported already
+		return
+	}
+	for _, k := range kinds {
+		if r.Kind == k && r.Attr == "" {
+			return
+		}
+	}
+	l.Problem(r, "name a node, such as "+r.Cluster+"/node-2", "%s is no node that this can be done with", r)
+}
+
+// String is the action on one line, for plans and reports.
+func (a *NodeLeaves) String() string { return a.Node.Text + " leaves" }
+
+// String is the action on one line, for plans and reports.
+func (a *NodeJoins) String() string { return a.Node.Text + " joins" }
+
+// String is the action on one line, for plans and reports.
+func (a *GatewayMoves) String() string {
+	return fmt.Sprintf("gateway of %s for %s moves to %s", a.Of, a.Peer, a.To)
+}
