@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -103,8 +104,8 @@ func waitServices(ctx context.Context, c *world.Client, t *topology.Topology) er
 	g, ctx := errgroup.WithContext(ctx)
 	for _, cl := range t.Clusters {
 		service := cl.ServiceCIDR.Masked().Addr().Next()
-		for n := range cl.Nodes {
-			g.Go(func() error { return waitService(ctx, c, cl.Name+"/"+operand.NodeName(n+1), service) })
+		for _, n := range cl.Present() {
+			g.Go(func() error { return waitService(ctx, c, cl.Name+"/"+operand.NodeName(n), service) })
 		}
 	}
 	return g.Wait()
@@ -389,7 +390,11 @@ func printStatus(w io.Writer, s world.Status) {
 		fmt.Fprintf(w, "  %-36s %-16s %s\n", c.Name+"/router", spec.Router, spec.RouterWAN)
 		fmt.Fprintf(w, "  %-36s %s\n", c.Name+"/control-plane", spec.ControlPlane)
 		for _, n := range spec.Nodes {
-			fmt.Fprintf(w, "  %-36s %s\n", c.Name+"/"+n.Name, n.Addr)
+			away := ""
+			if !slices.Contains(c.Nodes, n.Name) {
+				away = "   has not joined, or has left"
+			}
+			fmt.Fprintf(w, "  %-36s %s%s\n", c.Name+"/"+n.Name, n.Addr, away)
 			for _, p := range c.Pods {
 				if p.Node == n.Name {
 					fmt.Fprintf(w, "    %-34s %s%s\n", p.Namespace+"/"+p.Name, p.IP, restarts(p))

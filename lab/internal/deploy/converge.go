@@ -92,8 +92,8 @@ func readState(ctx context.Context, cl client.Client, peers []string) (state, st
 // notApplied returns the first object that some host has not applied in its
 // present generation, or what else a host has not said.
 func (s state) notApplied(c topology.Cluster, peers []string, overlay networkingv1beta1.Overlay) string {
-	if len(s.nodes) != c.Nodes {
-		return fmt.Sprintf("%d of %d InternalNodes exist", len(s.nodes), c.Nodes)
+	if want := len(c.Present()); len(s.nodes) != want {
+		return fmt.Sprintf("%d of %d InternalNodes exist", len(s.nodes), want)
 	}
 	for _, n := range s.nodes {
 		says := "nodeIP"
@@ -133,8 +133,8 @@ func (s state) ofGateway(c topology.Cluster, peer string, overlay networkingv1be
 	if overlay == networkingv1beta1.OverlayVXLAN {
 		return append(names, Namespace+"/"+c.Name+"-gw-pods")
 	}
-	for n := range c.Nodes {
-		names = append(names, Namespace+"/"+c.Name+"-"+NodeName(n+1)+"-gw-node")
+	for _, n := range c.Present() {
+		names = append(names, Namespace+"/"+c.Name+"-"+NodeName(n)+"-gw-node")
 	}
 	return names
 }

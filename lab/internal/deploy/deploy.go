@@ -289,8 +289,12 @@ func latest(a, b time.Time) time.Time {
 // ready.
 func (in *installer) waitAppliance(ctx context.Context, c topology.Cluster, cl client.Client) error {
 	return poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
-		return podsReady(ctx, cl, client.InNamespace(Namespace), c.Nodes+1)
+		return podsReady(ctx, cl, client.InNamespace(Namespace), len(c.Present())+1)
 	})
+}
+
+func notReady(p *corev1.Pod) string {
+	return fmt.Sprintf("pod %s/%s is not ready: %s", p.Namespace, p.Name, whyNotReady(p))
 }
 
 // podsReady returns why not all of at least n pods are ready.
@@ -301,7 +305,7 @@ func podsReady(ctx context.Context, cl client.Client, where client.ListOption, n
 	}
 	for _, p := range pods.Items {
 		if !podReady(&p) {
-			return fmt.Sprintf("pod %s/%s is not ready: %s", p.Namespace, p.Name, whyNotReady(&p)), nil
+			return notReady(&p), nil
 		}
 	}
 	if len(pods.Items) < n {

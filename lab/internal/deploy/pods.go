@@ -3,6 +3,7 @@ package deploy
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,6 +28,9 @@ func (in *installer) createPods(ctx context.Context, c topology.Cluster, cl clie
 	return apply(ctx, cl, objects)
 }
 
+// probeLabel is on the pods of the topology.
+const probeLabel = "isthmus-lab/probe"
+
 // probePod is a pod that answers on TCP and UDP port 8080 and from which
 // probes are sent. NET_RAW is for ICMP, SYS_NICE for answers that do not wait
 // for a processor.
@@ -34,7 +38,7 @@ func probePod(p topology.Pod) *unstructured.Unstructured {
 	o := newUnstructured("v1", "Pod")
 	o.SetName(p.Name)
 	o.SetNamespace(PodNamespace)
-	o.SetLabels(map[string]string{"app": p.Name, "isthmus-lab/probe": "true"})
+	o.SetLabels(map[string]string{"app": p.Name, probeLabel: "true"})
 	o.Object["spec"] = map[string]any{
 		// The place is part of the topology; the scheduler is not asked,
 		// but the taints of a node that is not ready still are.
@@ -94,16 +98,25 @@ func whyNotReady(p *corev1.Pod) string {
 	return strings.Join(why, ", ")
 }
 
-// waitPods waits for the topology's pods of one cluster.
+// waitPods waits for the topology's pods of one cluster. Those of nodes that
+// join later wait for their node.
 func waitPods(ctx context.Context, t *topology.Topology, cluster string, cl client.Client) (string, error) {
-	n := 0
+	c, _ := t.Cluster(cluster)
+	var pods corev1.PodList
+	if err := cl.List(ctx, &pods, client.InNamespace(PodNamespace), client.MatchingLabels{probeLabel: "true"}); err != nil {
+		return err.Error(), nil
+	}
 	for _, p := range t.Pods {
-		if p.Cluster == cluster {
-			n++
+		if p.Cluster != cluster || !slices.Contains(c.Present(), p.Node) {
+			continue
+		}
+		i := slices.IndexFunc(pods.Items, func(have corev1.Pod) bool { return have.Name == p.Name })
+		switch {
+		case i < 0:
+			return fmt.Sprintf("pod %s/%s does not exist", PodNamespace, p.Name), nil
+		case !podReady(&pods.Items[i]):
+			return notReady(&pods.Items[i]), nil
 		}
 	}
-	if n == 0 {
-		return "", nil
-	}
-	return podsReady(ctx, cl, client.MatchingLabels{"isthmus-lab/probe": "true"}, n)
+	return "", nil
 }
