@@ -120,7 +120,8 @@ func (s state) ofNode(node string, peers []string, overlay networkingv1beta1.Ove
 	var names []string
 	for _, peer := range peers {
 		names = append(names, TenantNamespace(peer)+"/"+peer+"-node-gw")
-		if overlay == networkingv1beta1.OverlayVXLAN && s.gatewayNodes[peer] == node {
+		// Without another node there is nobody that it could lead to.
+		if overlay == networkingv1beta1.OverlayVXLAN && s.gatewayNodes[peer] == node && len(s.nodes) > 1 {
 			names = append(names, TenantNamespace(peer)+"/"+peer+"-symmetric")
 		}
 	}
