@@ -34,6 +34,16 @@ func (e *Flow) Lint(l *Linter) {
 // freshness is how old the last message of a live stream may be.
 const freshness = time.Second
 
+// watch is how long a stream must have been looked at before it has passed:
+// what the step's action did to it may come a moment later, and must then last
+// as long as is too long.
+func (e *Flow) watch() time.Duration {
+	if e.Gap == 0 {
+		return freshness
+	}
+	return e.Gap + 2*freshness
+}
+
 // Check looks at the stream's reports.
 func (e *Flow) Check(_ context.Context, row *Row) (Result, error) {
 	f, ok := row.Flows[e.Name]
@@ -48,12 +58,12 @@ func (e *Flow) Check(_ context.Context, row *Row) (Result, error) {
 		res.Got, res.Why, res.Final = "it broke", s.broken, true
 	case s.reports < 2 || s.received == 0:
 		res.Why = "it has not spoken yet since the step began"
-	case time.Since(row.StepStarted) < freshness:
-		// A stream that has just broken looks alive for a while.
-		res.Why = "it has been watched for less than " + freshness.String()
 	case e.Gap > 0 && s.gap > e.Gap:
 		res.Why = fmt.Sprintf("silent for %v", s.gap.Round(time.Millisecond))
 		res.Final = true
+	case time.Since(row.StepStarted) < e.watch():
+		// A stream that has just broken looks alive for a while.
+		res.Why = "it has been watched for less than " + e.watch().String()
 	case e.Alive && s.silent > freshness:
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
 	case e.Lost != nil && s.lost > *e.Lost:
