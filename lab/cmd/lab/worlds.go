@@ -112,11 +112,15 @@ func (c chooser) try(n need, w string) site {
 	if w == supervisor.Native {
 		has = here
 	}
+	preferred := scenario.OverlayVXLAN
+	if slices.Contains(has, scenario.OverlayGeneve) {
+		preferred = scenario.OverlayGeneve
+	}
 	if overlay == overlayAuto {
-		overlay = scenario.OverlayVXLAN
-		if slices.Contains(has, scenario.OverlayGeneve) {
-			overlay = scenario.OverlayGeneve
-		}
+		overlay = preferred
+	}
+	if n.topology.Overlay == topology.OverlayAuto && overlay != preferred {
+		return site{world: w, overlay: overlay, skip: fmt.Sprintf("topology %s leaves the overlay to the installation, which takes %s in the %s world", n.topology.Name, preferred, w)}
 	}
 	s := site{world: w, overlay: overlay, lacks: without(features, here)}
 	missing := without(append(features, overlay), has)

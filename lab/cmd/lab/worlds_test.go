@@ -45,6 +45,7 @@ func machine(t *testing.T, lacks ...string) []world.Probe {
 func TestSites(t *testing.T) {
 	some := &topology.Topology{Name: "some"}
 	kernelOnly := &topology.Topology{Name: "some", Peerings: []topology.Peering{{Implementation: topology.ImplementationKernel}}}
+	chooses := &topology.Topology{Name: "chooses", Overlay: topology.OverlayAuto}
 	type flags struct{ world, overlay string }
 	auto := flags{"auto", "auto"}
 	for _, tt := range []struct {
@@ -79,6 +80,10 @@ func TestSites(t *testing.T) {
 			site{world: "native", overlay: "geneve", lacks: []string{"geneve", "netem"}, skip: "this kernel has no geneve and no netem; run it with --world vm"}},
 		{"a scenario of the native world", auto, []string{"geneve"}, "", need{topology: some, world: "native", overlay: "geneve"},
 			site{world: "native", overlay: "geneve", lacks: []string{"geneve"}, skip: "this kernel has no geneve; the scenario asks for the native world, so take a kernel that has it"}},
+		{"the installation chooses VXLAN", auto, []string{"geneve"}, "", need{topology: chooses, world: "auto"}, site{world: "native", overlay: "vxlan"}},
+		{"the installation chooses Geneve", flags{"vm", "auto"}, []string{"geneve"}, "", need{topology: chooses, world: "auto"}, site{world: "vm", overlay: "geneve"}},
+		{"the installation would choose another one", flags{"native", "vxlan"}, nil, "", need{topology: chooses, world: "auto"},
+			site{world: "native", overlay: "vxlan", skip: "topology chooses leaves the overlay to the installation, which takes geneve in the native world"}},
 		{"neither Geneve nor QEMU", auto, []string{"geneve", "qemu-system-x86_64"}, "", need{topology: some, world: "auto", overlay: "geneve"},
 			site{world: "vm", overlay: "geneve", lacks: []string{"geneve"}, skip: "this kernel has no geneve, and the vm world can't run here: qemu-system-x86_64: not installed (make deps, or apt-get install qemu-system-x86)"}},
 		{"less memory than two clusters need, and the world is asked for", flags{"vm", "auto"}, []string{"memory"}, "", need{topology: some, world: "auto"}, site{world: "vm", overlay: "geneve"}},

@@ -249,6 +249,10 @@ func (in *installer) values(c topology.Cluster) map[string]any {
 			implementation = p.Implementation
 		}
 	}
+	overlay := string(in.cfg.Overlay)
+	if in.cfg.Topology.Overlay != "" {
+		overlay = in.cfg.Topology.Overlay
+	}
 	return map[string]any{
 		"discovery": map[string]any{"config": map[string]any{"clusterID": c.Name}},
 		"image":     map[string]any{"name": "isthmus", "version": "dev"},
@@ -259,7 +263,7 @@ func (in *installer) values(c topology.Cluster) map[string]any {
 			"internalCIDR": c.InternalCIDR.String(),
 		},
 		"networking": map[string]any{
-			"overlay": string(in.cfg.Overlay),
+			"overlay": overlay,
 			"gatewayTemplates": map[string]any{
 				"wireguard": map[string]any{"implementation": implementation},
 			},

@@ -66,7 +66,7 @@ func (a *GatewayMoves) Lint(l *expect.Linter) {
 	l.Cluster(&a.Of)
 	l.Resolve(&a.To)
 	lintNode(l, &a.To, operand.Node, operand.GatewayNode)
-	if a.To.Cluster != "" && a.Of != "" && a.To.Cluster != a.Of {
+	if _, known := l.Topology.Cluster(a.Of); known && a.To.Cluster != "" && a.To.Cluster != a.Of {
 		l.Problem(&a.To, "", "%s is no node of %s", a.To, a.Of)
 	}
 	peers := l.Topology.Peers(a.Of)

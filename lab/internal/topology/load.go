@@ -16,6 +16,7 @@ type file struct {
 	Peerings []peeringFile `lab:"peerings" doc:"who peers with whom"`
 	Outside  []outsideFile `lab:"outside,key=Name" doc:"hosts in no cluster"`
 	Pods     []podsFile    `lab:"pods,key=Cluster" doc:"pods that scenarios talk to and from, by cluster and name"`
+	Overlay  string        `lab:"overlay" enum:"auto" doc:"the chart's networking.overlay; default: as the run or the scenario says"`
 }
 
 type clusterFile struct {
@@ -94,6 +95,7 @@ func load(f *yamlfile.File) (*Topology, error) {
 		Name:    strings.TrimSuffix(filepath.Base(f.Path), ".yaml"),
 		File:    f.Path,
 		Drawing: f.Comment,
+		Overlay: in.Overlay,
 	}
 	t.addClusters(f, in.Clusters)
 	t.addPeerings(f, in.Peerings)

@@ -17,7 +17,14 @@ type Topology struct {
 	Peerings []Peering
 	Outside  []Outside
 	Pods     []Pod
+	// Overlay is OverlayAuto where the installation chooses; empty: the run
+	// says which.
+	Overlay string
 }
+
+// OverlayAuto leaves it to the installation by which overlay nodes and gateways
+// are joined.
+const OverlayAuto = "auto"
 
 // A Cluster is one Kubernetes cluster. Its name is its cluster ID.
 type Cluster struct {

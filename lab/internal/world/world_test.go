@@ -48,8 +48,8 @@ func TestPlan(t *testing.T) {
 	s := Plan(&topology.Topology{
 		Name: "demo",
 		Clusters: []topology.Cluster{
-			{Name: "milan", Nodes: 2, PodCIDR: cidr("10.0.0.0/16"), ServiceCIDR: cidr("10.96.0.0/16")},
-			{Name: "rome", Nodes: 1, NodeCIDR: cidr("192.168.255.0/23"), PodCIDR: cidr("10.0.0.0/16"), ServiceCIDR: cidr("10.96.0.0/16")},
+			{Name: "milan", Nodes: 2, Absent: []int{2}, PodCIDR: cidr("10.0.0.0/16"), ServiceCIDR: cidr("10.96.0.0/16")},
+			{Name: "rome", Nodes: 1, NodeCIDR: cidr("192.168.255.0/23"), PodCIDR: cidr("10.0.0.0/16"), ServiceCIDR: cidr("10.96.0.0/16"), RPFilter: 1, SourceCheck: true},
 			{Name: "oslo", Nodes: 1, NodeCIDR: cidr("fd00:3::/64"), PodCIDR: cidr("fd00:30::/48"), ServiceCIDR: cidr("fd00:31::/112")},
 		},
 		Outside: []topology.Outside{{Name: "user"}, {Name: "other"}},
@@ -65,6 +65,38 @@ func TestPlan(t *testing.T) {
 		{"fd00:3::/64", "fd00:3::1", "203.0.113.3", "fd00:3::2", "fd00:3::b"},
 	}, cmp.AllowUnexported(place{}))
 	assert.Equal(t, s.Outside[1].Addr.String(), "203.0.113.102")
+	assert.DeepEqual(t, []bool{s.Clusters[0].Nodes[0].Absent, s.Clusters[0].Nodes[1].Absent}, []bool{false, true})
+	assert.Check(t, s.Clusters[1].RPFilter == 1 && s.Clusters[1].SourceCheck)
+}
+
+// TestSourceCheck: a node may send with its own address and from its podCIDRs,
+// and IPv6's neighbour discovery goes on.
+func TestSourceCheck(t *testing.T) {
+	for _, tt := range []struct {
+		lan, node, podCIDR string
+		want               []string
+	}{
+		{"172.18.1.0/24", "172.18.1.11", "10.0.3.0/24", []string{
+			"table bridge source-check-milan\ndelete table bridge source-check-milan\n",
+			"set l1_node1 { type ipv4_addr; flags interval; elements = { 172.18.1.11, 10.0.3.0/24 }; }",
+			`iifname "l1-node1" ip saddr != @l1_node1 counter drop`,
+		}},
+		{"172.18.1.0/24", "172.18.1.11", "", []string{"elements = { 172.18.1.11 }"}},
+		{"fd00:1::/64", "fd00:1::b", "fd00:30:1::/64", []string{
+			"type ipv6_addr; flags interval; elements = { ::, fe80::/10, fd00:1::b, fd00:30:1::/64 }",
+			`iifname "l1-node1" ip6 saddr != @l1_node1 counter drop`,
+		}},
+	} {
+		c := ClusterSpec{Name: "milan", Index: 1, LAN: netip.MustParsePrefix(tt.lan), Nodes: []NodeSpec{{Name: "node-1", Addr: netip.MustParseAddr(tt.node)}}}
+		podCIDRs := map[netip.Addr][]netip.Prefix{}
+		if tt.podCIDR != "" {
+			podCIDRs[c.Nodes[0].Addr] = []netip.Prefix{netip.MustParsePrefix(tt.podCIDR)}
+		}
+		got := sourceCheck(c, podCIDRs)
+		for _, want := range tt.want {
+			assert.Check(t, is.Contains(got, want))
+		}
+	}
 }
 
 func TestOverlappingLANsHaveNoRoute(t *testing.T) {
