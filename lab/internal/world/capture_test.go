@@ -162,6 +162,30 @@ func TestCaptureOfANamespace(t *testing.T) {
 	})
 	assert.Check(t, is.DeepEqual(got, []string{"late0 in udp 9", "late0 out tcp 8443"}), "the control plane's port is left out")
 
+	// Paused it sees nothing, and an absence proves nothing; then it goes on.
+	ports := func() (seen []uint16) {
+		for _, s := range c.sightings("a", SightingQuery{Token: token}) {
+			if s.Proto == "udp" && s.Marker != MarkerError {
+				seen = append(seen, s.Dst.Port())
+			}
+		}
+		return seen
+	}
+	paused := time.Now()
+	assert.NilError(t, c.pause())
+	send(b, "udp", "192.0.2.1:10")
+	assert.NilError(t, c.resume())
+	send(b, "udp", "192.0.2.1:11")
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		if seen := ports(); len(seen) < 2 {
+			return poll.Continue("%v", seen)
+		}
+		return poll.Success()
+	})
+	assert.DeepEqual(t, ports(), []uint16{9, 11})
+	_, lost := c.ring.between(paused, time.Time{})
+	assert.Assert(t, lost > 0)
+
 	c.close()
 	var file bytes.Buffer
 	assert.NilError(t, writePcap(&file, []namedCapture{{"host", c}}))
