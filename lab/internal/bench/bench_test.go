@@ -119,7 +119,7 @@ native world, vxlan, WireGuard in user space
   pod→pod      rome/web → milan/probe (10.0.0.5)
   bare tunnel  rome/gateway → milan/gateway (169.254.18.1)
   underlay     rome/node-2 → milan/node-1 (172.18.1.11)
-                        pod→pod   bare tunnel      underlay     to bare tunnel          to underlay
+                       pod→pod   bare tunnel      underlay     to bare tunnel          to underlay
   throughput       1.90 Gbit/s   2.00 Gbit/s   20.0 Gbit/s   0.95 (0.91–1.02)   0.095 (0.090–0.10)
   latency, p99 ↓        300 µs        200 µs       20.0 µs   1.50 (1.40–1.60)      15.0 (14.0–120)
 
