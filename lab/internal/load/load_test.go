@@ -42,10 +42,14 @@ func TestLoopback(t *testing.T) {
 				{"four streams", load.Measurement{Kind: load.Throughput, Streams: 4}, func(r load.Result) bool { return r.Bytes > 0 && r.Streams == 4 }},
 				{"small packets", load.Measurement{Kind: load.Packets}, func(r load.Result) bool { return r.Packets > 0 && r.Packets < r.Sent }},
 				{"connections", load.Measurement{Kind: load.Connections}, func(r load.Result) bool { return r.Count > 0 && r.Streams == 4 }},
+				{"connections that take longer than the time", load.Measurement{Kind: load.Connections, Duration: 1}, func(r load.Result) bool { return r.Count == 4 && r.Elapsed > 1 }},
 				{"latency", load.Measurement{Kind: load.Latency}, func(r load.Result) bool { return r.Count > 0 && r.Median > 0 && r.P99 >= r.Median }},
 			} {
 				t.Run(tt.name, func(t *testing.T) {
-					tt.m.To, tt.m.Duration = to, 30*time.Millisecond
+					tt.m.To = to
+					if tt.m.Duration == 0 {
+						tt.m.Duration = 30 * time.Millisecond
+					}
 					got, err := load.Measure(t.Context(), tt.m)
 					assert.NilError(t, err)
 					assert.Equal(t, got.Kind, tt.m.Kind)
