@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http/httptest"
 	"net/netip"
-	"sync"
 	"testing"
 	"time"
 
@@ -248,7 +247,7 @@ func TestPauseCaptures(t *testing.T) {
 		assert.NilError(t, err)
 		return len(got) > 0
 	}
-	server := httptest.NewServer(a.routes(t.Context(), &sync.WaitGroup{}))
+	server := httptest.NewServer(a.routes(t.Context()))
 	defer server.Close()
 	client := newClient(func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
