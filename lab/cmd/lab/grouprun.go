@@ -237,8 +237,17 @@ func (r *groupRun) bundle(ctx context.Context, lab *builtLab, row *report.Row) (
 // progress prints what is being done, where somebody looks and one lab at a
 // time is used.
 func (s *session) progress() func(string) {
-	f, ok := s.out.(*os.File)
-	if !ok || s.options.jobs > 1 || !isTerminal(f) {
+	if s.options.jobs > 1 {
+		return nil
+	}
+	return transient(s.out)
+}
+
+// transient shows a text until the next one, or the next line, where somebody
+// looks: on a terminal. Elsewhere it is nil.
+func transient(out io.Writer) func(string) {
+	f, ok := out.(*os.File)
+	if !ok || !isTerminal(f) {
 		return nil
 	}
 	return func(text string) { fmt.Fprintf(f, "\r\x1b[K   %s\r", text) }

@@ -94,6 +94,7 @@ joins them with the shipped daemons and runs scenarios on them.
   lab kubectl milan -- get pods -A -o wide
   lab exec milan/web -- ip route
   lab run                 run every scenario and say what held
+  lab bench datapath      how fast pods reach each other, beside the bare tunnel
   lab down                take it down
 
 Names: milan is a cluster, milan/node-1 a node, milan/web a pod of the topology,
@@ -121,6 +122,7 @@ a file · 3 the machine or the lab failed · 4 nothing ran.`,
 		newKubectlCommand(a, dir),
 		newCaptureCommand(a),
 		newRunCommand(a, dir),
+		newBenchCommand(a, dir),
 		newLintCommand(a, dir),
 		newSchemaCommand(a),
 		newVMCommand(a, dir),

@@ -43,6 +43,9 @@ func TestUsage(t *testing.T) {
 		{[]string{"run", "--shard", "5/4"}, 2, "write 1/4 for the first of four parts"},
 		{[]string{"run", "--pcap", "sometimes"}, 2, "fail, always or never"},
 		{[]string{"run", "--scenarios", "/nonexistent"}, 2, "no scenarios in /nonexistent"},
+		{[]string{"bench", "datapath", "--implementation", "boringtun"}, 2, `--implementation "boringtun": auto, kernel or userspace`},
+		{[]string{"bench", "datapath", "--pairs", "0"}, 2, "at least one, and 5 for a claim"},
+		{[]string{"bench", "datapath", "--duration", "0"}, 2, "a millisecond at least"},
 		{[]string{"exec", "milan/web", "--lab", "no-such-lab", "--", "true"}, 3, `no lab "no-such-lab" is running`},
 	} {
 		code, stdout, stderr := lab(t, tc.args...)

@@ -15,6 +15,9 @@ import (
 // overlayAuto is Geneve where the world's kernel has it, and VXLAN elsewhere.
 const overlayAuto = "auto"
 
+// tryVM is the advice for what this kernel lacks.
+const tryVM = "; run it with --world vm"
+
 // A site is where a row runs: the world and the overlay of its lab.
 type site struct {
 	world, overlay string
@@ -93,7 +96,7 @@ func (c chooser) choose(n need) site {
 	case vm.skip == "":
 		return vm
 	}
-	vm.skip = strings.TrimSuffix(native.skip, "; run it with --world vm") + ", and " + vm.skip
+	vm.skip = strings.TrimSuffix(native.skip, tryVM) + ", and " + vm.skip
 	return vm
 }
 
@@ -132,7 +135,7 @@ func (c chooser) try(n need, w string) site {
 	case len(missing) > 0 && n.world == supervisor.Native:
 		s.skip = lackText(missing) + "; the scenario asks for the native world, so take a kernel that has it"
 	case len(missing) > 0:
-		s.skip = lackText(missing) + "; run it with --world vm"
+		s.skip = lackText(missing) + tryVM
 	case len(cannot) > 0 && !c.isUp(n, s):
 		s.skip = fmt.Sprintf("the %s world can't run here: %s", w, probeFixes(cannot))
 	}

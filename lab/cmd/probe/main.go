@@ -26,8 +26,6 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == containerinit.Argument {
 		os.Exit(containerinit.Init())
 	}
-	// Without the privilege everything stays as it is.
-	_ = niceness.Set(-15)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	err := newRoot().ExecuteContext(ctx)
 	stop()
@@ -43,8 +41,10 @@ func newRoot() *cobra.Command {
 		Short:         "send and answer test traffic (runs in the lab's pods)",
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		// Without the privilege everything stays as it is.
+		PersistentPreRun: func(*cobra.Command, []string) { _ = niceness.Set(-15) },
 	}
-	cmd.AddCommand(newServeCommand(), newDialCommand(), newFlowCommand())
+	cmd.AddCommand(newServeCommand(), newDialCommand(), newFlowCommand(), newLoadCommand())
 	return cmd
 }
 
@@ -72,7 +72,7 @@ func newDialCommand() *cobra.Command {
 		Example: "  probe dial --proto udp --to 10.1.0.5 --token 5ca1ab1e5ca1ab1e --timeout 2s",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			address, err := parseTo(to)
+			address, err := parseTo(to, prober.Port)
 			if err != nil {
 				return err
 			}
@@ -102,7 +102,7 @@ func newFlowCommand() *cobra.Command {
 		Example: "  probe flow --proto tcp --to 10.1.0.5 --token 5ca1ab1e5ca1ab1e",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			address, err := parseTo(to)
+			address, err := parseTo(to, prober.Port)
 			if err != nil {
 				return err
 			}
@@ -119,7 +119,7 @@ func newFlowCommand() *cobra.Command {
 	return cmd
 }
 
-func parseTo(s string) (netip.AddrPort, error) {
+func parseTo(s string, port uint16) (netip.AddrPort, error) {
 	if ap, err := netip.ParseAddrPort(s); err == nil {
 		return ap, nil
 	}
@@ -127,5 +127,5 @@ func parseTo(s string) (netip.AddrPort, error) {
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("--to %q: write an address, or address:port", s)
 	}
-	return netip.AddrPortFrom(a, prober.Port), nil
+	return netip.AddrPortFrom(a, port), nil
 }

@@ -46,6 +46,7 @@ type agent struct {
 	mu       sync.Mutex
 	network  *network
 	captures []*podCapture // of hosts and pods, those that are gone included
+	pauses   int           // requests that want no captures
 
 	nodes nodes
 }
@@ -170,12 +171,15 @@ func (a *agent) captureHost(spec Spec, h *host) error {
 	return nil
 }
 
+// MachineNice is added to the niceness of daemons in a virtual machine.
+const MachineNice = 5
+
 // niceOfDaemons: in a machine of their own daemons that start leave the one
 // processor to the kernel's own threads, WireGuard's among them, to this agent
 // and to probes, which raise themselves.
 func (a *agent) niceOfDaemons() int {
 	if a.cfg.Machine {
-		return 5
+		return MachineNice
 	}
 	return 0
 }
@@ -217,6 +221,42 @@ func (a *agent) addCapture(c *podCapture) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.captures = append(a.captures, c)
+	if a.pauses == 0 {
+		return
+	}
+	if err := c.pause(); err != nil {
+		a.cfg.Logger.Error("capture goes on", "err", err)
+	}
+}
+
+// pauseCaptures stops all captures until resume is called, as often as it was.
+func (a *agent) pauseCaptures() (resume func(), err error) {
+	all := func(do func(*capture) error) error {
+		var errs []error
+		for _, c := range a.captures {
+			if !c.gone {
+				errs = append(errs, do(c.capture))
+			}
+		}
+		return errors.Join(errs...)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.pauses++
+	resume = func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		if a.pauses--; a.pauses > 0 {
+			return
+		}
+		if err := all((*capture).resume); err != nil {
+			a.cfg.Logger.Error("captures do not go on", "err", err)
+		}
+	}
+	if a.pauses == 1 {
+		err = all((*capture).pause)
+	}
+	return resume, err
 }
 
 // keepGone is how many captures of pods and nodes that are gone are kept.

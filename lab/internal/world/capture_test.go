@@ -2,8 +2,11 @@ package world
 
 import (
 	"bytes"
+	"context"
 	"fmt"
+	"log/slog"
 	"net"
+	"net/http/httptest"
 	"net/netip"
 	"testing"
 	"time"
@@ -17,6 +20,7 @@ import (
 	"gotest.tools/v3/poll"
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
+	"github.com/isthmus-net/isthmus/lab/internal/pods"
 )
 
 const token = "5ca1ab1e5ca1ab1e"
@@ -162,6 +166,30 @@ func TestCaptureOfANamespace(t *testing.T) {
 	})
 	assert.Check(t, is.DeepEqual(got, []string{"late0 in udp 9", "late0 out tcp 8443"}), "the control plane's port is left out")
 
+	// Paused it sees nothing, and an absence proves nothing; then it goes on.
+	ports := func() (seen []uint16) {
+		for _, s := range c.sightings("a", SightingQuery{Token: token}) {
+			if s.Proto == "udp" && s.Marker != MarkerError {
+				seen = append(seen, s.Dst.Port())
+			}
+		}
+		return seen
+	}
+	paused := time.Now()
+	assert.NilError(t, c.pause())
+	send(b, "udp", "192.0.2.1:10")
+	assert.NilError(t, c.resume())
+	send(b, "udp", "192.0.2.1:11")
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		if seen := ports(); len(seen) < 2 {
+			return poll.Continue("%v", seen)
+		}
+		return poll.Success()
+	})
+	assert.DeepEqual(t, ports(), []uint16{9, 11})
+	_, lost := c.ring.between(paused, time.Time{})
+	assert.Assert(t, lost > 0)
+
 	c.close()
 	var file bytes.Buffer
 	assert.NilError(t, writePcap(&file, []namedCapture{{"host", c}}))
@@ -179,4 +207,70 @@ func TestCaptureOfANamespace(t *testing.T) {
 	}
 	packets, _ := c.ring.between(time.Time{}, time.Time{})
 	assert.Equal(t, n, len(packets))
+}
+
+// TestPauseCaptures pauses by a request, and goes on when it has ended, also
+// for captures that were started in between.
+func TestPauseCaptures(t *testing.T) {
+	nettest.NeedRoot(t)
+	a := &agent{registry: pods.NewRegistry(), cfg: AgentConfig{Logger: slog.New(slog.DiscardHandler)}}
+	capture := func(name string) *Namespace {
+		n, err := NewNamespace()
+		assert.NilError(t, err)
+		c, err := startCapture(n.File, name, nil)
+		assert.NilError(t, err)
+		a.addCapture(&podCapture{capture: c})
+		t.Cleanup(func() {
+			c.close()
+			assert.NilError(t, n.Close())
+		})
+		return n
+	}
+	// send sends a packet over a loopback; captured tells whether it is known.
+	sent := 0
+	send := func(n *Namespace) (word string) {
+		sent++
+		word = fmt.Sprintf("%s%04d", token, sent)
+		assert.NilError(t, n.Do(func() error {
+			conn, err := net.Dial("udp", "127.0.0.1:9")
+			if err != nil {
+				return err
+			}
+			defer conn.Close()
+			_, err = conn.Write([]byte(word + ">"))
+			return err
+		}))
+		return word
+	}
+	captured := func(word string) bool {
+		got, err := a.sightings(SightingQuery{Token: word})
+		assert.NilError(t, err)
+		return len(got) > 0
+	}
+	server := httptest.NewServer(a.routes(t.Context()))
+	defer server.Close()
+	client := newClient(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", server.Listener.Addr().String())
+	})
+	await := func(n *Namespace) {
+		poll.WaitOn(t, func(poll.LogT) poll.Result {
+			if word := send(n); !captured(word) {
+				return poll.Continue("%s is not captured", word)
+			}
+			return poll.Success()
+		})
+	}
+
+	early := capture("early")
+	await(early)
+	resume, err := client.PauseCaptures(t.Context())
+	assert.NilError(t, err)
+	late := capture("late")
+	meanwhile := []string{send(early), send(late)}
+	assert.NilError(t, resume())
+	await(early) // packets are captured in their order
+	await(late)
+	for _, word := range meanwhile {
+		assert.Assert(t, !captured(word), word)
+	}
 }

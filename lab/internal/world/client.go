@@ -331,6 +331,26 @@ func (c *Client) WritePcap(ctx context.Context, w io.Writer) error {
 	return err
 }
 
+// PauseCaptures stops all captures until resume is called, ctx ends, or this
+// process does. Those who ask for packets meanwhile hear that some are lost.
+func (c *Client) PauseCaptures(ctx context.Context) (resume func() error, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	resp, err := c.do(ctx, http.MethodPost, pathPause, nil)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	// The line says that it has happened.
+	if _, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil {
+		cancel()
+		return nil, errors.Join(fmt.Errorf("pause captures: %w", err), resp.Body.Close())
+	}
+	return func() error {
+		cancel()
+		return resp.Body.Close()
+	}, nil
+}
+
 // State is what ip, nft, wg and conntrack say on every host, gateways and pods
 // included.
 func (c *Client) State(ctx context.Context) (s []HostState, err error) {

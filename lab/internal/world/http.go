@@ -34,6 +34,7 @@ const (
 	pathSightings  = "/v1/sightings"
 	pathWire       = "/v1/wire"
 	pathPcap       = "/v1/pcap"
+	pathPause      = "/v1/captures/pause" // until the request ends
 	pathState      = "/v1/state"
 	pathInventory  = "/v1/inventory"
 	pathPodLogs    = "/v1/pod-logs"
@@ -150,6 +151,7 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 			a.cfg.Logger.Error("capture file", "err", err)
 		}
 	})
+	mux.HandleFunc("POST "+pathPause, a.servePause)
 	mux.HandleFunc("GET "+pathState, answer(func(ctx context.Context, _ struct{}) ([]HostState, error) { return a.state(ctx), nil }))
 	mux.HandleFunc("GET "+pathInventory, answer(func(context.Context, struct{}) ([]Inventory, error) { return a.inventory() }))
 	mux.HandleFunc("GET "+PathLogs, answer(func(context.Context, struct{}) ([]Log, error) { return LogsUnder(a.cfg.Dir, nil) }))
@@ -166,6 +168,19 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 	}))
 	HandleExec(mux, a.exec)
 	return mux
+}
+
+// servePause pauses the captures as long as the client holds the answer: also
+// one that is killed leaves them as they were.
+func (a *agent) servePause(w http.ResponseWriter, r *http.Request) {
+	resume, err := a.pauseCaptures()
+	defer resume()
+	if err != nil {
+		WriteError(w, err)
+		return
+	}
+	ProgressWriter(w)(Progress{Message: "captures are paused"})
+	<-r.Context().Done()
 }
 
 func (a *agent) podStatus() map[string][]PodStatus {
