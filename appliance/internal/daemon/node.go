@@ -148,7 +148,7 @@ func (n *node) read(ctx context.Context) (desired.NodeInput, error) {
 	in := view.Input
 	in.GenevePort, in.RulePriority = n.cfg.GenevePort, n.cfg.RulePriority
 	in.NodeIP = n.nodeIP()
-	in.Underlay = n.below.read(in.Remotes())
+	in.Underlay = n.below.read(in.Remotes(), in.HostInterfaces()...)
 	return in, nil
 }
 
