@@ -46,7 +46,19 @@ type Mount struct {
 	Source   string
 	Target   string
 	ReadOnly bool
+	// Propagation of what is mounted below it later, as in a pod: empty for
+	// none, HostToContainer or Bidirectional. The source must be on a shared
+	// mount.
+	Propagation string
+
+	tree int // the source as it was on the machine, where it propagates
 }
+
+// Values of Mount.Propagation.
+const (
+	HostToContainer = "HostToContainer"
+	Bidirectional   = "Bidirectional"
+)
 
 // Devices that every container has, and those that a privileged one has too.
 var (
@@ -114,6 +126,17 @@ func initialise(r *os.File) error {
 
 // mountAll builds the root of the container and moves into it.
 func (s *Spec) mountAll() error {
+	for i := range s.Mounts {
+		m := &s.Mounts[i]
+		if m.Propagation == "" {
+			continue
+		}
+		// A copy of the mount while it still is a peer of the machine's.
+		var err error
+		if m.tree, err = unix.OpenTree(unix.AT_FDCWD, m.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE); err != nil {
+			return fmt.Errorf("open %s: %w", m.Source, err)
+		}
+	}
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -221,6 +244,15 @@ func (s *Spec) bind(m Mount) error {
 	}
 	if err != nil {
 		return err
+	}
+	if m.Propagation != "" {
+		if err := unix.MoveMount(m.tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+			return err
+		}
+		if m.Propagation == HostToContainer {
+			return unix.Mount("", target, "", unix.MS_REC|unix.MS_SLAVE, "")
+		}
+		return nil
 	}
 	if m.ReadOnly {
 		return bindReadOnly(m.Source, target)

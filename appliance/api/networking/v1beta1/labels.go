@@ -59,6 +59,9 @@ const (
 	LabelShared      = "ipam.liqo.io/network-shared"
 
 	AnnotationPreinstalled = "liqo.io/preinstalled"
+	// AnnotationNetNS is on the pod of a gateway in a network namespace of its
+	// node: what "ip netns" calls that namespace.
+	AnnotationNetNS = "networking.liqo.io/netns"
 	// AnnotationVTEPMAC is on the pod of a node's daemon: the address of the
 	// node's VXLAN link.
 	AnnotationVTEPMAC = "net.liqo.io/vxlan.mac.address"
