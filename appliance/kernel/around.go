@@ -178,7 +178,7 @@ func (ns *NetNS) addVeth(l netstate.Link) error {
 		a.str(unix.IFLA_INFO_KIND, string(netstate.KindVeth))
 		a.nest(unix.IFLA_INFO_DATA, func(a *attrs) {
 			a.nest(vethInfoPeer, func(a *attrs) {
-				a.b = append(a.b, linkHeader(0, unix.IFF_UP, unix.IFF_UP)...)
+				a.b = append(a.b, linkHeader(0, 0, 0)...) // it can't be up before it has a peer
 				end(a, l.Peer, peerGroup)
 				a.u32(unix.IFLA_NET_NS_FD, uint32(ns.around.fd))
 			})
