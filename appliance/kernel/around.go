@@ -218,6 +218,31 @@ func (ns *NetNS) raisePeer(l link, mtu int) error {
 	return nil
 }
 
+// RemovePeers deletes the ends in this namespace of the veth pairs of gateways
+// whose names nobody wants, and with them the other ends. It returns what it
+// deleted.
+func (ns *NetNS) RemovePeers(unwanted func(name string) bool) ([]string, error) {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	links, err := ns.nl.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	var gone []string
+	var errs []error
+	for _, l := range links {
+		if l.Attrs().Group != peerGroup || l.Type() != string(netstate.KindVeth) || !unwanted(l.Attrs().Name) {
+			continue
+		}
+		if err := ns.nl.LinkDel(l); err != nil {
+			errs = append(errs, fmt.Errorf("delete link %s: %w", l.Attrs().Name, err))
+			continue
+		}
+		gone = append(gone, l.Attrs().Name)
+	}
+	return gone, errors.Join(errs...)
+}
+
 // addWireGuard makes a device of the kernel's WireGuard. Its socket is in the
 // namespace that the request comes from, and stays there
 // (https://www.wireguard.com/netns/).

@@ -136,6 +136,21 @@ func TestPair(t *testing.T) {
 		assert.ErrorContains(t, err, "not ours (type bridge)")
 	})
 
+	t.Run("one that nobody wants goes", func(t *testing.T) {
+		converge(t, s.NetNS, pair())
+		var node *NetNS
+		var err error
+		host.Do(func() { node, err = Open(Config{}) })
+		assert.NilError(t, err)
+		defer node.Close()
+		gone, err := node.RemovePeers(func(name string) bool { return name != "liqo.host" })
+		assert.NilError(t, err)
+		assert.Equal(t, len(gone), 0)
+		gone, err = node.RemovePeers(func(name string) bool { return name == "liqo.host" || name == "v0" })
+		assert.NilError(t, err)
+		assert.DeepEqual(t, gone, []string{"liqo.host"})
+	})
+
 	t.Run("and goes", func(t *testing.T) {
 		converge(t, s.NetNS, pair())
 		converge(t, s.NetNS, netstate.State{})

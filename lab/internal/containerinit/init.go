@@ -128,7 +128,7 @@ func initialise(r *os.File) error {
 func (s *Spec) mountAll() error {
 	for i := range s.Mounts {
 		m := &s.Mounts[i]
-		if m.Propagation == "" {
+		if m.Propagation != Bidirectional {
 			continue
 		}
 		// A copy of the mount while it still is a peer of the machine's.
@@ -137,8 +137,10 @@ func (s *Spec) mountAll() error {
 			return fmt.Errorf("open %s: %w", m.Source, err)
 		}
 	}
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
+	// What the machine mounts from here on is seen, and what this process
+	// mounts is not.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("make mounts the machine's slaves: %w", err)
 	}
 	if err := unix.Mount("tmpfs", s.Root, "tmpfs", unix.MS_NODEV|unix.MS_NOSUID, "mode=755"); err != nil {
 		return fmt.Errorf("mount root at %s: %w", s.Root, err)
@@ -245,19 +247,18 @@ func (s *Spec) bind(m Mount) error {
 	if err != nil {
 		return err
 	}
-	if m.Propagation != "" {
-		if err := unix.MoveMount(m.tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-			return err
-		}
-		if m.Propagation == HostToContainer {
-			return unix.Mount("", target, "", unix.MS_REC|unix.MS_SLAVE, "")
-		}
-		return nil
+	switch {
+	case m.Propagation == Bidirectional:
+		return unix.MoveMount(m.tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	case m.ReadOnly:
+		err = bindReadOnly(m.Source, target)
+	default:
+		err = unix.Mount(m.Source, target, "", unix.MS_BIND|unix.MS_REC, "")
 	}
-	if m.ReadOnly {
-		return bindReadOnly(m.Source, target)
+	if err != nil || m.Propagation == HostToContainer {
+		return err
 	}
-	return unix.Mount(m.Source, target, "", unix.MS_BIND|unix.MS_REC, "")
+	return unix.Mount("", target, "", unix.MS_REC|unix.MS_PRIVATE, "")
 }
 
 // resolve returns where a path of the container is now. A symbolic link on the
