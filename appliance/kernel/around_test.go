@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -120,6 +121,16 @@ func TestPair(t *testing.T) {
 		converge(t, node, netstate.State{})
 		_, err = linkIn(t, host, "liqo.host")
 		assert.NilError(t, err)
+		// And is told when something happens to it: its routes may be gone.
+		for _, change := range []string{"down", "up"} {
+			quiet(t, node, netstate.State{})
+			host.Run("ip", "link", "set", "liqo.host", change)
+			select {
+			case <-node.Changed():
+			case <-time.After(5 * time.Second):
+				t.Fatalf("nobody was told that liqo.host is %s", change)
+			}
+		}
 	})
 
 	t.Run("one that a gateway left behind makes room", func(t *testing.T) {

@@ -26,7 +26,8 @@ type link struct {
 	alias alias
 	state netstate.Link // when it is ours
 	mtu   int
-	peer  int // index of the other end of a veth pair, where that is
+	peer  int  // index of the other end of a veth pair, where that is
+	guest bool // the end of a pair of a gateway in another namespace
 
 	ipv4, forwarding bool // whether it speaks IPv4, and forwards it
 }
@@ -82,6 +83,9 @@ func parseLink(b []byte) (string, link, error) {
 	l.alias, l.ours = parseAlias(a.Alias)
 	if a.Alias == "" && a.Group == linkGroup {
 		l.ours = true
+	}
+	if l.guest = a.Group == peerGroup && l.kind == string(netstate.KindVeth); l.guest {
+		l.state.Down = a.RawFlags&unix.IFF_UP == 0
 	}
 	if l.kind == "tuntap" {
 		l.kind = "tun"

@@ -177,14 +177,9 @@ func equalUnderlay(a, b desired.Underlay) bool {
 }
 
 // underlayInterval is how often the routes below the tunnels are looked at.
-// The kernel's change events are about what is ours; these routes are not.
-// Neither are the links to gateways in namespaces of the node, but there are
-// few: they are looked at more often, for a gateway that makes its link anew
-// is cut off until it is seen.
-const (
-	underlayInterval = 2 * time.Second
-	linksInterval    = 200 * time.Millisecond
-)
+// The kernel's change events are about what is ours, and about the links of
+// gateways in namespaces of the node; these routes are neither.
+const underlayInterval = 2 * time.Second
 
 // An underlayWatch remembers what was last read for whom, and tells when a
 // second reading differs.
@@ -229,28 +224,18 @@ func (w *underlayWatch) present(links []string) map[string]bool {
 }
 
 func (w *underlayWatch) run(ctx context.Context) error {
-	tick, often := time.NewTicker(underlayInterval), time.NewTicker(linksInterval)
+	tick := time.NewTicker(underlayInterval)
 	defer tick.Stop()
-	defer often.Stop()
 	for {
-		all := false
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
-			all = true
-		case <-often.C:
 		}
 		w.mu.Lock()
 		remotes, links, last := w.remotes, w.links, w.last
 		w.mu.Unlock()
-		if !all && len(links) == 0 {
-			continue
-		}
-		now := last
-		if all {
-			now = underlay(w.router, remotes)
-		}
+		now := underlay(w.router, remotes)
 		now.Links = w.present(links)
 		if !equalUnderlay(now, last) {
 			notify(w.changed)
