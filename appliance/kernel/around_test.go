@@ -94,15 +94,17 @@ func TestPair(t *testing.T) {
 	converge(t, s.NetNS, pair())
 	for _, tt := range []struct {
 		name  string
-		spoil []string
+		spoil [][]string
 	}{
-		{"the other end is deleted", []string{"ip", "link", "del", "liqo.host"}},
-		{"the other end is set down", []string{"ip", "link", "set", "liqo.host", "down"}},
-		{"the other end is renamed", []string{"ip", "link", "set", "liqo.host", "down", "name", "liqo.other"}},
+		{"the other end is deleted", [][]string{{"ip", "link", "del", "liqo.host"}}},
+		{"the other end is set down", [][]string{{"ip", "link", "set", "liqo.host", "down"}}},
+		{"the other end is renamed", [][]string{{"ip", "link", "set", "liqo.host", "down"}, {"ip", "link", "set", "liqo.host", "name", "liqo.other"}}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			quiet(t, s.NetNS, pair())
-			host.Run(tt.spoil...)
+			for _, argv := range tt.spoil {
+				host.Run(argv...)
+			}
 			assert.Assert(t, !netstate.Diff(observe(t, s.NetNS), pair()).Empty())
 			converge(t, s.NetNS, pair())
 			l, err := linkIn(t, host, "liqo.host")
