@@ -60,13 +60,17 @@ func HoldNetNS(path string, keep uint64) (*NamedNetNS, error) {
 // shows it.
 func (h *NamedNetNS) ID() (uint64, error) { return NetNSID("/proc/self/fd/" + strconv.Itoa(h.fd)) }
 
-// Keep mounts the namespace again if somebody has removed its name.
+// Keep mounts the namespace again if somebody has removed its name. Another
+// one that has it stays: it is that of a newer pod.
 func (h *NamedNetNS) Keep() error {
 	own, err := h.ID()
 	if err != nil {
 		return err
 	}
-	if id, err := NetNSID(h.path); err == nil && id == own {
+	if id, err := NetNSID(h.path); err == nil {
+		if id != own {
+			return fmt.Errorf("%s is another network namespace by now", h.path)
+		}
 		return nil
 	}
 	if err := removeNetNS(h.path); err != nil {
@@ -84,9 +88,14 @@ func (h *NamedNetNS) Keep() error {
 }
 
 // Remove takes the name away. The namespace ends when no process is in it and
-// none has it open, and all that is in it with it.
+// none has it open, and all that is in it with it. A name that another one has
+// stays.
 func (h *NamedNetNS) Remove() error {
-	return errors.Join(removeNetNS(h.path), unix.Close(h.fd))
+	own, err := h.ID()
+	if id, taken := NetNSID(h.path); err == nil && (taken != nil || id == own) {
+		err = removeNetNS(h.path)
+	}
+	return errors.Join(err, unix.Close(h.fd))
 }
 
 func removeNetNS(path string) error {

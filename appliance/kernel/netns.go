@@ -69,7 +69,7 @@ func Open(cfg Config) (_ *NetNS, err error) {
 	if ns.thread, err = enter(cfg.NetNS); err != nil {
 		return nil, err
 	}
-	return ns, ns.do(ns.open)
+	return ns, ns.Do(ns.open)
 }
 
 // open opens everything in the namespace of the calling thread.
@@ -215,10 +215,7 @@ func (ns *NetNS) Implementation() Implementation { return ns.impl }
 
 // Do calls f on a thread that is in the namespace: what f opens belongs to it.
 // f must not call Do.
-func (ns *NetNS) Do(f func() error) error { return ns.do(f) }
-
-// do is Do.
-func (ns *NetNS) do(f func() error) error {
+func (ns *NetNS) Do(f func() error) error {
 	switch {
 	case ns.thread != nil:
 		return ns.thread.do(f)

@@ -49,7 +49,7 @@ func (ns *NetNS) serve(l netstate.Link) error {
 		mtu = defaultMTU
 	}
 	var t tun.Device
-	if err := ns.do(func() (err error) {
+	if err := ns.Do(func() (err error) {
 		if t, err = tun.CreateTUN(l.Name, mtu); err != nil {
 			return tunError(err)
 		}
@@ -59,13 +59,13 @@ func (ns *NetNS) serve(l netstate.Link) error {
 	}
 	bind := conn.NewStdNetBind()
 	if ns.elsewhere {
-		t = nsTUN{t, ns.do}
+		t = nsTUN{t, ns.Do}
 	}
 	switch {
 	case ns.around != nil:
 		bind = nsBind{bind, ns.around.do}
 	case ns.elsewhere:
-		bind = nsBind{bind, ns.do}
+		bind = nsBind{bind, ns.Do}
 	}
 	u.dev = device.NewDevice(t, bind, &device.Logger{
 		Verbosef: device.DiscardLogf,
