@@ -53,6 +53,6 @@ func TestHoldNetNS(t *testing.T) {
 	assert.NilError(t, err)
 	assert.Equal(t, id, second)
 	endSecond()
-	_, err := os.Stat(path)
+	_, err = os.Stat(path)
 	assert.ErrorIs(t, err, os.ErrNotExist)
 }
