@@ -1,6 +1,7 @@
 package k8s
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -164,14 +165,16 @@ func TestChartProbes(t *testing.T) {
 	for _, o := range documents(t, out) {
 		walk(o)
 	}
-	assert.Equal(t, containers, 4)
+	assert.Equal(t, containers, 6)
 }
 
-// No container asks for more than NET_ADMIN.
+// No container asks for more than NET_ADMIN, but for the two of a gateway in a
+// network namespace of its node: the one that mounts that is privileged, and
+// talks to nobody, and the gateway has SYS_ADMIN to enter it.
 func TestChartPrivileges(t *testing.T) {
 	out, err := render(t, minimal())
 	assert.NilError(t, err)
-	var containers int
+	var containers, holders, inNetNS int
 	var walk func(node any)
 	walk = func(node any) {
 		switch n := node.(type) {
@@ -182,13 +185,24 @@ func TestChartPrivileges(t *testing.T) {
 		case map[string]any:
 			if c, ok := n["securityContext"].(map[string]any); ok {
 				containers++
+				assert.Check(t, is.Equal(c["readOnlyRootFilesystem"], true))
+				if n["name"] == "netns" {
+					holders++
+					assert.Check(t, is.Equal(c["privileged"], true))
+					assert.Check(t, is.Equal(n["args"].([]any)[0], "netns"))
+					break
+				}
 				assert.Check(t, is.Equal(c["privileged"], false))
 				assert.Check(t, is.Equal(c["allowPrivilegeEscalation"], false))
-				assert.Check(t, is.Equal(c["readOnlyRootFilesystem"], true))
 				capabilities := c["capabilities"].(map[string]any)
 				assert.Check(t, is.DeepEqual(capabilities["drop"], []any{"ALL"}))
 				if add, ok := capabilities["add"]; ok {
-					assert.Check(t, is.DeepEqual(add, []any{"NET_ADMIN"}))
+					want := []any{"NET_ADMIN"}
+					if strings.Contains(fmt.Sprint(n["args"]), "--netns=") {
+						inNetNS++
+						want = append(want, "SYS_ADMIN")
+					}
+					assert.Check(t, is.DeepEqual(add, want))
 				}
 			}
 			for _, v := range n {
@@ -199,5 +213,7 @@ func TestChartPrivileges(t *testing.T) {
 	for _, o := range documents(t, out) {
 		walk(o)
 	}
-	assert.Equal(t, containers, 4)
+	assert.Equal(t, containers, 8)
+	assert.Equal(t, holders, 2)
+	assert.Equal(t, inNetNS, 2)
 }

@@ -113,13 +113,15 @@ type Node struct {
 }
 
 // A Pod is a running pod that matters to routing: a gateway, or a pod whose
-// address is outside the podCIDRs of its node. Host-network pods are not here.
+// address is outside the podCIDRs of its node. Of host-network pods only those
+// of gateways are here.
 type Pod struct {
 	Meta
-	Node    string
-	IPs     []netip.Addr
-	Running bool // phase Running, not being deleted
-	Ready   bool
+	Node        string
+	IPs         []netip.Addr
+	HostNetwork bool // IPs are those of the node
+	Running     bool // phase Running, not being deleted
+	Ready       bool
 }
 
 // A Service is a Service that exposes a gateway.
@@ -233,6 +235,7 @@ type InternalFabric struct {
 	InternalIP    netip.Addr     // the gateway's address of the internal CIDR
 	GatewayNode   string         // Node of the gateway pod
 	Overlay       Overlay        // empty: Geneve
+	HostInterface string         // link of GatewayNode to a gateway in a namespace of it; empty: the gateway is a pod
 }
 
 // An InternalNode is what gateways need to know about one node.

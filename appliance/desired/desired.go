@@ -43,6 +43,8 @@ type Underlay struct {
 	Paths map[netip.Addr]int
 	// Devs holds the link that packets to some addresses leave by.
 	Devs map[netip.Addr]string
+	// Links holds the names of those links that were asked for and are there.
+	Links map[string]bool
 }
 
 // To returns the MTU towards an address; 0: not known.
@@ -90,6 +92,11 @@ type GatewayInput struct {
 	NodeName  string // of the Node that the gateway's pod runs on
 	NodeLabel string // see NodeInput.Label
 
+	// HostInterface is the node's end of the pair that leads to a gateway in a
+	// network namespace of its node; empty: the gateway is a pod with a
+	// network of its own.
+	HostInterface string
+
 	PodIP      netip.Addr // address of the gateway's pod, which carries the tunnels
 	PublicKey  netstate.Key
 	ListenPort uint16 // of a server; 0: WireGuardPort
@@ -124,6 +131,19 @@ func (in NodeInput) Remotes() []netip.Addr {
 		}
 	}
 	return addrs(out)
+}
+
+// HostInterfaces returns the links that lead from this node to gateways in
+// namespaces of it: those that Underlay.Links is asked for.
+func (in NodeInput) HostInterfaces() []string {
+	var out []string
+	for _, f := range in.Fabrics {
+		if f.HostInterface != "" && f.GatewayNode == in.Name {
+			out = append(out, f.HostInterface)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // Remotes returns the underlay addresses that the MTU of a link depends on.

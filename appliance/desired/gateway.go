@@ -54,6 +54,7 @@ func Gateway(in GatewayInput) (netstate.State, []Result) {
 	h.tunnel(in, configuration)
 	h.gatewayLinks(in)
 	h.podGateway(in)
+	h.hostGateway(in)
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
 	h.close(in, configuration)
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
@@ -252,7 +253,7 @@ func (h *host) close(in GatewayInput, c *cluster.Configuration) {
 	for _, l := range h.state.Links {
 		from = append(from, l.Name)
 	}
-	if in.Overlay() == cluster.OverlayVXLAN {
+	if in.Overlay() == cluster.OverlayVXLAN && in.HostInterface == "" {
 		from = append(from, PodInterface) // nodes send to the pod's own link
 	}
 	for _, dev := range from {

@@ -92,7 +92,8 @@ func (h *host) nodeLinks(in NodeInput) {
 func (h *host) gatewaysToMain(fabrics []cluster.InternalFabric) {
 	seen := map[netip.Addr]bool{}
 	for _, f := range fabrics {
-		if f.Deleting || !f.GatewayIP.IsValid() || seen[f.GatewayIP] {
+		// The address of a gateway in a namespace of its node is the node's.
+		if f.Deleting || !f.GatewayIP.IsValid() || f.HostInterface != "" || seen[f.GatewayIP] {
 			continue
 		}
 		seen[f.GatewayIP] = true

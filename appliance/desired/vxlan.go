@@ -166,6 +166,10 @@ func (h *host) gatewayHops(in NodeInput, own cluster.InternalNode, others []clus
 			continue
 		}
 		taken[f.InternalIP] = f.Ref
+		if f.GatewayNode == in.Name && f.HostInterface != "" {
+			h.hops[f.InternalIP] = h.hostHop(in, own, f)
+			continue
+		}
 		if f.GatewayNode == in.Name {
 			h.hops[f.InternalIP] = podHop(in, own, f)
 			redirects[f.GatewayIP.Is6()] = true
@@ -266,20 +270,9 @@ func (h *host) noRedirects(v6 bool) {
 // podGateway prepares the pod of a gateway that nodes reach by its own link:
 // what comes in there may be forwarded.
 func (h *host) podGateway(in GatewayInput) {
-	if in.Overlay() == cluster.OverlayVXLAN {
+	if in.Overlay() == cluster.OverlayVXLAN && in.HostInterface == "" {
 		h.state.Settings = append(h.state.Settings, netstate.Setting{Dev: PodInterface, Forwarding: true})
 	}
-}
-
-// Overlay returns the overlay that joins the gateway to nodes: Geneve as long
-// as nothing says otherwise.
-func (in GatewayInput) Overlay() cluster.Overlay {
-	for _, f := range living(in.Fabrics, func(f cluster.InternalFabric) cluster.Meta { return f.Meta }) {
-		if f.RemoteID == in.RemoteID && f.Namespace == in.Namespace {
-			return cmp.Or(f.Overlay, cluster.OverlayGeneve)
-		}
-	}
-	return cluster.OverlayGeneve
 }
 
 // macOf returns the link-layer address of who has an address of the internal

@@ -57,6 +57,11 @@ type Config struct {
 	// has learned; empty: nowhere.
 	StateDir       string
 	Implementation Implementation // default Auto
+	// NetNS is a file that stands for the network namespace to work in, such
+	// as /run/netns/liqo-netns; empty: that of the calling thread. With it,
+	// the calling thread's is the namespace around: WireGuard has its UDP
+	// sockets there, and veth pairs their other ends.
+	NetNS string
 }
 
 // PeerStatus is what WireGuard knows of a peer at one moment.

@@ -26,6 +26,8 @@ type link struct {
 	alias alias
 	state netstate.Link // when it is ours
 	mtu   int
+	peer  int  // index of the other end of a veth pair, where that is
+	guest bool // the end of a pair of a gateway in another namespace
 
 	ipv4, forwarding bool // whether it speaks IPv4, and forwards it
 }
@@ -82,6 +84,9 @@ func parseLink(b []byte) (string, link, error) {
 	if a.Alias == "" && a.Group == linkGroup {
 		l.ours = true
 	}
+	if l.guest = a.Group == peerGroup && l.kind == string(netstate.KindVeth); l.guest {
+		l.state.Down = a.RawFlags&unix.IFF_UP == 0
+	}
 	if l.kind == "tuntap" {
 		l.kind = "tun"
 	}
@@ -105,6 +110,11 @@ func parseLink(b []byte) (string, link, error) {
 		if remote, ok := netip.AddrFromSlice(g.Remote); ok {
 			l.state.Geneve.Remote = remote.Unmap()
 		}
+	}
+	if l.kind == string(netstate.KindVeth) {
+		l.peer = a.ParentIndex
+		// An end of which the other one is down has no carrier.
+		l.state.Down = l.state.Down || a.RawFlags&unix.IFF_LOWER_UP == 0
 	}
 	if v, ok := nlink.(*netlink.Vxlan); ok {
 		l.state.Kind, l.state.VXLAN = vxlanState(v)
@@ -130,7 +140,9 @@ func (ns *NetNS) addLink(l netstate.Link) error {
 	case l.Kind == netstate.KindWireGuard && ns.impl == Userspace:
 		err = ns.serve(l)
 	case l.Kind == netstate.KindWireGuard:
-		err = ns.nl.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
+		err = ns.addWireGuard(l)
+	case l.Kind == netstate.KindVeth:
+		err = ns.addVeth(l)
 	default:
 		return fmt.Errorf("kind %q: unknown", l.Kind)
 	}
@@ -289,6 +301,9 @@ func (ns *NetNS) setLink(old link, l netstate.Link) error {
 		a.u32(confPromoteSecondaries, 1)
 	})
 	err := ns.rt.do(request{typ: unix.RTM_SETLINK, data: a.b})
+	if err == nil && l.Kind == netstate.KindVeth {
+		err = ns.raisePeer(old, l.MTU)
+	}
 	switch {
 	case errors.Is(err, unix.EINVAL) && l.MTU != 0 && l.MTU != old.mtu:
 		return fmt.Errorf("mtu %d: %w", l.MTU, err)

@@ -24,6 +24,7 @@ type monitor struct {
 
 	mu     sync.Mutex
 	links  map[int]linkEvent             // our links, by index, as last seen
+	guests map[int]netstate.Link         // the same of gateways in other namespaces: routes lead there
 	edited map[netstate.TableID]struct{} // since the last settle
 }
 
@@ -45,6 +46,7 @@ func (ns *NetNS) openMonitor() (*monitor, error) {
 		changed: make(chan struct{}, 1),
 		own:     map[uint32]bool{ns.rt.c.PID(): true, ns.nft.conn.PID(): true},
 		links:   map[int]linkEvent{},
+		guests:  map[int]netstate.Link{},
 		edited:  map[netstate.TableID]struct{}{},
 	}
 	start := func(family int, groups []uint32, handle func(nl.Message)) error {
@@ -163,6 +165,13 @@ func (m *monitor) link(b []byte, gone bool) bool {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if guest, met := m.guests[l.index]; met || l.guest {
+		m.guests[l.index] = l.state
+		if gone {
+			delete(m.guests, l.index)
+		}
+		return gone || !met || guest != l.state
+	}
 	was, known := m.links[l.index]
 	if gone || !l.ours {
 		delete(m.links, l.index)

@@ -26,6 +26,8 @@ type NetNS struct {
 	impl      Implementation // Kernel or Userspace
 	fd        int            // of the namespace
 	elsewhere bool           // not all threads of the process are in it
+	thread    *resident      // that is in it, where no other one is
+	around    *around        // the namespace around it; nil: there is none
 
 	mu   sync.Mutex
 	nl   *netlink.Handle
@@ -42,8 +44,9 @@ type NetNS struct {
 	counters [2]*os.File // of InNoRoutes
 }
 
-// Open returns a NetNS for the namespace of the calling thread. Its sockets
-// stay bound to that namespace whatever thread later uses them.
+// Open returns a NetNS for the namespace of the calling thread, or for that of
+// Config.NetNS, which takes CAP_SYS_ADMIN. Its sockets stay bound to that
+// namespace whatever thread later uses them.
 func Open(cfg Config) (_ *NetNS, err error) {
 	ns := &NetNS{cfg: cfg, logger: cfg.Logger, user: map[string]*userDevice{}, fd: -1}
 	if ns.logger == nil {
@@ -57,45 +60,59 @@ func Open(cfg Config) (_ *NetNS, err error) {
 			err = errors.Join(err, ns.Close())
 		}
 	}()
-	if ns.fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
-		return nil, fmt.Errorf("network namespace of this thread: %w", err)
+	if cfg.NetNS == "" {
+		return ns, ns.open()
 	}
-	ns.elsewhere = !everyThreadIn(ns.fd)
+	if ns.around, err = openAround(); err != nil {
+		return nil, err
+	}
+	if ns.thread, err = enter(cfg.NetNS); err != nil {
+		return nil, err
+	}
+	return ns, ns.Do(ns.open)
+}
+
+// open opens everything in the namespace of the calling thread.
+func (ns *NetNS) open() (err error) {
+	if ns.fd, err = unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+		return fmt.Errorf("network namespace of this thread: %w", err)
+	}
+	ns.elsewhere = ns.around != nil || !everyThreadIn(ns.fd)
 	if ns.nl, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-		return nil, fmt.Errorf("open netlink socket: %w", err)
+		return fmt.Errorf("open netlink socket: %w", err)
 	}
 	if ns.rt, err = openRTNL(); err != nil {
-		return nil, err
+		return err
 	}
 	if ns.nft, err = openNFT(); err != nil {
-		return nil, err
+		return err
 	}
 	if err := ns.chooseImplementation(); err != nil {
-		return nil, err
+		return err
 	}
-	dir := cfg.StateDir
+	dir := ns.cfg.StateDir
 	if ns.impl == Kernel {
 		dir = "" // its devices outlive this process
 	}
 	ns.memory = newMemory(dir, ns.logger)
 	if ns.wg, err = wgctrl.New(); err != nil {
-		return nil, fmt.Errorf("open wireguard socket: %w", err)
+		return fmt.Errorf("open wireguard socket: %w", err)
 	}
 	for i, name := range []string{"netstat", "snmp6"} {
 		// Without IPv6 there is no snmp6.
 		if ns.counters[i], err = os.Open("/proc/thread-self/net/" + name); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, err
+			return err
 		}
 	}
 	if ns.mon, err = ns.openMonitor(); err != nil {
-		return nil, err
+		return err
 	}
-	if cfg.PrivateKey != nil { // else there are no devices
+	if ns.cfg.PrivateKey != nil { // else there are no devices
 		stop := make(chan struct{})
 		ns.stop = stop
 		ns.done.Go(func() { ns.watchPeers(stop) })
 	}
-	return ns, nil
+	return nil
 }
 
 // everyThreadIn reports whether all threads of the process are in the network
@@ -179,31 +196,34 @@ func (ns *NetNS) Close() error {
 			errs = append(errs, f.Close())
 		}
 	}
+	if ns.around != nil {
+		errs = append(errs, ns.around.close())
+	}
+	if ns.thread != nil {
+		ns.thread.leave()
+	}
 	if ns.fd >= 0 {
 		errs = append(errs, unix.Close(ns.fd))
 	}
 	ns.mon, ns.wg, ns.nft, ns.rt, ns.nl, ns.counters, ns.fd = nil, nil, nil, nil, nil, [2]*os.File{}, -1
+	ns.around, ns.thread = nil, nil
 	return errors.Join(errs...)
 }
 
 // Implementation says which WireGuard is in use: Kernel or Userspace.
 func (ns *NetNS) Implementation() Implementation { return ns.impl }
 
-// do calls f on a thread that is in the namespace.
-func (ns *NetNS) do(f func() error) error {
-	if !ns.elsewhere {
+// Do calls f on a thread that is in the namespace: what f opens belongs to it.
+// f must not call Do.
+func (ns *NetNS) Do(f func() error) error {
+	switch {
+	case ns.thread != nil:
+		return ns.thread.do(f)
+	case ns.elsewhere:
+		return onThreadIn(ns.fd, f)
+	default:
 		return f()
 	}
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		if err := unix.Setns(ns.fd, unix.CLONE_NEWNET); err != nil {
-			done <- fmt.Errorf("enter network namespace: %w", err)
-			return
-		}
-		done <- f()
-	}()
-	return <-done
 }
 
 // Observe returns what is in place of the things we own.
@@ -240,7 +260,7 @@ func (ns *NetNS) observe(ctx context.Context) (netstate.State, error) {
 	}
 	for _, l := range links.byName {
 		if l.ours {
-			s.Links = append(s.Links, l.state)
+			s.Links = append(s.Links, ns.withPeer(l))
 		}
 	}
 	if s.WireGuard, err = ns.observeWireGuard(links); err != nil {

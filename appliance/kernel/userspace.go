@@ -48,28 +48,33 @@ func (ns *NetNS) serve(l netstate.Link) error {
 	if mtu == 0 {
 		mtu = defaultMTU
 	}
-	err := ns.do(func() error {
-		t, err := tun.CreateTUN(l.Name, mtu)
-		if err != nil {
+	var t tun.Device
+	if err := ns.Do(func() (err error) {
+		if t, err = tun.CreateTUN(l.Name, mtu); err != nil {
 			return tunError(err)
 		}
-		bind := conn.NewStdNetBind()
-		if ns.elsewhere {
-			t, bind = nsTUN{t, ns}, nsBind{bind, ns}
-		}
-		u.dev = device.NewDevice(t, bind, &device.Logger{
-			Verbosef: device.DiscardLogf,
-			Errorf: func(format string, args ...any) {
-				u.logger.Warn("wireguard: "+fmt.Sprintf(format, args...), "dev", l.Name)
-			},
-		})
-		if err := u.dev.Up(); err != nil {
-			u.dev.Close()
-			return err
-		}
 		return nil
+	}); err != nil {
+		return err
+	}
+	bind := conn.NewStdNetBind()
+	if ns.elsewhere {
+		t = nsTUN{t, ns.Do}
+	}
+	switch {
+	case ns.around != nil:
+		bind = nsBind{bind, ns.around.do}
+	case ns.elsewhere:
+		bind = nsBind{bind, ns.Do}
+	}
+	u.dev = device.NewDevice(t, bind, &device.Logger{
+		Verbosef: device.DiscardLogf,
+		Errorf: func(format string, args ...any) {
+			u.logger.Warn("wireguard: "+fmt.Sprintf(format, args...), "dev", l.Name)
+		},
 	})
-	if err != nil {
+	if err := u.dev.Up(); err != nil {
+		u.dev.Close()
 		return err
 	}
 	ns.user[l.Name] = u
@@ -194,12 +199,12 @@ func hexKey(s string) (k wgtypes.Key) {
 // opens sockets whenever it likes, on whatever thread.
 type nsTUN struct {
 	tun.Device
-	ns *NetNS
+	in func(func() error) error
 }
 
 // MTU asks for the device by name, which is that of another one elsewhere.
 func (t nsTUN) MTU() (mtu int, err error) {
-	err = t.ns.do(func() error {
+	err = t.in(func() error {
 		mtu, err = t.Device.MTU()
 		return err
 	})
@@ -209,12 +214,13 @@ func (t nsTUN) MTU() (mtu int, err error) {
 // nsBind is to sockets what nsTUN is to the device.
 type nsBind struct {
 	conn.Bind
-	ns *NetNS
+	in func(func() error) error
 }
 
-// Open opens the sockets in the namespace.
+// Open opens the sockets in the namespace: around the device's, where there is
+// one.
 func (b nsBind) Open(port uint16) (fns []conn.ReceiveFunc, actual uint16, err error) {
-	err = b.ns.do(func() error {
+	err = b.in(func() error {
 		fns, actual, err = b.Bind.Open(port)
 		return err
 	})

@@ -324,7 +324,7 @@ func TestThreadsElsewhere(t *testing.T) {
 	ns := open(t, Config{})
 	assert.Assert(t, ns.elsewhere)
 	var inside bool
-	assert.NilError(t, ns.do(func() error { inside = isFile("/proc/thread-self/ns/net", test.FD()); return nil }))
+	assert.NilError(t, ns.Do(func() error { inside = isFile("/proc/thread-self/ns/net", test.FD()); return nil }))
 	assert.Assert(t, inside)
 }
 

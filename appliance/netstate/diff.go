@@ -100,7 +100,7 @@ func diffLinks(c *Changes, observed, desired []Link) (fresh, flushed map[string]
 		switch {
 		case !ok:
 			c.AddLinks = append(c.AddLinks, want)
-		case got.Kind != want.Kind || !got.Geneve.changesTo(want.Geneve) || got.VXLAN != want.VXLAN:
+		case got.Kind != want.Kind || !got.Geneve.changesTo(want.Geneve) || got.VXLAN != want.VXLAN || got.Peer != want.Peer:
 			c.RecreateLinks = append(c.RecreateLinks, want)
 			fresh[want.Name] = true
 		case got != want:

@@ -31,6 +31,7 @@ const (
 	KindGeneve    LinkKind = "geneve"
 	KindVXLAN     LinkKind = "vxlan"
 	KindWireGuard LinkKind = "wireguard" // kernel WireGuard, or a tun device served by wireguard-go
+	KindVeth      LinkKind = "veth"      // the end of a pair that is in this namespace
 )
 
 // A Link is a network device of ours. It is up.
@@ -41,6 +42,10 @@ type Link struct {
 	MAC    MAC // zero leaves what the kernel chose, or where there is none
 	Geneve Geneve
 	VXLAN  VXLAN
+	// Peer is the name of the other end of a veth pair, in the namespace
+	// around this one: that of the host. It is empty for other kinds. The
+	// pair belongs to this namespace, and Down is true of either end.
+	Peer string
 	// Description says, for people, where the link leads. It is part of the
 	// link's alias (ip-link(8) "alias"), which also marks it as ours.
 	Description string

@@ -27,6 +27,8 @@ func (l Link) String() string {
 		fmt.Fprintf(&b, " id %d remote %s dstport %d", l.Geneve.VNI, l.Geneve.Remote, l.Geneve.Port)
 	case KindVXLAN:
 		fmt.Fprintf(&b, " id %d local %s dstport %d nolearning", l.VXLAN.VNI, l.VXLAN.Local, l.VXLAN.Port)
+	case KindVeth:
+		fmt.Fprintf(&b, " peer name %s", l.Peer)
 	}
 	if l.Forwarding {
 		b.WriteString(" forwarding")

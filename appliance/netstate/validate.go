@@ -81,12 +81,19 @@ func wrap(errs []error, what string, err error) []error {
 	return append(errs, fmt.Errorf("%s: %w", what, err))
 }
 
+// linkName reports whether a link may be called so.
+func linkName(s string) bool {
+	return s != "" && len(s) <= maxName && s != "." && s != ".." && !strings.ContainsAny(s, "/: \t\n")
+}
+
 func (l Link) validate() error {
 	switch {
-	case l.Name == "" || len(l.Name) > maxName || l.Name == "." || l.Name == ".." || strings.ContainsAny(l.Name, "/: \t\n"):
+	case !linkName(l.Name):
 		return fmt.Errorf("a link's name has 1 to %d bytes without slash, colon and space", maxName)
-	case l.Kind != KindGeneve && l.Kind != KindVXLAN && l.Kind != KindWireGuard:
-		return fmt.Errorf("kind %q: only %s, %s and %s are made", l.Kind, KindGeneve, KindVXLAN, KindWireGuard)
+	case l.Kind != KindGeneve && l.Kind != KindVXLAN && l.Kind != KindWireGuard && l.Kind != KindVeth:
+		return fmt.Errorf("kind %q: only %s, %s, %s and %s are made", l.Kind, KindGeneve, KindVXLAN, KindWireGuard, KindVeth)
+	case l.Kind == KindVeth && !linkName(l.Peer):
+		return fmt.Errorf("peer %q: a veth pair has two ends, and a link's name has 1 to %d bytes without slash, colon and space", l.Peer, maxName)
 	case l.MTU != 0 && (l.MTU < minMTU || l.MTU > 65535):
 		return fmt.Errorf("mtu %d: must be %d to 65535, or 0 for the kernel's choice", l.MTU, minMTU)
 	case len(l.Description) > maxDescription || strings.ContainsAny(l.Description, "\n\x00"):

@@ -31,6 +31,7 @@ func (p *planner) gateways() {
 		// What users wrote first. Of the same age: server before client.
 		return cmp.Or(compareMade(a.Meta, b.Meta), a.Created.Compare(b.Created), -strings.Compare(a.Role, b.Role), compareAge(a.Meta, b.Meta))
 	})
+	p.numberHosts()
 	var renamed []*cluster.Gateway // those that run for another cluster than they say now
 	for _, g := range p.allGateways {
 		w := p.checkGateway(g)
@@ -267,15 +268,25 @@ func (p *planner) endpoint(g *cluster.Gateway, pod *cluster.Pod) *v1beta1.Endpoi
 	}
 	s := p.s.Services[i]
 	port, addresses := s.Ports[0].Port, []string(nil)
+	number, inHost := uint32(0), false
+	if pod != nil && pod.HostNetwork {
+		number, inHost = hostNumber(pod.Labels[v1beta1.LabelHostInterface])
+	}
 	switch s.Type {
-	case string(corev1.ServiceTypeNodePort):
+	case string(corev1.ServiceTypeNodePort), string(corev1.ServiceTypeClusterIP):
+		if inHost { // WireGuard listens on the node: no need to go by the Service
+			port, addresses = uint16(listenPort+number), p.nodeAddresses(pod)
+			break
+		}
+		if s.Type == string(corev1.ServiceTypeClusterIP) {
+			for _, a := range s.ClusterIPs {
+				addresses = append(addresses, a.String())
+			}
+			break
+		}
 		port, addresses = s.Ports[0].NodePort, p.nodeAddresses(pod)
 	case string(corev1.ServiceTypeLoadBalancer):
 		addresses = s.Ingress
-	default:
-		for _, a := range s.ClusterIPs {
-			addresses = append(addresses, a.String())
-		}
 	}
 	if len(addresses) == 0 || port == 0 {
 		return nil

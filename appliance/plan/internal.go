@@ -317,6 +317,7 @@ func (p *planner) fabrics() {
 		o.Spec = v1beta1.InternalFabricSpec{MTU: g.MTU, RemoteCIDRs: apiCIDRs(peer.remapped()), GatewayIP: apiIP(p.gatewayIP(peer))}
 		o.Spec.Interface.Node.Name, o.Spec.Interface.Gateway.IP = p.fabricIface[peer.id], apiIP(ip)
 		o.Spec.Overlay, o.Spec.GatewayNode = v1beta1.Overlay(p.overlay), p.gatewayNode(peer)
+		o.Spec.HostInterface = p.hostInterface(peer)
 		p.add(o)
 		p.add(p.nodeToGateway(peer, ip))
 		if p.overlay == cluster.OverlayVXLAN {
@@ -393,7 +394,11 @@ func (p *planner) gatewayToPeer(peer *peering) *v1beta1.RouteConfiguration {
 		routes = append(routes, route)
 	}
 	if p.overlay == cluster.OverlayVXLAN {
-		o.Spec.Table.Rules = append(o.Spec.Table.Rules, v1beta1.Rule{Iif: ptr(v1beta1.PodInterface), Routes: routes})
+		iif := v1beta1.PodInterface
+		if p.hostInterface(peer) != "" {
+			iif = v1beta1.GatewayInterface
+		}
+		o.Spec.Table.Rules = append(o.Spec.Table.Rules, v1beta1.Rule{Iif: &iif, Routes: routes})
 		return o
 	}
 	for _, n := range p.s.Nodes {

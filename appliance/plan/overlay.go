@@ -291,7 +291,11 @@ func (p *planner) symmetric(peer *peering) *v1beta1.RouteConfiguration {
 	m.Labels[v1beta1.LabelRouteSubcategory], m.Labels[v1beta1.LabelRouteUnique] = v1beta1.SubcategorySingleNode, Label(at)
 	o := routeConfiguration(m)
 	o.Spec.Table.Name = v1beta1.VXLANTable
-	for _, cidr := range peer.remapped() {
+	from := peer.remapped()
+	if p.hostInterface(peer) != "" { // the gateway's own errors come by the same way
+		from = append(from, host(p.fabric[peer.id]))
+	}
+	for _, cidr := range from {
 		if cidr.Addr().Is6() != ipv6 {
 			continue
 		}
@@ -329,7 +333,7 @@ func (p *planner) podsOutside() {
 	p.outside = map[string][]netip.Addr{}
 	for _, pod := range p.s.Pods {
 		for _, a := range pod.IPs {
-			if pod.Running && !slices.ContainsFunc(cidrs[pod.Node], func(c netip.Prefix) bool { return c.Contains(a) }) {
+			if pod.Running && !pod.HostNetwork && !slices.ContainsFunc(cidrs[pod.Node], func(c netip.Prefix) bool { return c.Contains(a) }) {
 				p.outside[pod.Node] = append(p.outside[pod.Node], a)
 			}
 		}

@@ -24,8 +24,8 @@ func Cluster(s cluster.Snapshot) Result {
 	p.tunnelEndpoints() // which are sound
 	p.configurations()  // which are sound
 	p.networks()        // all CIDRs
-	p.gateways()        // which are sound, and their workloads
 	p.chooseOverlay()   // between nodes and gateways
+	p.gateways()        // which are sound, and their workloads
 	p.podsOutside()     // of the podCIDRs of their nodes
 	p.internalCIDR()    // addresses, interface names and VNIs
 	p.nodes()
@@ -68,6 +68,11 @@ type planner struct {
 	nodeIface    map[string]string     // names on gateways, by InternalNode's name
 	fabricIface  map[string]string     // names on nodes, by remote ID
 	vni          map[tunnelKey]uint32
+
+	// hostNumbers are those of gateways in namespaces of nodes, by the UID of
+	// the gateway, and hostTaken all that somebody has.
+	hostNumbers map[string]uint32
+	hostTaken   map[uint32]bool
 
 	overlay   cluster.Overlay         // empty: to be decided
 	reachable map[string]bool         // nodes that the VXLAN overlay leads to

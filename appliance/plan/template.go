@@ -23,6 +23,12 @@ type templateValues struct {
 	GatewayUID  string
 	ClusterID   string // of the remote cluster
 	SecretName  string // with the keys
+
+	// For a gateway in a network namespace of its node: the node's end of the
+	// pair that leads there, the namespace's name, and the ports of the node
+	// that are the gateway's.
+	HostInterface, NetNS   string
+	ListenPort, HealthPort uint32
 }
 
 // render fills a gateway template in and decodes the result into out, a

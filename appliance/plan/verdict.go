@@ -48,6 +48,7 @@ const (
 	ReasonContradicts    = "Contradicts"
 
 	ReasonOverlayUnsupported = "OverlayUnsupported"
+	ReasonNeedsVXLAN         = "NeedsVXLAN"
 	ReasonDuplicateVTEP      = "DuplicateVTEP"
 	ReasonInvalidVTEP        = "InvalidVTEP"
 	ReasonNoVTEP             = "WaitingForVTEP"

@@ -3,6 +3,7 @@ package plan
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -49,6 +50,9 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 	values := templateValues{
 		Name: GatewayName(g.Name), GatewayName: g.Name, Namespace: g.Namespace, GatewayUID: g.UID, ClusterID: g.RemoteID, SecretName: w.secret,
 	}
+	number, _ := p.hostNumberOf(g)
+	values.HostInterface, values.NetNS = hostInterfaceOf(number), netnsOf(number)
+	values.ListenPort, values.HealthPort = listenPort+number, hostHealthPort+number
 	var err error
 	if g.Role == cluster.Server {
 		var object v1beta1.GatewayServer
@@ -78,6 +82,8 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 		p.refuse(g.Meta, ReasonBadTemplate, "%s %s/%s can't be filled in: %v", kind, namespace, name, err)
 	} else if len(w.deployment.Spec.Template.Spec.Containers) == 0 {
 		p.refuse(g.Meta, ReasonBadTemplate, "%s %s/%s: spec.template.spec.deployment.spec.template.spec.containers is empty: add the gateway", kind, namespace, name)
+	} else {
+		p.checkHostNetwork(g, w, fmt.Sprintf("%s %s/%s", kind, namespace, name))
 	}
 }
 

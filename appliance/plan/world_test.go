@@ -299,6 +299,9 @@ func (w *world) kubelet(nodes ...string) {
 				pod.Spec.NodeName = node
 				pod.OwnerReferences = []metav1.OwnerReference{{UID: o.UID}}
 				ip := address(cidr, 10+n)
+				if pod.Spec.HostNetwork = o.Spec.Template.Spec.HostNetwork; pod.Spec.HostNetwork {
+					ip = get[*corev1.Node](w, "", node).Status.Addresses[0].Address
+				}
 				pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
 				w.create(pod)
 			}

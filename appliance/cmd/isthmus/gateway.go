@@ -25,7 +25,11 @@ every node, WireGuard to the peer, and what leads from one to the other.
 
 Runs in the network namespace of its pod and needs CAP_NET_ADMIN, and
 /dev/net/tun where the kernel has no WireGuard. What it has made in the kernel
-stays when it ends.`,
+stays when it ends.
+
+With --netns it runs in the network of the node, and works in a namespace that
+"isthmus netns" has made. It needs CAP_SYS_ADMIN to enter that, and gives it up
+then.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if podIP != "" {
@@ -84,6 +88,8 @@ stays when it ends.`,
 	f.Uint16Var(&cfg.EndpointPort, "endpoint-port", 0, "UDP `port` that a client dials")
 	f.StringVar(&cfg.KeysDir, "keys-dir", "/etc/wireguard/keys", "`directory` with the files privateKey and publicKey")
 	f.StringVar(&cfg.StateDir, "state-dir", "/run/isthmus", "`directory` where WireGuard in userspace remembers where the peer was")
+	f.StringVar(&cfg.NetNS, "netns", "", "`file` of the network namespace to work in (default: that of the process)")
+	f.StringVar(&cfg.HostInterface, "host-interface", "", "with --netns: `name` of the node's end of the link to that namespace")
 	f.StringVar(&implementation, "implementation", string(kernel.Auto), "`who` encrypts: kernel, userspace, or auto for the kernel where it can")
 	f.Uint16Var(&cfg.GenevePort, "geneve-port", 0, "UDP `port` of the links to nodes (default 6091)")
 	f.Uint32Var(&cfg.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules that are ours (default 300)")

@@ -134,9 +134,14 @@ type router interface {
 	RouteTo(dst netip.Addr) (kernel.Path, error)
 }
 
+// A linker answers whether there is a link, ours or not.
+type linker interface {
+	LinkMTU(name string) (int, error)
+}
+
 // underlay reads what desired needs to know of the network below.
 func underlay(r router, remotes []netip.Addr) desired.Underlay {
-	u := desired.Underlay{Paths: map[netip.Addr]int{}, Devs: map[netip.Addr]string{}}
+	u := desired.Underlay{Paths: map[netip.Addr]int{}, Devs: map[netip.Addr]string{}, Links: map[string]bool{}}
 	for _, dst := range []netip.Addr{anywhere4, anywhere6} {
 		if p, err := r.RouteTo(dst); err == nil && p.MTU > 0 {
 			u.MTU = p.MTU
@@ -168,11 +173,12 @@ func defaultSource(r router) netip.Addr {
 }
 
 func equalUnderlay(a, b desired.Underlay) bool {
-	return a.MTU == b.MTU && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.Devs, b.Devs)
+	return a.MTU == b.MTU && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.Devs, b.Devs) && maps.Equal(a.Links, b.Links)
 }
 
 // underlayInterval is how often the routes below the tunnels are looked at.
-// The kernel's change events are about what is ours; these routes are not.
+// The kernel's change events are about what is ours, and about the links of
+// gateways in namespaces of the node; these routes are neither.
 const underlayInterval = 2 * time.Second
 
 // An underlayWatch remembers what was last read for whom, and tells when a
@@ -183,6 +189,7 @@ type underlayWatch struct {
 
 	mu      sync.Mutex
 	remotes []netip.Addr
+	links   []string
 	last    desired.Underlay
 }
 
@@ -190,13 +197,30 @@ func newUnderlayWatch(r router) *underlayWatch {
 	return &underlayWatch{router: r, changed: make(chan struct{}, 1)}
 }
 
-// read returns the underlay towards the remotes.
-func (w *underlayWatch) read(remotes []netip.Addr) desired.Underlay {
+// read returns the underlay towards the remotes, and which of the links are
+// there.
+func (w *underlayWatch) read(remotes []netip.Addr, links ...string) desired.Underlay {
 	u := underlay(w.router, remotes)
+	u.Links = w.present(links)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.remotes, w.last = slices.Clone(remotes), u
+	w.remotes, w.links, w.last = slices.Clone(remotes), slices.Clone(links), u
 	return u
+}
+
+// present returns those of the links that are there.
+func (w *underlayWatch) present(links []string) map[string]bool {
+	out := map[string]bool{}
+	l, ok := w.router.(linker)
+	for _, name := range links {
+		if !ok {
+			break
+		}
+		if _, err := l.LinkMTU(name); err == nil {
+			out[name] = true
+		}
+	}
+	return out
 }
 
 func (w *underlayWatch) run(ctx context.Context) error {
@@ -209,9 +233,11 @@ func (w *underlayWatch) run(ctx context.Context) error {
 		case <-tick.C:
 		}
 		w.mu.Lock()
-		remotes, last := w.remotes, w.last
+		remotes, links, last := w.remotes, w.links, w.last
 		w.mu.Unlock()
-		if !equalUnderlay(underlay(w.router, remotes), last) {
+		now := underlay(w.router, remotes)
+		now.Links = w.present(links)
+		if !equalUnderlay(now, last) {
 			notify(w.changed)
 		}
 	}

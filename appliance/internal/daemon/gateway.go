@@ -64,8 +64,13 @@ type GatewayConfig struct {
 	KeysDir        string // holds the files privateKey and publicKey
 	StateDir       string // see kernel.Config
 	Implementation kernel.Implementation
-	GenevePort     uint16
-	RulePriority   uint32
+	// NetNS is the file of the network namespace of the node that the gateway
+	// is in, and HostInterface the node's end of the pair that leads there;
+	// both are empty for a gateway in the namespace of its pod. StateDir is
+	// that of HoldNetNS then.
+	NetNS, HostInterface string
+	GenevePort           uint16
+	RulePriority         uint32
 
 	// The probe of the tunnel; zero values are the defaults.
 	PingPort      uint16
@@ -113,6 +118,9 @@ func (c *GatewayConfig) setDefaults() error {
 	if c.API == nil || c.WriteConnection == nil || c.WriteReport == nil {
 		errs = append(errs, errors.New("GatewayConfig.API, WriteConnection and WriteReport are required"))
 	}
+	if (c.NetNS == "") != (c.HostInterface == "") || c.NetNS != "" && c.StateDir == "" {
+		errs = append(errs, errors.New("a gateway in a network namespace of its node needs netns, host-interface and state-dir"))
+	}
 	if c.PingPort == 0 {
 		c.PingPort = probe.Port
 	}
@@ -132,16 +140,25 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 		return fmt.Errorf("daemon: %w", err)
 	}
 	gw := &gateway{cfg: cfg, keys: newKeyring(cfg.KeysDir, cfg.Logger), connect: make(chan struct{}, 1)}
+	below, err := gw.enterHost(ctx)
+	if err != nil {
+		return err
+	}
 	h, err := openHost(ctx, kernel.Config{
 		PrivateKey:     gw.keys.forKernel,
 		StateDir:       cfg.StateDir,
 		Implementation: cfg.Implementation,
+		NetNS:          cfg.NetNS,
 	}, cfg.Logger)
 	if err != nil {
 		return err
 	}
 	defer h.ns.Close()
 	gw.host = h
+	if below != nil {
+		defer below.Close()
+		h.below = newUnderlayWatch(below)
+	}
 	host := cfg.EndpointHost
 	if cfg.Mode == cluster.Server {
 		host = "" // a server learns where its peer is
@@ -152,14 +169,22 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 
 	c := newTunnelCollector(cfg.RemoteID)
 	_, peer := desired.TunnelAddresses(cfg.Mode)
-	if gw.prober, err = probe.Open(ctx, probe.Config{
-		Peer: netip.AddrPortFrom(peer, cfg.PingPort),
-		// The public system sends the ID of the cluster that it asks.
-		ClusterID: cfg.RemoteID,
-		Interval:  cfg.PingInterval, Threshold: cfg.PingThreshold, Logger: cfg.Logger,
-		RoundTrip: func(d time.Duration) { c.roundTrips.Observe(float64(d.Microseconds())) },
+	if err := h.ns.Do(func() (err error) {
+		gw.prober, err = probe.Open(ctx, probe.Config{
+			Peer: netip.AddrPortFrom(peer, cfg.PingPort),
+			// The public system sends the ID of the cluster that it asks.
+			ClusterID: cfg.RemoteID,
+			Interval:  cfg.PingInterval, Threshold: cfg.PingThreshold, Logger: cfg.Logger,
+			RoundTrip: func(d time.Duration) { c.roundTrips.Observe(float64(d.Microseconds())) },
+		})
+		return err
 	}); err != nil {
 		return err
+	}
+	if cfg.NetNS != "" {
+		if err := kernel.GiveUpSysAdmin(); err != nil { // all that needed it is open
+			return err
+		}
 	}
 	c.peer, c.status, c.implementation = gw.peer, gw.prober.Status, h.ns.Implementation
 	c.denied = func() (uint64, error) {
@@ -170,6 +195,9 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	g, ctx := newGroup(ctx)
 	if err := h.serve(ctx, g, cfg.HealthAddress, cfg.MetricsAddress); err != nil {
 		return err
+	}
+	if cfg.NetNS != "" {
+		g.run("network namespace", func() error { return gw.watchNetNS(ctx) })
 	}
 	g.run("gateway", func() error { return gw.run(ctx, g) })
 	return g.wait(ctx)
@@ -246,6 +274,7 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	}
 	in := view.Input
 	in.NodeName, in.ListenPort, in.MTU = gw.cfg.NodeName, gw.cfg.ListenPort, gw.cfg.MTU
+	in.HostInterface = gw.cfg.HostInterface
 	in.GenevePort, in.RulePriority = gw.cfg.GenevePort, gw.cfg.RulePriority
 	in.PublicKey, _ = gw.keys.publicKey()
 	in.PeerEndpoint = gw.resolver.endpoint()
@@ -308,7 +337,11 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 // nodes. In the VXLAN overlay that is their business: they send to the pod.
 func (gw *gateway) linkCondition(in desired.GatewayInput) Condition {
 	if in.Overlay() == cluster.OverlayVXLAN {
-		return Condition{"OverlaySupported", "Supported", "nodes reach this pod by its own link", true}
+		how := "nodes reach this pod by its own link"
+		if in.HostInterface != "" {
+			how = "nodes reach this gateway by the link " + in.HostInterface + " of its node"
+		}
+		return Condition{"OverlaySupported", "Supported", how, true}
 	}
 	return gw.overlayCondition(cluster.OverlayGeneve)
 }

@@ -148,7 +148,7 @@ func (n *node) read(ctx context.Context) (desired.NodeInput, error) {
 	in := view.Input
 	in.GenevePort, in.RulePriority = n.cfg.GenevePort, n.cfg.RulePriority
 	in.NodeIP = n.nodeIP()
-	in.Underlay = n.below.read(in.Remotes())
+	in.Underlay = n.below.read(in.Remotes(), in.HostInterfaces()...)
 	return in, nil
 }
 
@@ -188,10 +188,17 @@ func (n *node) report(r agent.Result[desired.NodeInput]) {
 func (n *node) detectSources(ctx context.Context, changed <-chan struct{}) error {
 	tick := time.NewTicker(detectInterval)
 	defer tick.Stop()
+	left := leftovers{node: n.cfg.NodeName, since: map[string]time.Time{}}
+	once := newOnce(n.log)
 	for {
 		// That the objects can't be read is the loop's to complain about.
 		if view, err := n.cfg.API.Read(ctx); err == nil {
 			n.update(detect(n.ns, n.cfg.NodeName, view.GatewayPods))
+			gone, err := n.ns.RemovePeers(left.of(view.GatewayPods, time.Now()))
+			once.report("remove the links of gateways that are gone", err)
+			if len(gone) > 0 {
+				n.log.Info("removed the links of gateways that are gone", "links", gone)
+			}
 		}
 		select {
 		case <-ctx.Done():

@@ -226,6 +226,7 @@ func InternalFabric(o *v1beta1.InternalFabric) (cluster.InternalFabric, []cluste
 		InternalIP:    r.addr("spec.interface.gateway.ip", string(o.Spec.Interface.Gateway.IP)),
 		GatewayNode:   o.Spec.GatewayNode,
 		Overlay:       cluster.Overlay(o.Spec.Overlay),
+		HostInterface: o.Spec.HostInterface,
 	}, r.invalid
 }
 

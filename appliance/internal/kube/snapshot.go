@@ -131,6 +131,8 @@ func Pod(o *corev1.Pod) (cluster.Pod, []cluster.InvalidError) {
 		Meta:    m,
 		Node:    o.Spec.NodeName,
 		Running: o.Status.Phase == corev1.PodRunning && !m.Deleting,
+
+		HostNetwork: o.Spec.HostNetwork,
 	}
 	for i, ip := range o.Status.PodIPs {
 		if a := r.addr(fmt.Sprintf("status.podIPs[%d].ip", i), ip.IP); a.IsValid() {

@@ -46,7 +46,19 @@ type Mount struct {
 	Source   string
 	Target   string
 	ReadOnly bool
+	// Propagation of what is mounted below it later, as in a pod: empty for
+	// none, HostToContainer or Bidirectional. The source must be on a shared
+	// mount.
+	Propagation string
+
+	tree int // the source as it was on the machine, where it propagates
 }
+
+// Values of Mount.Propagation.
+const (
+	HostToContainer = "HostToContainer"
+	Bidirectional   = "Bidirectional"
+)
 
 // Devices that every container has, and those that a privileged one has too.
 var (
@@ -114,8 +126,21 @@ func initialise(r *os.File) error {
 
 // mountAll builds the root of the container and moves into it.
 func (s *Spec) mountAll() error {
-	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-		return fmt.Errorf("make mounts private: %w", err)
+	for i := range s.Mounts {
+		m := &s.Mounts[i]
+		if m.Propagation != Bidirectional {
+			continue
+		}
+		// A copy of the mount while it still is a peer of the machine's.
+		var err error
+		if m.tree, err = unix.OpenTree(unix.AT_FDCWD, m.Source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE); err != nil {
+			return fmt.Errorf("open %s: %w", m.Source, err)
+		}
+	}
+	// What the machine mounts from here on is seen, and what this process
+	// mounts is not.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SLAVE, ""); err != nil {
+		return fmt.Errorf("make mounts the machine's slaves: %w", err)
 	}
 	if err := unix.Mount("tmpfs", s.Root, "tmpfs", unix.MS_NODEV|unix.MS_NOSUID, "mode=755"); err != nil {
 		return fmt.Errorf("mount root at %s: %w", s.Root, err)
@@ -222,10 +247,18 @@ func (s *Spec) bind(m Mount) error {
 	if err != nil {
 		return err
 	}
-	if m.ReadOnly {
-		return bindReadOnly(m.Source, target)
+	switch {
+	case m.Propagation == Bidirectional:
+		return unix.MoveMount(m.tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+	case m.ReadOnly:
+		err = bindReadOnly(m.Source, target)
+	default:
+		err = unix.Mount(m.Source, target, "", unix.MS_BIND|unix.MS_REC, "")
 	}
-	return unix.Mount(m.Source, target, "", unix.MS_BIND|unix.MS_REC, "")
+	if err != nil || m.Propagation == HostToContainer {
+		return err
+	}
+	return unix.Mount("", target, "", unix.MS_REC|unix.MS_PRIVATE, "")
 }
 
 // resolve returns where a path of the container is now. A symbolic link on the

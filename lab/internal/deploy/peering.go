@@ -137,7 +137,7 @@ func tenantNamespace(peer string) *unstructured.Unstructured {
 func gatewayServer(p topology.Peering) *unstructured.Unstructured {
 	o := peerObject("GatewayServer", p.Client)
 	spec := map[string]any{
-		"serverTemplateRef": templateRef("WgGatewayServerTemplate", "wireguard-server"),
+		"serverTemplateRef": templateRef("WgGatewayServerTemplate", "wireguard-server"+templateSuffix(p)),
 		"endpoint":          map[string]any{"serviceType": p.Service, "ports": []any{wireGuardPort}},
 	}
 	setMTU(spec, p.MTU)
@@ -148,12 +148,20 @@ func gatewayServer(p topology.Peering) *unstructured.Unstructured {
 func gatewayClient(p topology.Peering, endpoint map[string]any) *unstructured.Unstructured {
 	o := peerObject("GatewayClient", p.Server)
 	spec := map[string]any{
-		"clientTemplateRef": templateRef("WgGatewayClientTemplate", "wireguard-client"),
+		"clientTemplateRef": templateRef("WgGatewayClientTemplate", "wireguard-client"+templateSuffix(p)),
 		"endpoint":          endpoint,
 	}
 	setMTU(spec, p.MTU)
 	o.Object["spec"] = spec
 	return o
+}
+
+// templateSuffix tells the chart's templates apart.
+func templateSuffix(p topology.Peering) string {
+	if p.Gateways == topology.GatewaysNetNS {
+		return "-netns"
+	}
+	return ""
 }
 
 func setMTU(spec map[string]any, mtu int) {

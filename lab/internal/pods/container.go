@@ -283,7 +283,17 @@ func (c *container) volumeMounts(pod *corev1.Pod, env map[string]string) ([]cont
 			}
 		}
 		content := vol.Secret != nil || vol.ConfigMap != nil || vol.Projected != nil || vol.DownwardAPI != nil
-		out = append(out, containerinit.Mount{Source: source, Target: m.MountPath, ReadOnly: m.ReadOnly || content})
+		propagation := ""
+		if p := m.MountPropagation; p != nil && *p != corev1.MountPropagationNone {
+			propagation = string(*p)
+			if *p == corev1.MountPropagationBidirectional && !privileged(&c.spec) {
+				return nil, fmt.Errorf("volume %s: only a privileged container may have Bidirectional mounts", m.Name)
+			}
+			if vol.HostPath == nil || m.ReadOnly {
+				return nil, fmt.Errorf("volume %s: the lab's kubelet propagates mounts of hostPath volumes that can be written, and no others", m.Name)
+			}
+		}
+		out = append(out, containerinit.Mount{Source: source, Target: m.MountPath, ReadOnly: m.ReadOnly || content, Propagation: propagation})
 	}
 	slices.SortStableFunc(out, func(a, b containerinit.Mount) int { return strings.Count(a.Target, "/") - strings.Count(b.Target, "/") })
 	return out, nil

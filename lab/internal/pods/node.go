@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -134,6 +136,13 @@ func (n *node) prepare() error {
 		if err := os.MkdirAll(filepath.Join(n.cfg.Dir, dir), 0o755); err != nil {
 			return err
 		}
+	}
+	// What is mounted on a machine propagates: systemd makes all of it shared.
+	if err := unix.Mount(n.hostRoot(), n.hostRoot(), "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return fmt.Errorf("mount the root of hostPath volumes: %w", err)
+	}
+	if err := unix.Mount("", n.hostRoot(), "", unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("share the root of hostPath volumes: %w", err)
 	}
 	for _, s := range nodeSysctls {
 		if err := writeSysctl(n.cfg.NetNS, s.path, s.value); err != nil {

@@ -23,8 +23,23 @@ type Pod struct {
 	IPs             []netip.Addr
 	// NetNS is open while the pod exists; for a hostNetwork pod it is the
 	// node's. Duplicate it to keep it longer.
-	NetNS      *os.File
+	NetNS *os.File
+	// Inner is the network namespace of the node that a gateway in the host
+	// network works in; nil: it does not, or not yet.
+	Inner      *os.File
 	Containers []Container
+}
+
+// Own is the network namespace that is this pod's and nobody else's; nil: it
+// has none.
+func (p Pod) Own() *os.File {
+	switch {
+	case p.Inner != nil:
+		return p.Inner
+	case p.HostNetwork:
+		return nil
+	}
+	return p.NetNS
 }
 
 // Container is a running container of a Pod.
@@ -36,7 +51,8 @@ type Container struct {
 // Event tells a watcher of the Registry what happened to a pod.
 type Event struct {
 	// Gone is false when the pod's network namespace is ready and nothing
-	// runs in it yet, and true just before the namespace is closed.
+	// runs in it yet, or when a pod of the host network has made one; it is
+	// true just before the namespace is closed.
 	Gone bool
 	Pod  Pod
 }
@@ -139,16 +155,31 @@ func (r *Registry) add(p Pod, exec func(context.Context, ExecRequest) (int, erro
 	}
 }
 
+// setInner records the namespace that a pod works in, and tells the watchers.
+func (r *Registry) setInner(p Pod, ns *os.File) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	e, ok := r.pods[registryKey(p.Cluster, p.Namespace, p.Name)]
+	if !ok || e.pod.UID != p.UID {
+		return
+	}
+	e.pod.Inner = ns
+	for _, f := range r.watchers {
+		f(Event{Pod: e.pod.clone()})
+	}
+}
+
 func (r *Registry) remove(p Pod) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := registryKey(p.Cluster, p.Namespace, p.Name)
-	if e, ok := r.pods[key]; !ok || e.pod.UID != p.UID {
+	e, ok := r.pods[key]
+	if !ok || e.pod.UID != p.UID {
 		return
 	}
 	delete(r.pods, key)
 	for _, f := range r.watchers {
-		f(Event{Gone: true, Pod: p.clone()})
+		f(Event{Gone: true, Pod: e.pod.clone()})
 	}
 }
 

@@ -41,6 +41,7 @@ type peeringFile struct {
 	MTU            int    `lab:"mtu" doc:"0 or absent: derived from the underlay"`
 	Implementation string `lab:"implementation" enum:"auto|kernel|userspace" doc:"of WireGuard; default auto"`
 	Objects        string `lab:"objects" enum:"Configuration|TunnelEndpoint" doc:"what it is written as; default Configuration"`
+	Gateways       string `lab:"gateways" enum:"pod|netns" doc:"where they are: pods, or network namespaces of their nodes; default pod"`
 }
 
 type outsideFile struct{ Name string }
@@ -220,10 +221,14 @@ func (t *Topology) addPeerings(f *yamlfile.File, in []peeringFile) {
 		if p.MTU != 0 && p.Objects == ObjectsTunnelEndpoint {
 			f.Problem(f.At(&p.MTU), "leave it out", "a TunnelEndpoint has no mtu")
 		}
-		out := Peering{p.Server, p.Client, p.Service, p.MTU, p.Implementation, p.Objects}
+		out := Peering{p.Server, p.Client, p.Service, p.MTU, p.Implementation, p.Objects, p.Gateways}
 		orString(&out.Service, ServiceNodePort)
 		orString(&out.Implementation, ImplementationAuto)
 		orString(&out.Objects, ObjectsConfiguration)
+		orString(&out.Gateways, GatewaysPod)
+		if out.Gateways == GatewaysNetNS && out.Objects == ObjectsTunnelEndpoint {
+			f.Problem(f.At(&p.Gateways), "leave it out", "a TunnelEndpoint does not say where its gateway is")
+		}
 		t.Peerings = append(t.Peerings, out)
 	}
 }

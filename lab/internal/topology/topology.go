@@ -75,6 +75,7 @@ type Peering struct {
 	MTU            int    // 0: derived from the underlay
 	Implementation string // of WireGuard; default ImplementationAuto
 	Objects        string // that it is written as; default ObjectsConfiguration
+	Gateways       string // where the gateways are; default GatewaysPod
 }
 
 // How the gateway of a server is exposed, and what encrypts.
@@ -86,6 +87,11 @@ const (
 	ImplementationAuto      = "auto"
 	ImplementationKernel    = "kernel"
 	ImplementationUserspace = "userspace"
+
+	// Gateways are pods with a network of their own, or in a network namespace
+	// of their node.
+	GatewaysPod   = "pod"
+	GatewaysNetNS = "netns"
 
 	// The objects of a peering: Configuration, GatewayServer or GatewayClient,
 	// and PublicKey; or a TunnelEndpoint for all of them.

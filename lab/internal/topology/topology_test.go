@@ -46,7 +46,7 @@ pods:
 	assert.Equal(t, got.Clusters[1].InternalCIDR.String(), "fd00:80::/64")
 	assert.Equal(t, got.Clusters[0].KubeProxy, "nftables")
 	assert.Equal(t, got.Clusters[1].KubeProxy, "iptables")
-	assert.DeepEqual(t, got.Peerings, []topology.Peering{{Server: "milan", Client: "rome", Service: "NodePort", MTU: 1340, Implementation: "auto", Objects: "Configuration"}})
+	assert.DeepEqual(t, got.Peerings, []topology.Peering{{Server: "milan", Client: "rome", Service: "NodePort", MTU: 1340, Implementation: "auto", Objects: "Configuration", Gateways: "pod"}})
 	assert.DeepEqual(t, got.Outside, []topology.Outside{{Name: "user"}, {Name: "other"}})
 	assert.DeepEqual(t, got.Pods, []topology.Pod{{Cluster: "rome", Name: "web", Node: 1, HostNetwork: true}})
 	assert.DeepEqual(t, got.Peers("rome"), []string{"milan"})

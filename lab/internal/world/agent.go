@@ -265,10 +265,10 @@ const keepGone = 16
 // podEvent starts and ends the captures of pods. The kubelet waits for it, so
 // no packet of a pod comes before its capture.
 func (a *agent) podEvent(e pods.Event) {
-	if e.Pod.HostNetwork || e.Pod.NetNS == nil {
+	pod := e.Pod
+	if pod.Own() == nil {
 		return
 	}
-	pod := e.Pod
 	if !e.Gone {
 		a.mu.Lock()
 		var api []netip.AddrPort
@@ -276,7 +276,7 @@ func (a *agent) podEvent(e pods.Event) {
 			api = apiServices(a.network.spec)
 		}
 		a.mu.Unlock()
-		c, err := startCapture(pod.NetNS, pod.Cluster+"/"+pod.Name, api)
+		c, err := startCapture(pod.Own(), pod.Cluster+"/"+pod.Name, api)
 		if err != nil {
 			a.cfg.Logger.Error("no capture in pod", "pod", pod.Cluster+"/"+pod.Namespace+"/"+pod.Name, "err", err)
 			return

@@ -186,7 +186,11 @@ func (a *agent) exec(ctx context.Context, req ExecRequest, s Streams) (int, erro
 	}
 	if req.Host {
 		a.findTool(&req)
-		return RunIn(ctx, &Namespace{File: pod.NetNS}, req, s)
+		ns := pod.Own()
+		if ns == nil {
+			ns = pod.NetNS
+		}
+		return RunIn(ctx, &Namespace{File: ns}, req, s)
 	}
 	var resize chan pods.TerminalSize
 	if s.Resize != nil {

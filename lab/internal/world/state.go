@@ -47,8 +47,8 @@ func (a *agent) namespaces() []namedNamespace {
 		}
 	}
 	for _, p := range all {
-		if !p.HostNetwork && p.NetNS != nil {
-			out = append(out, namedNamespace{podHost(p, gateways), &Namespace{File: p.NetNS}})
+		if ns := p.Own(); ns != nil {
+			out = append(out, namedNamespace{podHost(p, gateways), &Namespace{File: ns}})
 		}
 	}
 	return out

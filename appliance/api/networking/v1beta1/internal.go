@@ -57,6 +57,12 @@ type InternalFabricSpec struct {
 	// Overlay between nodes and gateway; absent: geneve.
 	// +optional
 	Overlay Overlay `json:"overlay,omitempty"`
+	// HostInterface is the link that leads from GatewayNode to a gateway in a network namespace
+	// of that node (liqo.host, or liqo.host.1 and so on where there are several gateways); absent:
+	// the gateway is a pod with a network of its own.
+	// +optional
+	// +kubebuilder:validation:MaxLength=15
+	HostInterface string `json:"hostInterface,omitempty"`
 }
 
 // InternalFabric joins all nodes of the cluster to one gateway.

@@ -21,6 +21,10 @@ const (
 	LabelActive           = "networking.liqo.io/active"          // "true"
 	LabelGatewayTemplate  = "networking.liqo.io/gatewaytemplate" // "true" on the CRDs of templates
 
+	// LabelHostInterface is on the Deployment and the pods of a gateway in a
+	// network namespace of its node: the link that leads there.
+	LabelHostInterface = "networking.liqo.io/host-interface"
+
 	LabelFabricName = "networking.liqo.io/internal-fabric-name"
 	LabelNodeName   = "networking.liqo.io/internal-node-name"
 
@@ -55,6 +59,9 @@ const (
 	LabelShared      = "ipam.liqo.io/network-shared"
 
 	AnnotationPreinstalled = "liqo.io/preinstalled"
+	// AnnotationNetNS is on the pod of a gateway in a network namespace of its
+	// node: what "ip netns" calls that namespace.
+	AnnotationNetNS = "networking.liqo.io/netns"
 	// AnnotationVTEPMAC is on the pod of a node's daemon: the address of the
 	// node's VXLAN link.
 	AnnotationVTEPMAC = "net.liqo.io/vxlan.mac.address"
@@ -73,6 +80,9 @@ const (
 	VXLANInterface      = "liqo.vxlan" // of nodes
 	PodInterface        = "eth0"       // of a gateway's pod, as every kubelet names it
 	VXLANTable          = "18952"      // routing table of the VXLAN overlay
+	HostInterface       = "liqo.host"  // of a node, to the gateway in GatewayNetNS
+	GatewayInterface    = "liqo.gateway"
+	GatewayNetNS        = "liqo-netns"
 	InterfaceNamePrefix = "liqo."
 	PrivateKeyField     = "privateKey"
 	PublicKeyField      = "publicKey"
