@@ -94,6 +94,7 @@ func (n *node) hostRoot() string { return filepath.Join(n.cfg.Dir, "host") }
 
 // run is the life of the node.
 func (n *node) run(ctx context.Context) error {
+	defer n.unmountHost()
 	if err := n.prepare(); err != nil {
 		return fmt.Errorf("node %s/%s: %w", n.cfg.Cluster, n.cfg.Name, err)
 	}
@@ -153,6 +154,14 @@ func (n *node) prepare() error {
 		}
 	}
 	return nil
+}
+
+// unmountHost takes away the root of hostPath volumes, with what was mounted
+// below: a machine that goes down keeps none of it.
+func (n *node) unmountHost() {
+	if err := unix.Unmount(n.hostRoot(), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+		n.log.Warn("unmount the root of hostPath volumes", "err", err)
+	}
 }
 
 // retry calls f until it succeeds or ctx ends.
