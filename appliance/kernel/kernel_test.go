@@ -100,6 +100,39 @@ func public(n byte) netstate.Key { return netstate.Key(key(n).PublicKey()) }
 
 func testKey(string) ([32]byte, error) { return key(1), nil }
 
+// A route whose link goes becomes an unreachable one, before the link goes: what
+// is for it must not leave another way in between.
+func TestRouteOutlivesItsLink(t *testing.T) {
+	t.Parallel()
+	for _, family := range []struct{ name, dst, own, via string }{
+		{"IPv4", "10.1.0.0/16", "10.80.0.2/32", "10.80.0.5"},
+		{"IPv6", "fd01::/64", "fd80::2/128", "fd80::5"},
+	} {
+		t.Run(family.name, func(t *testing.T) {
+			ns, _ := openWith(t)
+			need(t, ns, FeatureVXLAN)
+			link := netstate.Link{Name: "liqo.vxlan", Kind: netstate.KindVXLAN, VXLAN: netstate.VXLAN{VNI: 7, Local: addr("172.18.1.11"), Port: 4879}}
+			if addr(family.via).Is6() {
+				link.VXLAN.Local = addr("fd18::11")
+			}
+			with := netstate.State{
+				Links:     []netstate.Link{link},
+				Addresses: []netstate.Address{{Dev: link.Name, Prefix: prefix(family.own)}},
+				Routes: []netstate.Route{
+					{Table: 18952, Dst: prefix(family.dst), Via: addr(family.via), Dev: link.Name, OnLink: true},
+					{Table: 18952, Dst: netip.PrefixFrom(addr(family.via), addr(family.via).BitLen()), Dev: link.Name, Scope: netstate.ScopeLink},
+				},
+			}
+			without := netstate.State{Routes: []netstate.Route{{Table: 18952, Dst: prefix(family.dst), Type: netstate.Unreachable}}}
+			for range 2 {
+				converge(t, ns, with)
+				converge(t, ns, without)
+			}
+			converge(t, ns, netstate.State{})
+		})
+	}
+}
+
 func TestForeignThingsStay(t *testing.T) {
 	t.Parallel()
 	ns, test := openWith(t, "d0", "liqo.rome")

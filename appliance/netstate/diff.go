@@ -67,7 +67,8 @@ func Diff(observed, desired State) Changes {
 		desired.Addresses, Address.normal, compareAddresses)
 	diffNeighbors(&c, without(observed.Neighbors, func(n Neighbor) bool { return onFresh(n.Dev) || flushed[n.Dev] }), desired.Neighbors)
 	diffFDB(&c, without(observed.FDB, func(e FDBEntry) bool { return onFresh(e.Dev) }), desired.FDB)
-	diffRoutes(&c, without(observed.Routes, func(r Route) bool { return r.Dev != "" && onFresh(r.Dev) }), desired.Routes)
+	standing := standingRoutes(c.DeleteLinks, desired.Routes)
+	diffRoutes(&c, without(observed.Routes, func(r Route) bool { return r.Dev != "" && onFresh(r.Dev) && !standing(r) }), desired.Routes)
 	c.AddRules, c.DeleteRules = diffSets(observed.Rules, desired.Rules, Rule.normal, compareRules)
 	diffTables(&c, observed.Tables, desired.Tables)
 	return c
@@ -159,6 +160,21 @@ type routeKey struct {
 }
 
 func (r Route) key() routeKey { return routeKey{r.Table, r.Dst, r.Metric} }
+
+// standingRoutes tells which routes by links that are deleted are in the way of
+// others: links are deleted last, so these are replaced.
+func standingRoutes(deleted []Link, desired []Route) func(Route) bool {
+	if len(deleted) == 0 {
+		return func(Route) bool { return false }
+	}
+	wanted := make(map[routeKey]bool, len(desired))
+	for _, r := range desired {
+		wanted[r.normal().key()] = true
+	}
+	return func(r Route) bool {
+		return wanted[r.normal().key()] && slices.ContainsFunc(deleted, func(l Link) bool { return l.Name == r.Dev })
+	}
+}
 
 func diffRoutes(c *Changes, observed, desired []Route) {
 	c.AddRoutes, c.ReplaceRoutes, c.DeleteRoutes = diffKeyed(observed, desired, Route.normal, Route.key)

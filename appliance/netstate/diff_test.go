@@ -74,6 +74,10 @@ func TestDiff(t *testing.T) {
 		want              Changes
 	}{
 		{"nothing", State{}, State{}, Changes{}},
+		{"a route outlives its link: it is replaced, for the link goes last",
+			State{Links: []Link{{Name: "g", Kind: KindGeneve}}, Routes: []Route{r, {Table: 9, Dst: prefix("10.2.0.0/16"), Dev: "g"}}},
+			State{Routes: []Route{{Table: 9, Dst: r.Dst, Type: Unreachable}}},
+			Changes{ReplaceRoutes: []Route{{Table: 9, Dst: r.Dst, Type: Unreachable}}, DeleteLinks: []Link{{Name: "g", Kind: KindGeneve}}}},
 		{"the order does not matter",
 			State{Routes: []Route{r, {Table: 1, Dst: prefix("::/0"), Dev: "g"}}, Rules: []Rule{rule, {Priority: 1, Table: 1}}},
 			State{Routes: []Route{{Table: 1, Dst: prefix("::/0"), Dev: "g"}, r}, Rules: []Rule{{Priority: 1, Table: 1}, rule}}, Changes{}},
