@@ -19,11 +19,6 @@ import (
 // inUserNS is set in the environment of a test binary that runs itself again.
 const inUserNS = "NETTEST_IN_USERNS"
 
-// init keeps the goroutines of tests off the main thread, the only one that does
-// not end with a goroutine that has taken it into a namespace: /proc/self would
-// be there from then on.
-func init() { runtime.LockOSThread() }
-
 // Main runs the tests of a package, in a new user namespace if the caller is
 // not root, so that [NewNS] works for anybody. Use it as
 //
@@ -41,7 +36,9 @@ func Main(m *testing.M) int {
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 		Pdeathsig:   syscall.SIGKILL,
 	}
-	err := cmd.Run() // on the main thread: the child dies with the one that started it
+	runtime.LockOSThread() // the child dies with the thread that started it
+	defer runtime.UnlockOSThread()
+	err := cmd.Run()
 	var exit *exec.ExitError
 	switch {
 	case err == nil:

@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +20,11 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
+
+// init keeps the goroutines of tests off the main thread, which is the only one
+// that does not end with a goroutine that has taken it into a namespace: it
+// would take /proc/self/ns/net along.
+func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
 	if os.Getenv(childConfig) != "" {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"syscall"
 	"testing"
 
@@ -19,6 +20,10 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
+
+// init keeps the goroutines of tests off the main thread: one that tries whether
+// it may make namespaces would take /proc/self into them, for good.
+func init() { runtime.LockOSThread() }
 
 // runner is the argument that makes this program start a lab and wait to be
 // killed.
