@@ -38,7 +38,7 @@ type Metric string
 const (
 	Throughput  Metric = "throughput"          // bit/s, one TCP stream
 	Throughput4 Metric = "throughput, 4 flows" // bit/s, four TCP streams
-	Packets     Metric = "small packets"       // received/s, UDP, 64-byte frames
+	Packets     Metric = "small packets"       // received/s, UDP, 64-byte frames, at most a window on the way
 	Connections Metric = "connections"         // per second: connect, a byte there and back, close; four at a time
 	Latency     Metric = "latency, median"     // s, a byte there and back on a TCP connection
 	LatencyP99  Metric = "latency, p99"        // s

@@ -126,7 +126,7 @@ native world, vxlan, WireGuard in user space
 vm world, geneve, WireGuard in the kernel
   failed: the lab failed
 
-↓: lower is better. Small packets: 64-byte frames, counted where they arrive. Connections: four at a time.
+↓: lower is better. Small packets: 64-byte frames, at most 256 on the way, counted where they arrive. Connections: four at a time.
 Compare ratios, of one world; the numbers are this machine's. The lab's captures were paused.
 not run: native world, geneve, WireGuard in the kernel: this kernel has no geneve and no wireguard
 `)

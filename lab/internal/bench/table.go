@@ -6,6 +6,8 @@ import (
 	"math"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/isthmus-net/isthmus/lab/internal/load"
 )
 
 // Write writes the result of one combination as a table.
@@ -37,7 +39,7 @@ func (r Result) Write(w io.Writer) {
 // Write writes what lab bench prints at the end: what was not run, and how to
 // read the tables above.
 func (r Report) Write(w io.Writer) {
-	fmt.Fprintf(w, "\n↓: lower is better. Small packets: 64-byte frames, counted where they arrive. Connections: four at a time.\n")
+	fmt.Fprintf(w, "\n↓: lower is better. Small packets: 64-byte frames, at most %d on the way, counted where they arrive. Connections: four at a time.\n", load.Window)
 	fmt.Fprintf(w, "Compare ratios, of one world; the numbers are this machine's. The lab's captures were paused.\n")
 	for _, res := range r.Results {
 		if res.NotRun != "" {

@@ -22,7 +22,7 @@ type Kind string
 // Kinds.
 const (
 	Throughput  Kind = "throughput"  // TCP, in bulk: bytes received
-	Packets     Kind = "packets"     // UDP, small: packets received
+	Packets     Kind = "packets"     // UDP, small, a window of them on the way: packets received
 	Connections Kind = "connections" // TCP: connect, one byte there and back, close
 	Latency     Kind = "latency"     // TCP: one byte there and back, again and again
 )
@@ -37,9 +37,18 @@ const (
 	// bulkWrite is handed to the kernel at once: the most that segmentation
 	// makes one large packet of.
 	bulkWrite = 64 << 10
-	// receiveBuffer of the server's UDP socket; the kernel gives as much of it
-	// as net.core.rmem_max lets it.
-	receiveBuffer = 4 << 20
+	// Window is how many packets are on the way at most. A flood would measure
+	// who gets the processor: with one for all, a sender that nothing slows
+	// down leaves the receiver none. A socket's default buffer (net.core.
+	// rmem_default, 208 KiB) has room for some 270 packets of 768 bytes, which
+	// is what the kernel counts for a small one.
+	Window = 256
+	// ackEvery is after how many packets the receiver says which was the
+	// newest: seldom enough not to count, often enough to keep the window open.
+	ackEvery = 32
+	// stall is how long the sender waits for an answer before it takes what is
+	// on the way for lost.
+	stall = 200 * time.Millisecond
 	// patience is how long a peer may be silent before a measurement fails: a
 	// lost SYN is sent again after 1, 3 and 7 seconds (tcp(7), tcp_syn_retries).
 	patience = 10 * time.Second

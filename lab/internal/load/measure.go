@@ -2,12 +2,14 @@ package load
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"syscall"
 	"time"
@@ -99,7 +101,7 @@ func sendBulk(conn *net.TCPConn, end time.Time) error {
 	return conn.CloseWrite()
 }
 
-// packets sends small datagrams as fast as the kernel takes them.
+// packets sends small datagrams, as many as fit into the window.
 func packets(ctx context.Context, m Measurement) (Result, error) {
 	control, err := dial(ctx, m.To)
 	if err != nil {
@@ -136,23 +138,64 @@ func packets(ctx context.Context, m Measurement) (Result, error) {
 	return Result{Packets: c.Packets, Sent: sent, Elapsed: c.Elapsed}, nil
 }
 
+// sendPackets numbers packets from 1 and keeps at most a window of them on the
+// way until the end.
 func sendPackets(udp net.Conn, end time.Time) (sent int64, err error) {
+	acks, read := make(chan int64, 1), make(chan struct{})
+	go func() {
+		defer close(read)
+		readAcks(udp, acks)
+	}()
+	defer func() {
+		err = errors.Join(err, udp.SetReadDeadline(time.Now()))
+		<-read
+	}()
 	payload := make([]byte, smallPayload)
-	for {
-		// The clock is asked now and then only.
-		for range 32 {
+	wait := time.NewTimer(0)
+	defer wait.Stop()
+	for done := int64(0); ; {
+		for sent-done < Window {
+			binary.BigEndian.PutUint64(payload, uint64(sent+1))
 			_, err := udp.Write(payload)
-			switch {
-			case errors.Is(err, syscall.ENOBUFS): // a queue on the way is full: packets get lost here or there
-			case err != nil:
+			if errors.Is(err, syscall.ENOBUFS) { // a queue on the way is full
+				break
+			} else if err != nil {
 				return sent, err
-			default:
-				sent++
 			}
+			sent++
 		}
-		if !time.Now().Before(end) {
+		now := time.Now()
+		if !now.Before(end) {
 			return sent, nil
 		}
+		wait.Reset(min(stall, end.Sub(now)))
+		select {
+		case n := <-acks:
+			done = max(done, n)
+		case <-wait.C:
+			done = sent
+		}
+	}
+}
+
+// readAcks passes on the newest number that has arrived, until the socket's
+// deadline.
+func readAcks(udp net.Conn, acks chan int64) {
+	buf := make([]byte, 64)
+	newest := int64(0)
+	for {
+		n, err := udp.Read(buf)
+		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
+			return
+		} else if err != nil || n < 8 {
+			continue
+		}
+		newest = max(newest, int64(binary.BigEndian.Uint64(buf)))
+		select {
+		case <-acks: // nobody has taken the older one
+		default:
+		}
+		acks <- newest
 	}
 }
 

@@ -2,6 +2,7 @@ package load
 
 import (
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -116,8 +117,6 @@ func receivePackets(ctx context.Context, conn *net.TCPConn, buf []byte) error {
 	}
 	udp := pc.(*net.UDPConn)
 	defer udp.Close()
-	// With a smaller one more is lost; the same on every path.
-	_ = udp.SetReadBuffer(receiveBuffer)
 	out := json.NewEncoder(conn)
 	if err := out.Encode(count{Port: addrPort(udp.LocalAddr()).Port()}); err != nil {
 		return err
@@ -139,24 +138,30 @@ func receivePackets(ctx context.Context, conn *net.TCPConn, buf []byte) error {
 // on the same path, has sent all.
 const settle = 200 * time.Millisecond
 
-// countPackets counts datagrams until the socket's deadline. The first is when
-// the time begins, so it is not counted itself.
+// countPackets counts datagrams until the socket's deadline, and now and then
+// says which was the newest. The first is when the time begins, so it is not
+// counted itself.
 func countPackets(udp *net.UDPConn) (c count) {
 	buf := make([]byte, 2048)
 	var first, last time.Time
+	var newest uint64
 	for {
-		_, _, err := udp.ReadFromUDPAddrPort(buf)
+		n, peer, err := udp.ReadFromUDPAddrPort(buf)
 		if errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, net.ErrClosed) {
 			break
-		} else if err != nil {
+		} else if err != nil || n < 8 {
 			continue
 		}
 		last = time.Now()
+		newest = max(newest, binary.BigEndian.Uint64(buf))
 		if first.IsZero() {
 			first = last
 			continue
 		}
-		c.Packets++
+		if c.Packets++; c.Packets%ackEvery == 0 {
+			// The sender takes an answer that is lost for lost packets.
+			_, _ = udp.WriteToUDPAddrPort(binary.BigEndian.AppendUint64(nil, newest), peer)
+		}
 	}
 	c.Elapsed = last.Sub(first)
 	return c
