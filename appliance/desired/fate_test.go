@@ -186,6 +186,7 @@ func TestNothingLeavesPastTheTunnel(t *testing.T) {
 		name   string
 		change func(*desired.NodeInput)
 	}{
+		{"the routes are known before all else", func(in *desired.NodeInput) { in.Tunnels, in.Fabrics = nil, nil }},
 		{"the tunnel is not planned yet", func(in *desired.NodeInput) { in.Tunnels = nil }},
 		{"the gateway has no address", func(in *desired.NodeInput) { in.Fabrics[0].GatewayIP = netip.Addr{} }},
 		{"the node has no address", func(in *desired.NodeInput) { in.Nodes[0].InternalIP = netip.Addr{} }},

@@ -394,11 +394,19 @@ func (h *host) noWay(tr cluster.TableRoute) string {
 	if tr.Dev == "" {
 		return h.hops[tr.Via].problem
 	}
-	if why, missing := h.missing[tr.Dev]; missing && !h.hasLink(tr.Dev) {
+	why, missing := h.missing[tr.Dev]
+	if !missing && strings.HasPrefix(tr.Dev, linkPrefix) {
+		// The object that asks for it may come a moment later than this one.
+		why, missing = "no object that this host knows of asks for it", true
+	}
+	if missing && !h.hasLink(tr.Dev) {
 		return fmt.Sprintf("the link %s is not there: %s", tr.Dev, why)
 	}
 	return ""
 }
+
+// linkPrefix is what the names of links between nodes and gateways begin with.
+const linkPrefix = "liqo."
 
 // selecting returns the prefix that a rule looks at: one of length 0 is true
 // of all packets, and the kernel does not keep it.

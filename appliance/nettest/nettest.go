@@ -19,8 +19,8 @@ import (
 // inUserNS is set in the environment of a test binary that runs itself again.
 const inUserNS = "NETTEST_IN_USERNS"
 
-// Main runs the tests of a package, in a new user namespace if the caller is
-// not root, so that [NewNS] works for anybody. Use it as
+// Main runs the tests of a package, in new user and mount namespaces if the
+// caller is not root, so that [NewNS] and mounts work for anybody. Use it as
 //
 //	func TestMain(m *testing.M) { os.Exit(nettest.Main(m)) }
 func Main(m *testing.M) int {
@@ -31,7 +31,7 @@ func Main(m *testing.M) int {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	cmd.Env = append(os.Environ(), inUserNS+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{
-		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET,
+		Cloneflags:  syscall.CLONE_NEWUSER | syscall.CLONE_NEWNET | syscall.CLONE_NEWNS,
 		UidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getuid(), Size: 1}},
 		GidMappings: []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getgid(), Size: 1}},
 		Pdeathsig:   syscall.SIGKILL,

@@ -263,7 +263,12 @@ func TestANodeOfAClusterLeavesAndJoins(t *testing.T) {
 		start := time.Now()
 		assert.NilError(t, c.JoinNode(ctx, "milan", "node-2"))
 		t.Logf("node-2 joined in %v", time.Since(start).Round(time.Millisecond))
-		assert.DeepEqual(t, nodes(), map[string]string{"node-1": "10.0.0.0/24", "node-2": podCIDR})
+		poll.WaitOn(t, func(poll.LogT) poll.Result { // the controller-manager gives it
+			if got := nodes()["node-2"]; got != podCIDR {
+				return poll.Continue("node-2 has the podCIDR %q, wanted %s", got, podCIDR)
+			}
+			return poll.Success()
+		}, poll.WithTimeout(20*time.Second))
 		routed("milan/node-1", podCIDR, true)
 		routed("milan/router", podCIDR, true)
 		poll.WaitOn(t, func(poll.LogT) poll.Result {
