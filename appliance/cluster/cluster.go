@@ -102,6 +102,8 @@ type Options struct {
 	RulePriority uint32         // first priority of the band on nodes; 0: default
 	Pools        []netip.Prefix // where remapped networks are taken from
 	Overlay      Overlay        // empty: Geneve
+	// NoTransit says that what comes from one peer never goes on to another.
+	NoTransit bool
 }
 
 // A Node is a Kubernetes Node that is not a virtual one.

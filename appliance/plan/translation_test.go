@@ -160,6 +160,13 @@ func TestTransit(t *testing.T) {
 				to = append(to, netip.MustParsePrefix(string(*rule.Dst)))
 			}
 			assert.Equal(t, len(to), 2)
+
+			w.options.NoTransit = true
+			w.settle()
+			assert.Assert(t, w.objects[key("RouteConfiguration", "liqo", "milan-node-2-extcidr")] == nil)
+
+			w.options.NoTransit = false
+			w.settle()
 			assert.Assert(t, !to[0].Overlaps(to[1]))
 		})
 	}
