@@ -66,7 +66,7 @@ func full() map[string]any {
 		"externalCIDR": "10.71.0.0/16", "internalCIDR": "10.81.0.0/16", "reservedSubnets": []any{"172.18.0.0/16"},
 	}
 	v["image"] = map[string]any{"name": "isthmus", "version": "dev", "pullPolicy": "Never"}
-	v["networking"] = map[string]any{"gatewayTemplates": map[string]any{
+	v["networking"] = map[string]any{"denyDirectConnections": true, "gatewayTemplates": map[string]any{
 		"wireguard": map[string]any{"implementation": "userspace"},
 		"server": map[string]any{"service": map[string]any{
 			"annotations": map[string]any{"lb.example.com/internal": "true"},
