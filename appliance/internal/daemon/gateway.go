@@ -139,7 +139,7 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	if err := cfg.setDefaults(); err != nil {
 		return fmt.Errorf("daemon: %w", err)
 	}
-	gw := &gateway{cfg: cfg, keys: newKeyring(cfg.KeysDir, cfg.Logger), connect: make(chan struct{}, 1)}
+	gw := &gateway{cfg: cfg, keys: newKeyring(cfg.KeysDir, cfg.Logger), connect: make(chan struct{}, 1), repair: make(chan struct{}, 1)}
 	below, err := gw.enterHost(ctx)
 	if err != nil {
 		return err
@@ -213,6 +213,7 @@ type gateway struct {
 	connection *reporter[ConnectionStatus]
 	reports    *reporter[ReportStatus]
 	connect    chan struct{} // yields when the tunnel has a peer
+	repair     chan struct{} // yields when a pass has something to put right
 
 	mu      sync.Mutex
 	mtu     int
@@ -242,7 +243,7 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	g.run("conncheck", func() error { return gw.watchTunnel(ctx, g) })
 	return agent.Run(ctx, agent.Config[desired.GatewayInput]{
 		Source: source[desired.GatewayInput]{
-			merge(ctx, g, gw.cfg.API.Changed(), gw.below.changed, gw.keys.changed, gw.resolver.changed), gw.read,
+			merge(ctx, g, gw.cfg.API.Changed(), gw.below.changed, gw.keys.changed, gw.resolver.changed, gw.repair), gw.read,
 		},
 		Target:  watched{gw.ns, gw.health},
 		Desired: desired.Gateway,
@@ -390,6 +391,9 @@ func (gw *gateway) watchTunnel(ctx context.Context, g *group) error {
 	case <-gw.connect:
 	}
 	g.run("conncheck", func() error { return gw.prober.Run(ctx) })
+	if gw.cfg.Mode == cluster.Client {
+		g.run("session", func() error { return gw.watchSession(ctx) })
+	}
 	tick := time.NewTicker(gw.cfg.StatusInterval)
 	defer tick.Stop()
 	for {
