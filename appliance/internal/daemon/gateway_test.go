@@ -80,7 +80,7 @@ func (c child) config(log *slog.Logger) (GatewayConfig, *memoryAPI[kube.GatewayV
 		WriteReport:     func(context.Context, ReportStatus) error { return nil },
 	}
 	if c.Mode == cluster.Client {
-		cfg.EndpointHost, cfg.EndpointPort = c.Endpoint, 51840
+		cfg.EndpointHosts, cfg.EndpointPort = strings.Split(c.Endpoint, ","), 51840
 	}
 	return cfg, api
 }

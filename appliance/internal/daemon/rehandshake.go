@@ -3,6 +3,7 @@ package daemon
 import (
 	"context"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/isthmus-net/isthmus/appliance/desired"
@@ -79,10 +80,11 @@ type outage struct {
 	rx    uint64    // bytes that the peer had sent when that was noticed, or later
 	heard time.Time // when those had become more, at the latest; began if they haven't
 
-	// Where the peer was and where it is configured to be. A peer that roams is
-	// known at the first place only, and one that ceased to roam at the second.
-	learned, configured netip.AddrPort
-	handshakes          int
+	// Where the peer was and where it was configured to be. A peer that roams is
+	// known at the first place only, and one that ceased to roam at the others.
+	learned    netip.AddrPort
+	configured []netip.AddrPort
+	handshakes int
 }
 
 // listen notes what the peer has sent by now. Whatever it is, WireGuard has
@@ -93,13 +95,39 @@ func (o *outage) listen(rx uint64, now time.Time) {
 	}
 }
 
-// endpoint is where to try next: in turn where the peer was and where it is
-// configured to be, and only there when that has changed meanwhile.
-func (o *outage) endpoint(configured netip.AddrPort) netip.AddrPort {
-	if configured != o.configured || o.handshakes%2 == 1 || !o.learned.IsValid() {
-		return configured
+// endpoint is where to try next, in turn: where the peer was, unless that is a
+// place where it is no longer configured to be, and then wherever it is.
+func (o *outage) endpoint(configured []netip.AddrPort) netip.AddrPort {
+	places := configured
+	was := slices.Contains(o.configured, o.learned)
+	switch i := slices.Index(configured, o.learned); {
+	case i > 0:
+		places = slices.Concat(configured[i:], configured[:i])
+	case i < 0 && o.learned.IsValid() && !was:
+		places = slices.Concat([]netip.AddrPort{o.learned}, configured)
 	}
-	return o.learned
+	if len(places) == 0 {
+		return netip.AddrPort{} // it stays where it is
+	}
+	return places[o.handshakes%len(places)]
+}
+
+// endpoints returns where the peer is configured to be, as far as that is known.
+func (gw *gateway) endpoints() []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, r := range gw.resolvers {
+		if e := r.endpoint(); e.IsValid() && !slices.Contains(out, e) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// lookUp has the names of the endpoint looked up soon.
+func (gw *gateway) lookUp() {
+	for _, r := range gw.resolvers {
+		r.hurry()
+	}
 }
 
 // watchSession has WireGuard begin anew when the peer is silent. That is for
@@ -118,11 +146,11 @@ func (gw *gateway) watchSession(ctx context.Context) error {
 
 // endSilence lasts until the peer answers.
 func (gw *gateway) endSilence(ctx context.Context, p *patience) {
-	o := outage{began: gw.prober.Status().Waiting, configured: gw.resolver.endpoint()}
+	o := outage{began: gw.prober.Status().Waiting, configured: gw.endpoints()}
 	if o.began.IsZero() {
 		return // it has answered meanwhile
 	}
-	gw.resolver.hurry()
+	gw.lookUp()
 	spent := p.begin(o.began)
 	o.heard = o.began
 	if peer, ok := gw.peer(); ok {
@@ -152,7 +180,7 @@ func (gw *gateway) endSilence(ctx context.Context, p *patience) {
 
 // rehandshake has WireGuard begin anew, and the name of the endpoint looked up.
 func (gw *gateway) rehandshake(o *outage, peer kernel.PeerStatus, now time.Time) {
-	endpoint := o.endpoint(gw.resolver.endpoint())
+	endpoint := o.endpoint(gw.endpoints())
 	log := gw.log.Debug
 	if o.handshakes == 0 {
 		log = gw.log.Info // the others are told of in the end
@@ -162,7 +190,7 @@ func (gw *gateway) rehandshake(o *outage, peer kernel.PeerStatus, now time.Time)
 		gw.log.Warn("no new handshake", "err", err)
 		notify(gw.repair)
 	}
-	gw.resolver.hurry()
+	gw.lookUp()
 	o.handshakes++
 	o.rx, o.heard = 0, now // WireGuard counts from the beginning
 }

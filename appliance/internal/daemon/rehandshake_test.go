@@ -13,6 +13,8 @@ import (
 	"gotest.tools/v3/assert"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
 
@@ -79,19 +81,22 @@ func TestOutage(t *testing.T) {
 	o.listen(132, start.Add(2*time.Second)) // a keepalive: the session works
 	assert.Equal(t, o.heard, start.Add(2*time.Second))
 
-	var none netip.AddrPort
 	learned, configured, later := netip.MustParseAddrPort("192.0.2.1:7"), netip.MustParseAddrPort("192.0.2.2:51840"), netip.MustParseAddrPort("192.0.2.3:51840")
+	only, both := []netip.AddrPort{configured}, []netip.AddrPort{configured, later}
 	for _, tc := range []struct {
 		name string
 		o    outage
-		now  netip.AddrPort // configured by now
+		now  []netip.AddrPort // configured by now
 		want []netip.AddrPort
 	}{
-		{"in turn", outage{learned: learned, configured: configured}, configured, []netip.AddrPort{learned, configured, learned, configured}},
-		{"the name has another address", outage{learned: learned, configured: configured}, later, []netip.AddrPort{later, later, later}},
-		{"the name has an address", outage{}, later, []netip.AddrPort{later, later}},
-		{"nobody knows where", outage{}, none, []netip.AddrPort{none, none}},
-		{"only configured", outage{configured: configured}, configured, []netip.AddrPort{configured, configured}},
+		{"it roamed", outage{learned: learned, configured: only}, only, []netip.AddrPort{learned, configured, learned, configured}},
+		{"the name has another address", outage{learned: configured, configured: only}, []netip.AddrPort{later}, []netip.AddrPort{later, later, later}},
+		{"the name has an address", outage{}, only, []netip.AddrPort{configured, configured}},
+		{"nobody knows where", outage{}, nil, []netip.AddrPort{{}, {}}},
+		{"only configured", outage{configured: only}, only, []netip.AddrPort{configured, configured}},
+		{"several", outage{learned: configured, configured: both}, both, []netip.AddrPort{configured, later, configured}},
+		{"the second of several", outage{learned: later, configured: both}, both, []netip.AddrPort{later, configured, later}},
+		{"roamed from several", outage{learned: learned, configured: both}, both, []netip.AddrPort{learned, configured, later, learned}},
 	} {
 		for i, want := range tc.want {
 			tc.o.handshakes = i
@@ -145,8 +150,8 @@ func TestServerReplaced(t *testing.T) {
 	before := answersAgain(logs)
 	for i := range 2 {
 		kill()
-		if impl == "kernel" {
-			milan.Run("ip", "link", "del", "liqo-tunnel") // it outlives its process, but not its node
+		if impl == kernel.Kernel {
+			milan.Run("ip", "link", "del", desired.TunnelInterface) // it outlives its process, but not its node
 		}
 		began := time.Now()
 		kill = start()
@@ -164,6 +169,49 @@ func TestServerReplaced(t *testing.T) {
 	for _, k := range []*ecdh.PrivateKey{serverPrivate, clientPrivate} {
 		assert.Assert(t, !strings.Contains(logs.String(), base64.StdEncoding.EncodeToString(k.Bytes())), "a private key is logged")
 	}
+}
+
+// TestNextEndpoint takes the server's address away and gives it another one, as
+// when the node is lost whose NodePort the client dials. Both are configured.
+func TestNextEndpoint(t *testing.T) {
+	nettest.Need(t, "ip")
+	milan, rome := nettest.Another(t), nettest.Another(t)
+	impl := implementation(t, milan)
+	wire(t, milan, rome, milanAddr, romeAddr)
+	const other = "203.0.113.3"
+	serverSide := child{Mode: cluster.Server, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: impl}
+	clientSide := child{Mode: cluster.Client, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: impl, Ping: 2 * time.Second, Endpoint: milanAddr.String() + "," + other}
+	serverSide.PeerKey = writeKeys(t, clientSide.KeysDir).PublicKey().Bytes()
+	clientSide.PeerKey = writeKeys(t, serverSide.KeysDir).PublicKey().Bytes()
+	for _, ns := range []*nettest.NS{milan, rome} { // through the tunnel or not at all
+		ns.Run("ip", "route", "add", "unreachable", "169.254.0.0/16")
+	}
+	logs := &logBuffer{}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of both:\n%s", logs)
+		}
+	})
+	server := serverSide.start(t, milan, logs)
+	clientSide.start(t, rome, logs)
+	up := through(t, rome, milan)
+	within(t, 20*time.Second, up)
+
+	assert.NilError(t, server.Process.Kill())
+	_ = server.Wait()
+	if impl == kernel.Kernel {
+		milan.Run("ip", "link", "del", desired.TunnelInterface)
+	}
+	milan.Run("ip", "address", "flush", "dev", "eth0")
+	milan.Run("ip", "address", "add", other+"/24", "dev", "eth0")
+	milan.Run("ip", "route", "add", "default", "via", romeAddr.String())
+	began := time.Now()
+	serverSide.StateDir = t.TempDir()
+	serverSide.start(t, milan, logs)
+	within(t, 40*time.Second, up)
+	gap := time.Since(began)
+	t.Logf("%v without an answer (%s WireGuard)", gap.Round(time.Millisecond), impl)
+	assert.Assert(t, gap < 6*time.Second, "it took %v", gap) // one place more than when it is the same
 }
 
 // answersAgain counts the outages that ended, as the client's log tells.
