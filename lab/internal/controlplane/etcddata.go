@@ -1,6 +1,7 @@
 package controlplane
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // dataDir is where etcd keeps its data.
@@ -52,23 +54,31 @@ func (c *ControlPlane) WithEtcdPaused(fn func() error) (err error) {
 	return fn()
 }
 
-// waitStopped waits until all threads have heard of a SIGSTOP: kill(2) only
+// waitStopped waits until every thread has heard of a SIGSTOP: kill(2) only
 // makes the signal pending.
 func (p *process) waitStopped() error {
 	for {
-		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.cmd.Process.Pid))
+		stats, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
 		if err != nil {
 			return err
 		}
-		// "pid (comm) state …", where comm may have brackets of its own.
-		if _, after, ok := strings.Cut(string(stat[strings.LastIndexByte(string(stat), ')'):]), ") "); ok && strings.HasPrefix(after, "T") {
+		running := len(stats) == 0
+		for _, path := range stats {
+			stat, err := os.ReadFile(path)
+			if err != nil {
+				return err // no thread comes or goes while they stop, so all have
+			}
+			// "tid (comm) state …", where comm may have brackets of its own.
+			_, state, _ := strings.Cut(string(stat[bytes.LastIndexByte(stat, ')')+1:]), " ")
+			running = running || !strings.HasPrefix(state, "T")
+		}
+		if !running {
 			return nil
 		}
 		select {
 		case <-p.done:
 			return errors.New("it has ended")
-		default:
-			syscall.Nanosleep(&syscall.Timespec{Nsec: 1e6}, nil)
+		case <-time.After(time.Millisecond):
 		}
 	}
 }
@@ -161,6 +171,9 @@ func (c *ControlPlane) startEtcd(ctx context.Context) error {
 		if err := RestoreEtcd(c.cfg.EtcdData, c.cfg.dataDir()); err != nil {
 			return fmt.Errorf("cluster %s: %w", c.cfg.Name, err)
 		}
+		return c.StartComponent(ctx, Etcd)
+	}
+	if c.cfg.CacheDir == "" {
 		return c.StartComponent(ctx, Etcd)
 	}
 	path, err := c.cfg.warmPath()

@@ -67,7 +67,7 @@ func start(ctx context.Context, cfg Config) (_ *ControlPlane, err error) {
 	if err := g.Wait(); err != nil {
 		return nil, err
 	}
-	if c.cfg.EtcdData == "" {
+	if c.cfg.CacheDir != "" && c.cfg.EtcdData == "" {
 		if err := c.keepCopy(); err != nil {
 			cfg.Logger.Warn("no copy of the control plane is kept: the next one takes as long", "err", err)
 		}

@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 )
 
 // A warm copy is etcd's data of a control plane that has just come up: the
@@ -33,16 +34,14 @@ const keepWarm = 3
 // warmFormat changes whenever what is in a copy does.
 const warmFormat = "1"
 
-// errNoWarm is why a control plane neither takes nor makes a copy.
+// errNoWarm is why a control plane with a CacheDir neither takes nor makes a
+// copy.
 var errNoWarm = errors.New("no copies are kept")
 
 // warmPath is the directory of the copy for this configuration, whether it is
 // there or not. Its name has all that a copy depends on: the program, its
 // flags and the CRDs.
 func (c *Config) warmPath() (string, error) {
-	if c.CacheDir == "" {
-		return "", errNoWarm
-	}
 	if os.Getenv("KUBEBUILDER_ASSETS") != "" {
 		return "", fmt.Errorf("%w for the programs of KUBEBUILDER_ASSETS", errNoWarm)
 	}
@@ -89,7 +88,7 @@ func buildID(program string) ([]byte, error) {
 func (c *ControlPlane) keepCopy() error {
 	path, err := c.cfg.warmPath()
 	if errors.Is(err, errNoWarm) {
-		return nil
+		return nil // as Warm says
 	}
 	if err != nil {
 		return err
@@ -115,13 +114,28 @@ func (c *ControlPlane) keepCopy() error {
 	return prune(c.cfg.CacheDir, path)
 }
 
-// prune removes the oldest copies but never the one in hand.
+// halfDone is when nobody is making a copy any more that was begun then.
+const halfDone = time.Hour
+
+// prune removes the oldest copies but never the one in hand, and what was never
+// finished.
 func prune(dir, current string) error {
+	left, err := filepath.Glob(filepath.Join(dir, ".tmp-*"))
+	if err != nil {
+		return err
+	}
+	for _, p := range left {
+		if made(p) < time.Now().Add(-halfDone).UnixNano() {
+			if err := os.RemoveAll(p); err != nil {
+				return err
+			}
+		}
+	}
 	all, err := filepath.Glob(filepath.Join(dir, "[0-9a-f]*"))
 	if err != nil || len(all) <= keepWarm {
 		return err
 	}
-	slices.SortFunc(all, func(a, b string) int { return int((age(a) - age(b)) >> 20) })
+	slices.SortFunc(all, func(a, b string) int { return int((made(a) - made(b)) >> 20) })
 	var errs []error
 	for _, p := range all[:len(all)-keepWarm] {
 		if p != current {
@@ -131,8 +145,8 @@ func prune(dir, current string) error {
 	return errors.Join(errs...)
 }
 
-// age is when a directory was made, in nanoseconds; 0 when it has gone.
-func age(path string) int64 {
+// made is when a directory was made, in nanoseconds; 0 when it has gone.
+func made(path string) int64 {
 	st, err := os.Stat(path)
 	if err != nil {
 		return 0
