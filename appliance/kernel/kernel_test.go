@@ -214,6 +214,8 @@ func TestWalk(t *testing.T) {
 		{Rules: []netstate.Rule{{Priority: 310, IIF: "d0", OIF: "d1", Dst: prefix("fd00::/8"), Table: 100000}}},
 		{Tables: []netstate.Table{table("a", drop), table("b", accept, drop)}},
 		{Tables: []netstate.Table{table("a", accept), table("b", drop, accept), table("c")}},
+		{Tables: []netstate.Table{table("a", drop), many(2)}},
+		{Tables: []netstate.Table{many(3000), table("b", drop)}},
 	}
 	for i := range walkSteps {
 		n := rand.IntN(len(states))
@@ -424,16 +426,21 @@ func TestCounterOfPacketsWithoutRoute(t *testing.T) {
 // veth joins two namespaces by links v0.
 func veth(t testing.TB, a, b *nettest.NS, addrA, addrB string) {
 	t.Helper()
+	vethNamed(t, a, b, "v0", addrA, addrB)
+}
+
+func vethNamed(t testing.TB, a, b *nettest.NS, name, addrA, addrB string) {
+	t.Helper()
 	a.Do(func() {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		assert.NilError(t, err)
 		defer h.Close()
-		assert.NilError(t, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v0"}, PeerName: "v0", PeerNamespace: netlink.NsFd(b.FD())}))
+		assert.NilError(t, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name, PeerNamespace: netlink.NsFd(b.FD())}))
 	})
 	for ns, addr := range map[*nettest.NS]string{a: addrA, b: addrB} {
 		ns.Run("ip", "link", "set", "lo", "up")
-		ns.Run("ip", "link", "set", "v0", "up")
-		ns.Run("ip", "addr", "add", addr, "dev", "v0", "nodad")
+		ns.Run("ip", "link", "set", name, "up")
+		ns.Run("ip", "addr", "add", addr, "dev", name, "nodad")
 	}
 }
 
