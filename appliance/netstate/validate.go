@@ -122,8 +122,8 @@ func (r Route) validate() error {
 		return errors.New("no destination")
 	case r.Table == 0:
 		return errors.New("table 0: must be 1 or more")
-	case r.Type != Unicast && r.Type != Unreachable:
-		return fmt.Errorf("type %q: only unicast and unreachable are made", r.Type)
+	case r.Type != Unicast && r.Type != Unreachable && r.Type != Throw:
+		return fmt.Errorf("type %q: only unicast, unreachable and throw are made", r.Type)
 	case r.Type == Unicast && r.Dev == "":
 		return errors.New("no dev")
 	case r.Via.IsValid() && r.Via.Is4() != r.Dst.Addr().Is4():
