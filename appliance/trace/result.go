@@ -148,6 +148,9 @@ func (h Hop) cells(w *World) []string {
 
 // String returns the trace as a table, a hop in every line, and its end below.
 func (t Trace) String() string {
+	if len(t.Hops) == 0 {
+		return ""
+	}
 	var b strings.Builder
 	tw := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
 	fmt.Fprintf(tw, "HOST\tLINKS\tPACKET\tDECISIONS\n")
@@ -178,8 +181,7 @@ func (w *World) Flow(m *Memory, from string, p Packet) Flow {
 }
 
 // Problem says what is wrong with a flow; empty: the answer came back to the
-// program that waits for it, with the addresses it expects, past the same
-// hosts.
+// program that waits for it, with the addresses it expects.
 func (f Flow) Problem() string {
 	if f.Request.End.Kind != Delivered {
 		return "the packet is " + f.Request.End.String()
@@ -197,10 +199,16 @@ func (f Flow) Problem() string {
 	if got, want := tupleOf(f.Reply.End.Packet), tupleOf(sent).inverted(); got != want {
 		return fmt.Sprintf("the answer is %v, not %v", f.Reply.End.Packet, sent.Reply())
 	}
+	return ""
+}
+
+// Detour says where the answer passes other hosts than the packet did; empty:
+// nowhere.
+func (f Flow) Detour() string {
 	back := f.Reply.Hosts()
 	slices.Reverse(back)
 	if why := Explain(f.Request, back); why != "" {
-		return "the answer takes another way: " + why
+		return "the answer, backwards: " + why
 	}
 	return ""
 }

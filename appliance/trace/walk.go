@@ -3,6 +3,7 @@ package trace
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
@@ -344,8 +345,9 @@ func (x *transit) leave(depth int) (place, *End) {
 // answers reports whether a host says on a link that it has an address: with
 // IPv4 any of its own, with IPv6 one of that link.
 func answers(h *host, dev string, a netip.Addr) bool {
-	on, own := h.local[a]
-	return own && (a.Is4() || on == dev)
+	return slices.ContainsFunc(h.addrs, func(own netstate.Address) bool {
+		return own.Prefix.Addr() == a && (a.Is4() || own.Dev == dev)
+	})
 }
 
 // end ends the packet's way here.
