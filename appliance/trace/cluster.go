@@ -26,7 +26,8 @@ type Cluster struct {
 	Routers    []netip.Addr
 	MTU        int // of the underlay and of pods; 0: 1500
 	Masquerade bool
-	RPFilter   int // conf/all of nodes
+	RPFilter   int  // conf/all of nodes
+	NoBridgeNF bool // see Link.Bridge
 	Services   []Service
 	Names      map[netip.Prefix]string
 }
@@ -88,7 +89,10 @@ func (c Cluster) node(n Node) Host {
 	h := c.host(n.Name)
 	h.State = n.State
 	h.Around = Around{
-		Links:      []Link{{Eth0, c.MTU, c.Underlay}, {Bridge, c.MTU, c.pods(n.Name)}},
+		Links: []Link{
+			{Name: Eth0, MTU: c.MTU, Segment: c.Underlay},
+			{Name: Bridge, MTU: c.MTU, Segment: c.pods(n.Name), Bridge: !c.NoBridgeNF},
+		},
 		Services:   c.Services,
 		Forwarding: true,
 		RPFilter:   c.RPFilter,
@@ -137,7 +141,7 @@ func (c Cluster) masquerade(n Node) netstate.Table {
 
 func (c Cluster) pod(name, node string, addrs []netip.Addr) Host {
 	h := c.host(name)
-	h.Around.Links = []Link{{Eth0, c.MTU, c.pods(node)}}
+	h.Around.Links = []Link{{Name: Eth0, MTU: c.MTU, Segment: c.pods(node)}}
 	i := slices.IndexFunc(c.Nodes, func(n Node) bool { return n.Name == node })
 	for _, a := range addrs {
 		bits, router := a.BitLen(), netip.Addr{}
@@ -173,7 +177,9 @@ func Router(name string, networks map[netip.Prefix]string) Host {
 	for a := range networks {
 		addrs = append(addrs, a)
 	}
-	slices.SortFunc(addrs, func(a, b netip.Prefix) int { return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits())) })
+	slices.SortFunc(addrs, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
 	devs := map[string]string{}
 	for _, a := range addrs {
 		network := networks[a]

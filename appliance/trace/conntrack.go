@@ -109,6 +109,10 @@ func (x *transit) track() {
 		return
 	}
 	if x.p.Error() {
+		if x.ct = x.p.about; x.ct.connection != nil {
+			x.p.about, x.state = direction{}, related
+			return
+		}
 		x.trackError()
 		return
 	}

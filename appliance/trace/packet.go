@@ -50,6 +50,9 @@ type Packet struct {
 
 	// inside is what a tunnel's outer packet carries.
 	inside *capsule
+	// about is the connection of the packet that an ICMP error is about, on
+	// the host that makes the error: the kernel attaches it, and looks for none.
+	about direction
 }
 
 // A capsule is a packet in a tunnel, with what the other end looks at.

@@ -85,6 +85,9 @@ type place struct {
 	depth  int
 	mark   uint32
 	tunnel string // the device whose outer packet it is
+	// bridged is where the packet goes on to if the host does nothing but
+	// bridge it.
+	bridged *place
 }
 
 func (k *walker) walk(at place) {
@@ -122,6 +125,7 @@ type transit struct {
 	mark       uint32
 	ct         direction
 	state      ctState
+	bridged    bool
 	hop        Hop
 }
 
@@ -132,13 +136,20 @@ func (k *walker) step(at place) (place, *End) {
 		hop: Hop{Depth: at.depth, Host: at.h.Name, In: at.dev, Arrived: at.p},
 	}
 	var end *End
-	if at.dev == "" {
+	switch {
+	case at.dev == "":
 		end = x.send(at.tunnel)
-	} else {
+	case at.bridged != nil:
+		end = x.bridge()
+	default:
 		end = x.receive()
 	}
 	var next place
-	if end == nil {
+	if end == nil && x.bridged {
+		x.note("bridged")
+		next = *at.bridged
+		next.p = x.p
+	} else if end == nil {
 		next, end = x.leave(at.depth)
 	}
 	x.hop.Packet, x.hop.Out, x.hop.Mark = x.p, x.out, x.mark
@@ -149,12 +160,35 @@ func (k *walker) step(at place) (place, *End) {
 	return next, end
 }
 
+// bridge is what br_netfilter does with a packet between two ports of a bridge:
+// it passes the hooks of IP, and is routed only if it has got another
+// destination there.
+func (x *transit) bridge() *End {
+	before := x.p.Dst
+	if end := x.run("prerouting"); end != nil {
+		return end
+	}
+	if x.p.Dst != before {
+		return x.routed()
+	}
+	x.out, x.bridged = x.in, true
+	if end := x.run("forward"); end != nil {
+		return end
+	}
+	return x.postrouting()
+}
+
 // receive is what happens to a packet that came in by a link, until it is
 // about to leave again or to be delivered.
 func (x *transit) receive() *End {
 	if end := x.run("prerouting"); end != nil {
 		return end
 	}
+	return x.routed()
+}
+
+// routed is receive without its first part.
+func (x *transit) routed() *End {
 	if _, own := x.h.local[x.p.Dst]; own {
 		if why := x.h.spoofed(x.p, x.in, loopback); why != "" {
 			return x.end(Dropped, why)
@@ -332,12 +366,14 @@ func (x *transit) leave(depth int) (place, *End) {
 		return place{}, x.end(Left, "leaves the world by "+x.out)
 	}
 	for _, other := range x.w.segments[l.segment] {
-		if other.host == x.h && other.dev == x.out {
+		if other == (port{x.h, x.out}) || !answers(other.host, other.dev, x.next) {
 			continue
 		}
-		if answers(other.host, other.dev, x.next) {
-			return place{h: other.host, dev: other.dev, p: x.p, depth: depth}, nil
+		to := place{h: other.host, dev: other.dev, p: x.p, depth: depth}
+		if bridge, ok := x.w.bridge(l.segment); ok && bridge.host != x.h && bridge.host != other.host {
+			return place{h: bridge.host, dev: bridge.dev, p: x.p, depth: depth, bridged: &to}, nil
 		}
+		return to, nil
 	}
 	return place{}, x.refuse(NoRoute, 0, Lost, fmt.Sprintf("nobody on %s answers for %s", x.out, x.next))
 }
@@ -364,6 +400,9 @@ func (x *transit) refuse(what ICMPKind, mtu int, kind Kind, why string) *End {
 	quoted := x.p
 	quoted.inside = nil
 	answer := Packet{Dst: x.p.Src, Proto: ICMP, ICMP: what, Quoted: &quoted, MTU: mtu, Size: 576}
+	if x.ct.connection != nil {
+		answer.about = direction{x.ct.connection, !x.ct.reply}
+	}
 	if x.p.Is6() {
 		answer.Proto, answer.Size = ICMPv6, 1280
 	}

@@ -62,6 +62,10 @@ type Link struct {
 	Name    string
 	MTU     int    // bytes; 0: 1500
 	Segment string // the network that it is on: all links of that name hear each other
+	// Bridge says that the link is the bridge that the others of the segment
+	// are on, and that what it hands from one to another passes the host's
+	// nftables (bridge-nf-call-iptables, which Kubernetes asks for).
+	Bridge bool
 }
 
 // A Service is what kube-proxy does for one port of a Kubernetes Service: it
@@ -108,6 +112,7 @@ type port = endpoint
 type link struct {
 	netstate.Link
 	segment    string
+	bridge     bool
 	forwarding bool
 	rpFilter   int
 }
@@ -164,7 +169,7 @@ func newHost(v Host) *host {
 	for _, l := range v.Around.Links {
 		h.links[l.Name] = link{
 			Link:    netstate.Link{Name: l.Name, MTU: cmp.Or(l.MTU, defaultMTU)},
-			segment: l.Segment, forwarding: v.Around.Forwarding, rpFilter: v.Around.RPFilter,
+			segment: l.Segment, bridge: l.Bridge, forwarding: v.Around.Forwarding, rpFilter: v.Around.RPFilter,
 		}
 	}
 	for _, l := range v.State.Links {
@@ -263,6 +268,16 @@ func (w *World) socketHost(h *host, l link) *host {
 		return w.hosts[h.Around.Outside]
 	}
 	return h
+}
+
+// bridge returns the bridge of a segment, if it has one.
+func (w *World) bridge(segment string) (port, bool) {
+	for _, p := range w.segments[segment] {
+		if p.host.links[p.dev].bridge {
+			return p, true
+		}
+	}
+	return port{}, false
 }
 
 // name returns what a host calls an address; empty: nothing.
