@@ -105,7 +105,7 @@ func (m *Memory) Connections(host string) int { return len(m.connections[host]) 
 // track is conntrack's look at a packet that comes in or is sent
 // (nf_conntrack_in).
 func (x *transit) track() {
-	if x.state == untracked {
+	if x.state != unseen {
 		return
 	}
 	if x.p.Error() {

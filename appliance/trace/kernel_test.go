@@ -1,12 +1,14 @@
 package trace_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -63,7 +65,11 @@ func newBench(t testing.TB) *bench {
 		})
 	}
 	r.Run("ip", "route", "add", "default", "via", "10.0.3.2")
-	r.Do(func() { b.socks["r"] = b.socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_UDP) })
+	r.Do(func() {
+		b.socks["r"] = b.socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_UDP)
+		b.socks["r (icmp)"] = b.socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
+	})
+	b.sysctl("icmp_ratelimit", "0")
 	b.sysctl("ip_forward", "1")
 	for _, dev := range []string{"e1", "e2", "e3"} {
 		b.sysctl("conf/"+dev+"/rp_filter", "0")
@@ -120,7 +126,9 @@ func (s sighting) String() string {
 	if s.host == "" {
 		return "nowhere"
 	}
-	return fmt.Sprintf("%s: %s:%d → %s:%d", s.host, s.p.Src, s.p.SrcPort, s.p.Dst, s.p.DstPort)
+	p := s.p
+	p.MTU = 0
+	return s.host + ": " + p.String()
 }
 
 // send sends a packet from a host and returns where it was seen.
@@ -128,6 +136,7 @@ func (b *bench) send(from string, p trace.Packet, patience time.Duration) sighti
 	b.t.Helper()
 	b.probe++
 	payload := binary.BigEndian.AppendUint64(nil, 0x69737468_00000000|uint64(b.probe))
+	sent := slices.Concat(payload, make([]byte, max(0, p.Size-28-len(payload))))
 	dst := &unix.SockaddrInet4{Addr: p.Dst.As4(), Port: int(p.DstPort)}
 	if from == "r" {
 		b.hosts["r"].Do(func() {
@@ -135,10 +144,10 @@ func (b *bench) send(from string, p trace.Packet, patience time.Duration) sighti
 			defer unix.Close(fd)
 			assert.NilError(b.t, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
 			assert.NilError(b.t, unix.Bind(fd, &unix.SockaddrInet4{Addr: p.Src.As4(), Port: int(p.SrcPort)}))
-			_ = unix.Sendto(fd, payload, 0, dst) // it may have no way
+			_ = unix.Sendto(fd, sent, 0, dst) // it may have no way
 		})
 	} else {
-		assert.NilError(b.t, unix.Sendto(b.raw[from], datagram(p, payload), 0, dst))
+		assert.NilError(b.t, unix.Sendto(b.raw[from], write(p, sent), 0, dst))
 	}
 	for end := time.Now().Add(patience); ; {
 		for host, fd := range b.socks {
@@ -152,7 +161,7 @@ func (b *bench) send(from string, p trace.Packet, patience time.Duration) sighti
 					continue
 				}
 				if got, ok := parse(buf[:n], payload); ok {
-					return sighting{host, got}
+					return sighting{strings.TrimSuffix(host, " (icmp)"), got}
 				}
 			}
 		}
@@ -168,29 +177,60 @@ func (b *bench) send(from string, p trace.Packet, patience time.Duration) sighti
 	}
 }
 
-// datagram writes a UDP packet over IPv4. The kernel fills in the checksum of
-// the header; UDP has none.
-func datagram(p trace.Packet, payload []byte) []byte {
+// write writes a UDP packet over IPv4, or an ICMP error about one. The kernel
+// fills in the checksum of the header; UDP has none.
+func write(p trace.Packet, payload []byte) []byte {
 	b := make([]byte, 28, 28+len(payload))
 	b[0], b[8], b[9] = 0x45, 64, unix.IPPROTO_UDP
-	binary.BigEndian.PutUint16(b[2:], uint16(28+len(payload)))
 	src, dst := p.Src.As4(), p.Dst.As4()
 	copy(b[12:], src[:])
 	copy(b[16:], dst[:])
-	binary.BigEndian.PutUint16(b[20:], p.SrcPort)
-	binary.BigEndian.PutUint16(b[22:], p.DstPort)
-	binary.BigEndian.PutUint16(b[24:], uint16(8+len(payload)))
-	return append(b, payload...)
+	if p.DF {
+		b[6] = 0x40
+	}
+	if p.Quoted != nil {
+		b[9] = unix.IPPROTO_ICMP
+		b = append(b, write(*p.Quoted, payload)...)
+		b[20], b[21] = 3, 4 // fragmentation needed
+		binary.BigEndian.PutUint16(b[26:], 1000)
+		sum := uint32(0)
+		for i := 20; i < len(b); i += 2 {
+			sum += uint32(b[i])<<8 | uint32(b[i+1])
+		}
+		for sum>>16 != 0 {
+			sum = sum&0xffff + sum>>16
+		}
+		binary.BigEndian.PutUint16(b[22:], ^uint16(sum))
+	} else {
+		binary.BigEndian.PutUint16(b[20:], p.SrcPort)
+		binary.BigEndian.PutUint16(b[22:], p.DstPort)
+		binary.BigEndian.PutUint16(b[24:], uint16(8+len(payload)))
+		b = append(b, payload...)
+	}
+	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
+	return b
 }
 
+// parse reads a packet that has the payload in it, or ends a packet that it
+// quotes.
 func parse(b, payload []byte) (trace.Packet, bool) {
-	if len(b) < 28 || b[9] != unix.IPPROTO_UDP || !strings.HasSuffix(string(b), string(payload)) {
+	if len(b) < 28 || !bytes.Contains(b, payload) {
 		return trace.Packet{}, false
 	}
-	return trace.Packet{
-		Src: netip.AddrFrom4([4]byte(b[12:])), Dst: netip.AddrFrom4([4]byte(b[16:])), Proto: trace.UDP,
-		SrcPort: binary.BigEndian.Uint16(b[20:]), DstPort: binary.BigEndian.Uint16(b[22:]),
-	}, true
+	p := trace.Packet{Src: netip.AddrFrom4([4]byte(b[12:])), Dst: netip.AddrFrom4([4]byte(b[16:]))}
+	switch {
+	case b[9] == unix.IPPROTO_UDP:
+		p.Proto, p.SrcPort, p.DstPort = trace.UDP, binary.BigEndian.Uint16(b[20:]), binary.BigEndian.Uint16(b[22:])
+	case b[9] == unix.IPPROTO_ICMP && b[20] == 3 && b[21] == 4:
+		quoted, ok := parse(b[28:], payload)
+		if !ok {
+			return trace.Packet{}, false
+		}
+		p.Proto, p.ICMP, p.Quoted = trace.ICMP, trace.TooBig, &quoted
+	default:
+		return trace.Packet{}, false
+	}
+	return p, true
 }
 
 // expected is where the model sees a packet last.
@@ -226,6 +266,9 @@ func (d dice) route(table uint32) netstate.Route {
 		return r
 	}
 	r.Dev, r.Via, r.OnLink = fmt.Sprintf("e%d", i), netip.MustParseAddr(fmt.Sprintf("10.0.%d.2", i)), true
+	if d.IntN(2) == 0 {
+		r.MTU = 1000
+	}
 	return r
 }
 
@@ -353,7 +396,7 @@ func (d dice) packet(from string, port uint16) trace.Packet {
 
 func TestAgainstKernel(t *testing.T) {
 	b := newBench(t)
-	worlds, arrived, answered, elsewhere := 150, 0, 0, 0
+	worlds, arrived, answered, translated, told := 120, 0, 0, 0, 0
 	if testing.Short() {
 		worlds = 20
 	}
@@ -372,16 +415,27 @@ func TestAgainstKernel(t *testing.T) {
 		assert.NilError(t, err)
 		m := &trace.Memory{}
 		var seen []sighting
-		for n := range 30 {
+		for n := range 40 {
 			from := pick(d, "a", "b", "c", "r")
-			p := d.packet(from, uint16(10000+int(seed)*40+n))
+			p := d.packet(from, uint16(10000+int(seed)*50+n))
 			answer := len(seen) > 0 && d.IntN(2) == 0
 			if answer {
 				s := pick(d, seen...)
 				from, p = s.host, s.p.Reply()
 				p.Size = 36
+				if d.IntN(3) == 0 && from != "r" { // or an error about it
+					quoted := s.p
+					p = trace.Packet{Src: p.Src, Dst: p.Dst, Proto: trace.ICMP, ICMP: trace.TooBig, Quoted: &quoted, Size: 36}
+				}
+			}
+			if from != "r" && !p.Error() && d.IntN(2) == 0 {
+				p.Size, p.DF = 1200, true
 			}
 			tr := w.Walk(m, from, p)
+			if tr.End.Answer != nil && tr.End.Answer.ICMP == trace.TooBig {
+				told++
+				tr = w.Walk(m, tr.End.Host, *tr.End.Answer)
+			}
 			want := expected(tr)
 			patience := 10 * time.Millisecond
 			if want.host != "" {
@@ -391,19 +445,20 @@ func TestAgainstKernel(t *testing.T) {
 			if got.String() != want.String() {
 				t.Fatalf("seed %d, rp_filter %d, packet %d from %s: %v\nkernel: %v\nmodel: %v\n%v\n%v", seed, rpFilter, n, from, p, got, want, tr, state)
 			}
-			if got.host != "" {
-				arrived++
-				if answer {
-					answered++
-				} else {
-					seen = append(seen, got)
-				}
-				if got.p.Src != p.Src || got.p.Dst != p.Dst {
-					elsewhere++
-				}
+			if got.host == "" {
+				continue
+			}
+			arrived++
+			if answer {
+				answered++
+			} else if !got.p.Error() {
+				seen = append(seen, got)
+			}
+			if got.p.Src != p.Src || got.p.Dst != p.Dst {
+				translated++
 			}
 		}
 	}
-	t.Logf("%d packets arrived, %d of them answers, %d translated", arrived, answered, elsewhere)
-	assert.Assert(t, arrived > worlds*5 && answered > worlds*2 && elsewhere > worlds)
+	t.Logf("%d packets arrived, %d of them answers; %d translated, %d too big", arrived, answered, translated, told)
+	assert.Assert(t, arrived > worlds*5 && answered > worlds*2 && translated > worlds && told > worlds/4)
 }

@@ -45,7 +45,8 @@ type chain struct {
 }
 
 // compileHooks puts the chains of all tables into the order in which packets
-// meet them.
+// meet them, as if the tables had been added in the order in which they are
+// given, the surrounding ones first.
 func compileHooks(h *host) map[hookKey][]step {
 	out := map[hookKey][]step{}
 	tables := slices.Concat(h.Around.Tables, h.State.Tables)
@@ -80,9 +81,13 @@ func compileHooks(h *host) map[hookKey][]step {
 					services: h.Around.Services,
 				})
 			}
+			// Of two with the same priority the one that was added last is the
+			// first (nf_hook_entries_grow).
+			slices.Reverse(nat.nat)
+			slices.Reverse(steps)
 			slices.SortStableFunc(nat.nat, func(a, b chain) int { return cmp.Compare(a.Priority, b.Priority) })
 			if hook != "forward" {
-				steps = append([]step{nat}, steps...) // before filters of the same priority
+				steps = append(steps, nat)
 			}
 			slices.SortStableFunc(steps, func(a, b step) int { return cmp.Compare(a.priority, b.priority) })
 			out[hookKey{hook, v6}] = steps

@@ -249,7 +249,7 @@ func (x *transit) send(tunnel string) *End {
 		return end
 	}
 	if _, own := x.h.local[x.p.Dst]; own {
-		return x.deliver()
+		return x.loop()
 	}
 	if x.p.Dst != before.Dst || x.mark != mark && x.reroutes() {
 		if end := x.output(); end != nil {
@@ -298,10 +298,20 @@ func (x *transit) sendToSelf() *End {
 		}
 		return x.postrouting()
 	}
-	if end := x.run("postrouting"); end != nil {
+	return x.loop()
+}
+
+// loop is what happens to a packet that the host sends to itself: it leaves by
+// the loopback device, and comes in by it.
+func (x *transit) loop() *End {
+	x.out = loopback
+	if end := x.postrouting(); end != nil {
 		return end
 	}
-	x.confirm()
+	x.in, x.inName = loopback, loopback
+	if end := x.run("prerouting"); end != nil {
+		return end
+	}
 	return x.deliver()
 }
 
