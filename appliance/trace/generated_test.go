@@ -33,6 +33,7 @@ type site struct {
 	t     testing.TB
 	api   *api
 	peers []*peering
+	known map[string]cluster.Configuration // by peer, once all is settled
 }
 
 // A peering is a site's view of a peer.
@@ -230,6 +231,10 @@ func understood(t testing.TB, host string, state netstate.State, results []desir
 // compile returns the hosts of the site as its daemons make them.
 func (s *site) compile() []trace.Host {
 	snap := s.api.snapshot()
+	s.known = map[string]cluster.Configuration{}
+	for _, c := range snap.Configurations {
+		s.known[c.RemoteID] = c
+	}
 	c := trace.Cluster{
 		Name: s.id, PodCIDRs: s.pods, Underlay: s.id, MTU: s.mtu, Masquerade: s.masquerade, RPFilter: s.rpFilter,
 		Routers: []netip.Addr{s.underlay.Addr()}, Names: map[netip.Prefix]string{},
@@ -311,13 +316,9 @@ func (p *peering) web(name string, local bool) trace.Service {
 // sees returns what a site calls a network of its peer.
 func (s *site) sees(peer *site, cidr netip.Prefix) netip.Prefix {
 	s.t.Helper()
-	for _, c := range s.api.snapshot().Configurations {
-		if c.RemoteID != peer.id {
-			continue
-		}
-		if i := slices.Index(c.Remote.All(), cidr); i >= 0 {
-			return c.Remapped.All()[i]
-		}
+	c := s.known[peer.id]
+	if i := slices.Index(c.Remote.All(), cidr); i >= 0 && i < len(c.Remapped.All()) {
+		return c.Remapped.All()[i]
 	}
 	s.t.Fatalf("%s knows no network %s of %s", s.id, cidr, peer.id)
 	return netip.Prefix{}
