@@ -60,6 +60,7 @@ func Gateway(in GatewayInput) (netstate.State, []Result) {
 	h.close(in, configuration)
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
 		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable})
+	h.clampToTunnel()
 	h.internalOnly(in)
 	h.outerPackets()
 	h.icmpErrors(in, configuration)
