@@ -59,6 +59,7 @@ func Gateway(in GatewayInput) (netstate.State, []Result) {
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
 		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable})
+	h.clampToTunnel()
 	h.mappedHosts(in)
 	h.close(in, configuration)
 	h.internalOnly(in)
