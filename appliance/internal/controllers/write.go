@@ -32,6 +32,9 @@ var errDeleting = errors.New("is being deleted; it will be made again after that
 // made. The next plan knows of it.
 var errOvertaken = errors.New("a user has just written one")
 
+// errOthers is returned for an object that somebody else made.
+var errOthers = fmt.Errorf("there is one that Isthmus did not make (it lacks the label %s=%s): delete or rename it", v1beta1.LabelManagedBy, v1beta1.ManagedBy)
+
 // parallel writes are enough to keep an API server busy.
 const parallel = 8
 
@@ -180,8 +183,11 @@ func (w *writer) put(ctx context.Context, key objectKey, want plan.Object) error
 	if live == nil {
 		return w.create(ctx, key, want, digest)
 	}
-	if writtenByUsers(key.Kind) && !adoptable(want, live) && live.GetLabels()[v1beta1.LabelManagedBy] != v1beta1.ManagedBy {
-		return errOvertaken
+	if live.GetLabels()[v1beta1.LabelManagedBy] != v1beta1.ManagedBy && !adoptable(want, live) {
+		if writtenByUsers(key.Kind) {
+			return errOvertaken
+		}
+		return errOthers
 	}
 	return w.update(ctx, key, want, live, digest)
 }
@@ -210,7 +216,7 @@ func (w *writer) create(ctx context.Context, key objectKey, want plan.Object, di
 		return err
 	}
 	if !adoptable(want, live) {
-		return fmt.Errorf("there is one that Isthmus did not make (it lacks the label %s=%s): delete or rename it", v1beta1.LabelManagedBy, v1beta1.ManagedBy)
+		return errOthers
 	}
 	return w.update(ctx, key, want, live, digest)
 }
