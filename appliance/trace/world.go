@@ -162,6 +162,7 @@ func New(hosts ...Host) (*World, error) {
 }
 
 func newHost(v Host) *host {
+	v.State = v.State.Normalized() // tables in the order in which they are applied
 	h := &host{
 		Host: v, local: map[netip.Addr]string{}, links: map[string]link{}, tables: map[uint32][]netstate.Route{},
 		wg: map[string]netstate.WireGuard{}, listen: map[uint16]endpoint{},
