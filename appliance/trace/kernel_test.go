@@ -319,6 +319,22 @@ func (d dice) matches(hook string) []netstate.Match {
 
 // target is where NAT leads.
 func (d dice) target(a netstate.Action) netstate.Action {
+	if d.IntN(3) == 0 { // by a map
+		a.Map.Dir, a.Prefix = pick(d, "src", "dst"), d.IntN(2) == 0
+		for _, key := range []string{"10.0.1.0/24", "10.0.2.2/32", "10.8.0.5/32", "10.9.0.0/17"} {
+			e := netstate.MapEntry{Addr: netstate.RangeOf(netip.MustParsePrefix(key)), Name: "entry " + key}
+			if e.To = netip.MustParsePrefix(pick(d, "10.0.2.2/32", "10.8.0.6/32", "10.5.0.1/32")); a.Prefix {
+				e.To = netip.MustParsePrefix(pick(d, "10.9.0.0/16", "10.8.1.0/24", "10.0.2.2/32"))
+			}
+			if d.IntN(3) > 0 {
+				a.Map.Entries = append(a.Map.Entries, e)
+			}
+		}
+		if len(a.Map.Entries) > 0 {
+			return a
+		}
+		a.Prefix = false
+	}
 	if d.IntN(2) == 0 {
 		a.To = netip.PrefixFrom(netip.MustParseAddr(pick(d, "10.0.1.2", "10.0.2.2", "10.0.3.2", "10.9.0.5", "10.5.0.9", "10.0.1.1")), 32)
 		return a

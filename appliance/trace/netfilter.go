@@ -174,6 +174,10 @@ func (x *transit) chain(hook string, c chain) (string, *End) {
 		if !x.matches(c, r) {
 			continue
 		}
+		r, ok := x.resolve(r)
+		if !ok {
+			continue
+		}
 		name := fmt.Sprintf("rule %s of table %s, chain %s", cmp.Or(r.Name, fmt.Sprint("#", i+1)), c.table, c.Name)
 		switch a := r.Action; a.Kind {
 		case netstate.Accept:
@@ -193,6 +197,22 @@ func (x *transit) chain(hook string, c chain) (string, *End) {
 		return "", x.end(Dropped, fmt.Sprintf("dropped by the policy of table %s, chain %s", c.table, c.Name))
 	}
 	return "", nil
+}
+
+// resolve returns the rule that one with a map stands for, if its map has an
+// entry for the packet.
+func (x *transit) resolve(r netstate.FirewallRule) (netstate.FirewallRule, bool) {
+	m := r.Action.Map
+	if len(m.Entries) == 0 {
+		return r, true
+	}
+	a := x.p.Dst
+	if m.Dir == "src" {
+		a = x.p.Src
+	}
+	e, ok := m.Find(a)
+	r.Action.To, r.Name = e.To, cmp.Or(e.Name, r.Name)
+	return r, ok
 }
 
 // bind does what a rule of a nat chain says.
