@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -217,5 +219,16 @@ spec:
               volumes: [{name: keys, secret: {secretName: "{{ .SecretName }}"}}]
 `, role, strings.ReplaceAll(service, "\n", "\n  ")))
 	}
+	// What the chart brings along for hosts.
+	chart, err := os.ReadFile(filepath.Join("..", "..", "k8s", "testdata", "minimal.yaml"))
+	assert.NilError(t, err)
+	found := false
+	for doc := range strings.SplitSeq(string(chart), "\n---\n") {
+		if strings.Contains(doc, "\nkind: FirewallConfiguration\n") {
+			found = true
+			a.yaml(doc)
+		}
+	}
+	assert.Assert(t, found, "the chart has no FirewallConfiguration")
 	return a
 }

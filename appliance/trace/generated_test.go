@@ -128,6 +128,33 @@ func (s *site) start(t testing.TB) {
 	network(v1beta1.NetworkTypeExternal, "external", s.external)
 	network(v1beta1.NetworkTypeInternal, "internal", s.internal)
 	network(v1beta1.NetworkTypeReserved, "underlay", s.underlay.Masked())
+	for name, ip := range map[string]netip.Addr{"lan": s.lan(), "lan-again": s.lan(), "beyond": beyond(s.is6()), "pod": s.mappedPod()} {
+		o := &ipamv1alpha1.IP{TypeMeta: metav1.TypeMeta{APIVersion: "ipam.liqo.io/v1alpha1", Kind: "IP"}}
+		o.Namespace, o.Name, o.Spec.IP = "default", name, v1beta1.IP(ip.String())
+		if name != "lan-again" {
+			o.Spec.Masquerade = new(true)
+		}
+		s.api.add(o)
+	}
+}
+
+// mappedPod is a pod of the second node that peers know by another address.
+func (s *site) mappedPod() netip.Addr { return at(s.nodePods(1), 6) }
+
+// lan is a host beside the nodes, beyond one behind the router.
+func (s *site) lan() netip.Addr { return at(s.underlay, 99) }
+
+func beyond(v6 bool) netip.Addr {
+	if v6 {
+		return netip.MustParseAddr("2001:db8:ffff::9")
+	}
+	return netip.MustParseAddr("203.0.113.9")
+}
+
+// mapped is the address that stands for one, as a peer calls it.
+func (s *site) mapped(name string, peer *site) netip.Addr {
+	ip := get[*ipamv1alpha1.IP](s.api, "default", name).Status.IP
+	return peer.calls(s, netip.MustParseAddr(string(ip)))
 }
 
 // configure adds what a user says of a peering.
@@ -248,6 +275,7 @@ func (s *site) compile() []trace.Host {
 		})
 		c.Pods = append(c.Pods, trace.Pod{Name: fmt.Sprintf("pod-%d", i+1), Node: s.nodeName(i), Addrs: []netip.Addr{s.pod(i)}})
 	}
+	c.Pods = append(c.Pods, trace.Pod{Name: "mapped", Node: s.nodeName(1), Addrs: []netip.Addr{s.mappedPod()}})
 	for _, p := range s.peers {
 		in := desired.GatewayInput{
 			Name: p.peer.id, Namespace: p.tenant(), RemoteID: p.peer.id, Mode: p.mode, NodeName: s.nodeName(p.node),
@@ -274,6 +302,17 @@ func (s *site) compile() []trace.Host {
 		c.Names[p.site.sees(p.peer, p.peer.external)] = "external of " + p.peer.id
 	}
 	hosts := c.Hosts()
+	lan := trace.Host{Name: s.id + "/lan", Cluster: s.id, Around: trace.Around{
+		Links:     []trace.Link{{Name: trace.Eth0, Segment: s.id}},
+		Addresses: []netstate.Address{{Dev: trace.Eth0, Prefix: netip.PrefixFrom(s.lan(), s.underlay.Bits())}},
+		Routes:    []netstate.Route{{Dst: netip.PrefixFrom(at(netip.PrefixFrom(s.lan(), 0), 0), 0), Via: s.underlay.Addr(), Dev: trace.Eth0}},
+	}}
+	for _, p := range s.peers { // it knows the way to peers
+		for _, cidr := range p.site.known[p.peer.id].Remapped.All() {
+			lan.Around.Routes = append(lan.Around.Routes, netstate.Route{Dst: cidr, Via: s.nodeAddr(p.node), Dev: trace.Eth0})
+		}
+	}
+	hosts = append(hosts, lan)
 	for i := range s.nodes { // an address that all nodes have, as node-local DNS does
 		hosts[i].Around.Links = append(hosts[i].Around.Links, trace.Link{Name: "nodelocal"})
 		hosts[i].Around.Addresses = append(hosts[i].Around.Addresses, netstate.Address{Dev: "nodelocal", Prefix: netip.PrefixFrom(s.nodeLocal(), s.nodeLocal().BitLen())})
@@ -381,7 +420,7 @@ func build(t testing.TB, sites []*site, pairs ...[2]int) *world {
 	router[out] = "internet"
 	client := trace.Host{Name: "client", Around: trace.Around{
 		Links:     []trace.Link{{Name: trace.Eth0, Segment: "internet"}},
-		Addresses: []netstate.Address{{Dev: trace.Eth0, Prefix: netip.PrefixFrom(at(out, 9), out.Bits())}},
+		Addresses: []netstate.Address{{Dev: trace.Eth0, Prefix: netip.PrefixFrom(beyond(out.Addr().Is6()), out.Bits())}},
 		Routes:    []netstate.Route{{Dst: netip.PrefixFrom(at(netip.PrefixFrom(out.Addr(), 0), 0), 0), Via: out.Addr(), Dev: trace.Eth0}},
 	}}
 	hosts = append(hosts, trace.Router("router", router), client)

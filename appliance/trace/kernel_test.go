@@ -261,8 +261,8 @@ func (d dice) route(table uint32) netstate.Route {
 	if d.IntN(4) == 0 {
 		r.Dst = netip.MustParsePrefix("0.0.0.0/0")
 	}
-	if d.IntN(6) == 0 {
-		r.Type = netstate.Unreachable
+	if d.IntN(5) == 0 {
+		r.Type = pick(d, netstate.Unreachable, netstate.Throw)
 		return r
 	}
 	r.Dev, r.Via, r.OnLink = fmt.Sprintf("e%d", i), netip.MustParseAddr(fmt.Sprintf("10.0.%d.2", i)), true

@@ -53,7 +53,7 @@ func (h *host) lookup(f flow) decision {
 		}
 		route, ok := longest(h.tables[r.Table], f.dst)
 		switch {
-		case !ok:
+		case !ok || route.Type == netstate.Throw: // the next rule
 		case route.Type == netstate.Unreachable:
 			return decision{rule: r, route: route, err: fmt.Sprintf("unreachable by route %s, rule %s", route, r)}
 		default:

@@ -171,7 +171,7 @@ func (x *transit) bridge() *End {
 	if x.p.Dst != before {
 		return x.routed()
 	}
-	x.out, x.bridged = x.in, true
+	x.out, x.next, x.bridged = x.in, x.p.Dst, true
 	if end := x.run("forward"); end != nil {
 		return end
 	}
