@@ -407,6 +407,12 @@ func build(t testing.TB, sites []*site, pairs ...[2]int) *world {
 		s.report()
 		s.api.settle()
 	}
+	return assemble(t, sites)
+}
+
+// assemble makes the world of what the APIs of the sites say now.
+func assemble(t testing.TB, sites []*site) *world {
+	t.Helper()
 	var hosts []trace.Host
 	router := map[netip.Prefix]string{}
 	for _, s := range sites {
