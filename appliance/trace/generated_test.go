@@ -21,14 +21,15 @@ import (
 
 // A site is one cluster of a generated world.
 type site struct {
-	id                      string
-	pods                    []netip.Prefix // one for each node is taken from the first
-	external, internal      netip.Prefix
-	underlay                netip.Prefix // with the router's address
-	nodes                   int
-	overlay                 cluster.Overlay
-	masquerade, noKubeProxy bool
-	mtu, rpFilter           int
+	id                 string
+	pods               []netip.Prefix // one for each node is taken from the first
+	external, internal netip.Prefix
+	underlay           netip.Prefix // with the router's address
+	nodes              int
+	overlay            cluster.Overlay
+	masquerade         bool
+	flat               bool // the network of the nodes knows the way to pods
+	mtu, rpFilter      int
 
 	t     testing.TB
 	api   *api
@@ -429,7 +430,15 @@ func assemble(t testing.TB, sites []*site) *world {
 		Addresses: []netstate.Address{{Dev: trace.Eth0, Prefix: netip.PrefixFrom(beyond(out.Addr().Is6()), out.Bits())}},
 		Routes:    []netstate.Route{{Dst: netip.PrefixFrom(at(netip.PrefixFrom(out.Addr(), 0), 0), 0), Via: out.Addr(), Dev: trace.Eth0}},
 	}}
-	hosts = append(hosts, trace.Router("router", router), client)
+	between := trace.Router("router", router)
+	for _, s := range sites {
+		for i := range s.nodes {
+			if s.flat {
+				between.Around.Routes = append(between.Around.Routes, netstate.Route{Dst: s.nodePods(i), Via: s.nodeAddr(i), Dev: routerDev(between, s.underlay)})
+			}
+		}
+	}
+	hosts = append(hosts, between, client)
 	w, err := trace.New(hosts...)
 	assert.NilError(t, err)
 	m := &trace.Memory{}
@@ -437,6 +446,12 @@ func assemble(t testing.TB, sites []*site) *world {
 		assert.Assert(t, tr.End.Kind == trace.Delivered, "a handshake:\n%v", tr)
 	}
 	return &world{w, sites, m}
+}
+
+// routerDev is the link of a router on a network.
+func routerDev(router trace.Host, network netip.Prefix) string {
+	i := slices.IndexFunc(router.Around.Addresses, func(a netstate.Address) bool { return a.Prefix == network })
+	return router.Around.Addresses[i].Dev
 }
 
 func site4(id string, n int, pods, external string, overlay cluster.Overlay) *site {

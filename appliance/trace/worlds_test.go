@@ -23,13 +23,13 @@ func randomWorld(t testing.TB, seed uint64) *world {
 	d := dice{rand.New(rand.NewPCG(seed, 3))}
 	var sites []*site
 	for i := range 2 + d.IntN(3) {
-		s := site4(fmt.Sprintf("site-%d", i), i+1, pick(d, "10.1.0.0/16", "10.1.0.0/16", "10.2.0.0/16", "10.64.0.0/12", "192.168.0.0/17"),
+		s := site4(fmt.Sprintf("site-%d", i), i+1, pick(d, "10.1.0.0/16", "10.1.0.0/16", "10.2.0.0/16", "10.16.0.0/12", "192.168.0.0/17"),
 			pick(d, "10.70.0.0/16", "10.71.0.0/16", "10.99.4.0/22"), pick(d, cluster.OverlayGeneve, cluster.OverlayVXLAN))
 		s.internal = netip.MustParsePrefix(pick(d, "10.80.0.0/16", "10.81.0.0/24"))
 		if d.IntN(3) == 0 {
 			s.pods = append(s.pods, netip.MustParsePrefix(pick(d, "10.3.0.0/16", "100.64.0.0/16")))
 		}
-		s.nodes, s.masquerade, s.rpFilter, s.mtu = 2+d.IntN(3), d.IntN(4) > 0, d.IntN(3), pick(d, 0, 1450, 1400)
+		s.nodes, s.rpFilter, s.mtu = 2+d.IntN(3), d.IntN(3), pick(d, 0, 1450, 1400)
 		sites = append(sites, s)
 	}
 	var pairs [][2]int
@@ -142,6 +142,7 @@ func TestEndpointInsidePeerCIDR(t *testing.T) {
 	for _, overlay := range []cluster.Overlay{cluster.OverlayGeneve, cluster.OverlayVXLAN} {
 		t.Run(string(overlay), func(t *testing.T) {
 			milan, rome := site4("milan", 1, "10.1.0.0/16", "10.71.0.0/16", overlay), site4("rome", 2, "10.2.0.0/16", "10.72.0.0/16", overlay)
+			milan.flat, rome.flat = true, true
 			milan.underlay, rome.underlay = netip.MustParsePrefix("10.1.200.1/24"), netip.MustParsePrefix("10.2.200.1/24")
 			w := build(t, []*site{milan, rome}, [2]int{0, 1})
 			w.pairs(func(from, to *site) {
