@@ -160,7 +160,7 @@ func TestFlow(t *testing.T) {
 	} {
 		w, row := newFake(t)
 		w.fails = tc.breaks
-		f, err := row.OpenFlow(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "tcp", 0)
+		f, err := row.OpenFlow(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "tcp", "", 0)
 		assert.NilError(t, err)
 		defer f.Close()
 		row.Flows["f"] = f
