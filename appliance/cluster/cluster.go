@@ -241,8 +241,9 @@ type InternalFabric struct {
 // An InternalNode is what gateways need to know about one node.
 type InternalNode struct {
 	Meta
-	GatewayInterface string     // name of the Geneve link on every gateway
-	InternalIP       netip.Addr // the node's address of the internal CIDR
+	GatewayInterface string         // name of the Geneve link on every gateway
+	InternalIP       netip.Addr     // the node's address of the internal CIDR
+	PodCIDRs         []netip.Prefix // of the pods on the node; nil: not known yet
 	// Local and Remote are the node's underlay addresses as seen by a
 	// gateway on the same node and on another one; invalid: not known yet.
 	Local, Remote netip.Addr

@@ -166,8 +166,7 @@ func TestInternalOnly(t *testing.T) {
 			state, _ := desired.Gateway(in)
 			assert.NilError(t, state.Validate())
 			var got []string
-			for _, table := range state.Tables {
-				assert.Equal(t, table.Name, desired.InternalOnlyTable)
+			if table := tableOf(state, desired.InternalOnlyTable); table != nil {
 				for _, r := range table.Chains[0].Rules {
 					assert.Assert(t, r.Counter)
 					assert.Equal(t, r.Matches[0].Dev, desired.TunnelInterface)

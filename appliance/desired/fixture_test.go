@@ -57,6 +57,12 @@ func internalNode(name, iface, ip, local, remote string) cluster.InternalNode {
 	return n
 }
 
+// withPods returns the node with the networks of its pods.
+func withPods(n cluster.InternalNode, cidrs ...string) cluster.InternalNode {
+	n.PodCIDRs = prefixes(cidrs...)
+	return n
+}
+
 func fabric(remoteID, iface, gatewayIP, internalIP string, cidrs ...string) cluster.InternalFabric {
 	return cluster.InternalFabric{
 		Meta: meta("InternalFabric", "liqo-tenant-"+remoteID, remoteID), RemoteID: remoteID,
@@ -135,7 +141,7 @@ func milanNode() desired.NodeInput {
 		Underlay: desired.Underlay{MTU: 1500, Paths: map[netip.Addr]int{addr("10.127.65.9"): 1450}},
 		Fabrics:  []cluster.InternalFabric{rome, oslo},
 		Tunnels:  []cluster.GeneveTunnel{tunnel("rome", "node-1", 1), tunnel("rome", "node-2", 2), tunnel("oslo", "node-1", 3)},
-		Nodes:    []cluster.InternalNode{internalNode("node-1", "liqo.node-1", "10.80.0.2", "10.127.65.1", "172.18.1.11")},
+		Nodes:    []cluster.InternalNode{withPods(internalNode("node-1", "liqo.node-1", "10.80.0.2", "10.127.65.1", "172.18.1.11"), "10.127.65.0/24", "10.127.66.200/32")},
 		Routes:   []cluster.RouteConfiguration{nodeGW(rome), nodeGW(oslo)},
 		Firewalls: []cluster.FirewallConfiguration{{
 			Meta:  meta("FirewallConfiguration", "liqo", "fabric-notrack", fwCategory, "fabric", fwSubcategory, "all-nodes"),

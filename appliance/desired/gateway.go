@@ -18,6 +18,7 @@ const TunnelInterface = "liqo-tunnel"
 const (
 	ICMPErrorTable    = "icmp-errors"
 	InternalOnlyTable = "internal-only"
+	OuterTable        = "outer-packets"
 )
 
 const (
@@ -58,8 +59,9 @@ func Gateway(in GatewayInput) (netstate.State, []Result) {
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
 	h.close(in, configuration)
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
-		[]string{ICMPErrorTable, InternalOnlyTable})
+		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable})
 	h.internalOnly(in)
+	h.outerPackets()
 	h.icmpErrors(in, configuration)
 	return h.finish()
 }

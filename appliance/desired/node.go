@@ -21,7 +21,8 @@ func Node(in NodeInput) (netstate.State, []Result) {
 	h.gatewaysToMain(in.Fabrics)
 	h.routes(in.Routes, func(labels map[string]string) bool { return nodeSelectsRoute(labels, label) })
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return nodeSelectsFirewall(labels, label) },
-		[]string{OverlayOnlyTable, NoRedirectsTable})
+		[]string{OverlayOnlyTable, NoRedirectsTable, NodeAddressTable})
+	h.nodeAddress(in)
 	return h.finish()
 }
 

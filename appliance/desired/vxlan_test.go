@@ -22,6 +22,7 @@ func overlayNodes() []cluster.InternalNode {
 	for i := range 3 {
 		n := internalNode(fmt.Sprintf("node-%d", i+1), fmt.Sprintf("liqo.node-%d", i+1), fmt.Sprintf("10.80.0.%d", i+2), "", "")
 		n.Overlay = cluster.OverlayVXLAN
+		n.PodCIDRs = prefixes(fmt.Sprintf("10.127.%d.0/24", 65+i))
 		n.VTEP = cluster.VTEP{IP: addr(fmt.Sprintf("172.18.1.%d", 11+i)), MAC: [6]byte{2, 0, 0, 0, 0, byte(i + 1)}}
 		out = append(out, n)
 	}

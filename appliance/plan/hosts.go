@@ -52,19 +52,26 @@ func (p *planner) hostReports() {
 	}
 	planned := map[objectKey]bool{}
 	for _, o := range p.out.Objects {
-		if _, ok := o.(*v1beta1.RouteConfiguration); ok {
-			planned[objectKey{"RouteConfiguration", o.GetNamespace(), o.GetName()}] = true
+		switch o.(type) {
+		case *v1beta1.RouteConfiguration, *v1beta1.FirewallConfiguration:
+			planned[objectKey{o.GetObjectKind().GroupVersionKind().Kind, o.GetNamespace(), o.GetName()}] = true
 		}
 	}
+	goes := func(kind string, m cluster.Meta) bool {
+		return m.Labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy && !planned[objectKey{kind, m.Namespace, m.Name}]
+	}
 	for _, r := range p.s.Routes {
-		if r.Labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy && !planned[objectKey{"RouteConfiguration", r.Namespace, r.Name}] {
-			continue // it is about to go
+		if goes("RouteConfiguration", r.Meta) {
+			continue
 		}
 		o := &v1beta1.RouteConfiguration{TypeMeta: typeMeta("RouteConfiguration"), ObjectMeta: existing(r.Meta)}
 		o.Status.Conditions = conditions("RouteConfiguration", r.Meta)
 		p.out.Statuses = append(p.out.Statuses, o)
 	}
 	for _, f := range p.s.Firewalls {
+		if goes("FirewallConfiguration", f.Meta) {
+			continue
+		}
 		o := &v1beta1.FirewallConfiguration{TypeMeta: typeMeta("FirewallConfiguration"), ObjectMeta: existing(f.Meta)}
 		o.Status.Conditions = conditions("FirewallConfiguration", f.Meta)
 		p.out.Statuses = append(p.out.Statuses, o)

@@ -231,10 +231,10 @@ func (p *planner) nodes() {
 		}
 		o := &v1beta1.InternalNode{TypeMeta: typeMeta("InternalNode"), ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
 		o.Spec.Interface.Gateway.Name, o.Spec.Interface.Node.IP = p.nodeIface[n.Name], apiIP(ip)
-		o.Spec.Overlay = v1beta1.Overlay(p.overlay)
+		o.Spec.Overlay, o.Spec.PodCIDRs = v1beta1.Overlay(p.overlay), apiCIDRs(p.podsOf(n))
 		p.add(o)
 		if p.overlay == cluster.OverlayGeneve {
-			p.add(p.gatewayToNode(n, ip, p.outside[n.Name]))
+			p.add(p.gatewayToNode(n, ip, p.podsOf(n)))
 		}
 	}
 	if p.overlay == cluster.OverlayVXLAN {
@@ -251,9 +251,21 @@ func (p *planner) nodes() {
 	}
 }
 
-// gatewayToNode returns how gateways reach a node and its pods: its podCIDRs,
-// and single addresses only for pods that are outside of them.
-func (p *planner) gatewayToNode(n cluster.Node, ip netip.Addr, pods []netip.Addr) *v1beta1.RouteConfiguration {
+// podsOf returns the networks of the pods that run on a node: its podCIDRs, and
+// single addresses for pods that are outside of them.
+func (p *planner) podsOf(n cluster.Node) []netip.Prefix {
+	var out []netip.Prefix
+	for _, cidr := range n.PodCIDRs {
+		out = append(out, cidr.Masked())
+	}
+	for _, a := range p.outside[n.Name] {
+		out = append(out, host(a))
+	}
+	return out
+}
+
+// gatewayToNode returns how gateways reach a node and its pods.
+func (p *planner) gatewayToNode(n cluster.Node, ip netip.Addr, pods []netip.Prefix) *v1beta1.RouteConfiguration {
 	name, dev := Name(p.s.ID, n.Name, "gw-node"), p.nodeIface[n.Name]
 	o := routeConfiguration(metav1.ObjectMeta{Namespace: p.s.Namespace, Name: name, Labels: map[string]string{
 		v1beta1.LabelRouteCategory: v1beta1.CategoryGateway, v1beta1.LabelRouteSubcategory: v1beta1.SubcategoryFabric,
@@ -268,11 +280,8 @@ func (p *planner) gatewayToNode(n cluster.Node, ip netip.Addr, pods []netip.Addr
 			routes = append(routes, via(dst, ip, dev))
 		}
 	}
-	for _, cidr := range n.PodCIDRs {
-		add(cidr.Masked())
-	}
-	for _, a := range pods {
-		add(host(a))
+	for _, cidr := range pods {
+		add(cidr)
 	}
 	if len(routes) > 0 {
 		o.Spec.Table.Rules = append(o.Spec.Table.Rules, v1beta1.Rule{Iif: ptr(v1beta1.TunnelInterface), Routes: routes})

@@ -276,11 +276,8 @@ func (p *planner) symmetric(peer *peering) *v1beta1.RouteConfiguration {
 			}
 		}
 		add(host(ip))
-		for _, cidr := range n.PodCIDRs {
-			add(cidr.Masked())
-		}
-		for _, a := range p.outside[n.Name] {
-			add(host(a))
+		for _, cidr := range p.podsOf(n) {
+			add(cidr)
 		}
 	}
 	if len(routes) == 0 {

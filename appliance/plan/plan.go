@@ -31,6 +31,7 @@ func Cluster(s cluster.Snapshot) Result {
 	p.nodes()
 	p.annotateDaemons()
 	p.fabrics()
+	p.translations() // of addresses
 	p.namespaces()
 	p.publicKeys()
 	p.fromTunnelEndpoints() // what they stand for

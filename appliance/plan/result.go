@@ -99,6 +99,7 @@ func Kinds() []schema.GroupVersionKind {
 		networking.WithKind("Connection"),
 		appsv1.SchemeGroupVersion.WithKind("Deployment"),
 		corev1beta1.GroupVersion.WithKind("ForeignCluster"),
+		networking.WithKind("FirewallConfiguration"),
 		networking.WithKind("GatewayClient"),
 		networking.WithKind("GatewayReport"),
 		networking.WithKind("GatewayServer"),

@@ -249,6 +249,9 @@ func InternalNode(o *v1beta1.InternalNode) (cluster.InternalNode, []cluster.Inva
 	n.Local = optional("status.nodeIP.local", o.Status.NodeIP.Local)
 	n.Remote = optional("status.nodeIP.remote", o.Status.NodeIP.Remote)
 	n.Overlay = cluster.Overlay(o.Spec.Overlay)
+	if o.Spec.PodCIDRs != nil { // an empty list says that there are none
+		n.PodCIDRs = append([]netip.Prefix{}, prefixes(r, "spec.podCIDRs", o.Spec.PodCIDRs)...)
+	}
 	for _, kind := range o.Status.Overlays {
 		n.Overlays = append(n.Overlays, cluster.Overlay(kind))
 	}

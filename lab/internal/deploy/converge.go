@@ -45,9 +45,18 @@ func Converged(ctx context.Context, t *topology.Topology, overlay networkingv1be
 	})
 }
 
+const (
+	routeKind    = "RouteConfiguration"
+	firewallKind = "FirewallConfiguration"
+)
+
+// route and firewall name an object as state does.
+func route(namespace, name string) string    { return routeKind + " " + namespace + "/" + name }
+func firewall(namespace, name string) string { return firewallKind + " " + namespace + "/" + name }
+
 // A state is what decides whether a cluster has converged.
 type state struct {
-	generations  map[string]int64 // of RouteConfigurations, by namespace/name
+	generations  map[string]int64 // of Route- and FirewallConfigurations, by kind namespace/name
 	nodes        []unstructured.Unstructured
 	reports      map[string]*unstructured.Unstructured // of gateways, by peer
 	gatewayNodes map[string]string                     // where the pods of gateways are, by peer
@@ -55,12 +64,14 @@ type state struct {
 
 func readState(ctx context.Context, cl client.Client, peers []string) (state, string) {
 	s := state{generations: map[string]int64{}, reports: map[string]*unstructured.Unstructured{}, gatewayNodes: map[string]string{}}
-	routes := newList(networkingAPI, "RouteConfiguration")
-	if err := cl.List(ctx, routes); err != nil {
-		return s, err.Error()
-	}
-	for _, r := range routes.Items {
-		s.generations[r.GetNamespace()+"/"+r.GetName()] = r.GetGeneration()
+	for _, kind := range []string{routeKind, firewallKind} {
+		list := newList(networkingAPI, kind)
+		if err := cl.List(ctx, list); err != nil {
+			return s, err.Error()
+		}
+		for _, o := range list.Items {
+			s.generations[kind+" "+o.GetNamespace()+"/"+o.GetName()] = o.GetGeneration()
+		}
 	}
 	nodes := newList(networkingAPI, "InternalNode")
 	if err := cl.List(ctx, nodes); err != nil {
@@ -115,27 +126,30 @@ func (s state) notApplied(c topology.Cluster, peers []string, overlay networking
 	return ""
 }
 
-// ofNode names the RouteConfigurations that a node must have applied.
+// ofNode names the objects that a node must have applied.
 func (s state) ofNode(node string, peers []string, overlay networkingv1beta1.Overlay) []string {
 	var names []string
 	for _, peer := range peers {
-		names = append(names, TenantNamespace(peer)+"/"+peer+"-node-gw")
+		names = append(names, route(TenantNamespace(peer), peer+"-node-gw"), firewall(TenantNamespace(peer), peer+"-masquerade-bypass"))
 		// Without another node there is nobody that it could lead to.
 		if overlay == networkingv1beta1.OverlayVXLAN && s.gatewayNodes[peer] == node && len(s.nodes) > 1 {
-			names = append(names, TenantNamespace(peer)+"/"+peer+"-symmetric")
+			names = append(names, route(TenantNamespace(peer), peer+"-symmetric"))
 		}
 	}
 	return names
 }
 
-// ofGateway names the RouteConfigurations that a gateway must have applied.
+// ofGateway names the objects that a gateway must have applied.
 func (s state) ofGateway(c topology.Cluster, peer string, overlay networkingv1beta1.Overlay) []string {
-	names := []string{TenantNamespace(peer) + "/" + peer + "-gw-ext"}
+	names := []string{
+		route(TenantNamespace(peer), peer+"-gw-ext"), firewall(TenantNamespace(peer), peer+"-unknown-source"),
+		firewall(Namespace, "service-nodeport-routing"),
+	}
 	if overlay == networkingv1beta1.OverlayVXLAN {
-		return append(names, Namespace+"/"+c.Name+"-gw-pods")
+		return append(names, route(Namespace, c.Name+"-gw-pods"))
 	}
 	for _, n := range c.Present() {
-		names = append(names, Namespace+"/"+c.Name+"-"+NodeName(n)+"-gw-node")
+		names = append(names, route(Namespace, c.Name+"-"+NodeName(n)+"-gw-node"))
 	}
 	return names
 }
@@ -146,15 +160,15 @@ func (s state) missing(host *unstructured.Unstructured, want []string) string {
 	applied, _, _ := unstructured.NestedSlice(host.Object, "status", "applied")
 	got := map[string]map[string]any{}
 	for _, a := range applied {
-		if m, ok := a.(map[string]any); ok && m["kind"] == "RouteConfiguration" {
-			got[fmt.Sprintf("%v/%v", m["namespace"], m["name"])] = m
+		if m, ok := a.(map[string]any); ok {
+			got[fmt.Sprintf("%v %v/%v", m["kind"], m["namespace"], m["name"])] = m
 		}
 	}
 	var out []string
 	for _, name := range want {
 		generation := s.generations[name]
 		if generation == 0 {
-			return "RouteConfiguration " + name + " does not exist"
+			return name + " does not exist"
 		}
 		switch m := got[name]; {
 		case m == nil:
@@ -168,7 +182,7 @@ func (s state) missing(host *unstructured.Unstructured, want []string) string {
 	if len(out) == 0 {
 		return ""
 	}
-	return describe(host) + " has not applied RouteConfiguration " + strings.Join(out, ", ")
+	return describe(host) + " has not applied " + strings.Join(out, ", ")
 }
 
 func newList(apiVersion, kind string) *unstructured.UnstructuredList {

@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"strings"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -10,8 +11,14 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 )
 
-// host is an InternalNode or a GatewayReport that has applied RouteConfigurations
-// in their first generation.
+// firewalls are those of every host, and what each kind of host applies.
+var firewalls = map[string][]string{
+	"InternalNode":  {"liqo-tenant-rome/rome-masquerade-bypass"},
+	"GatewayReport": {"liqo-tenant-rome/rome-unknown-source", "liqo/service-nodeport-routing"},
+}
+
+// host is an InternalNode or a GatewayReport that has applied RouteConfigurations,
+// and all FirewallConfigurations of its kind, in their first generation.
 func host(kind, name string, says string, applied ...string) *unstructured.Unstructured {
 	o := newUnstructured(networkingAPI, kind)
 	o.SetName(name)
@@ -21,6 +28,10 @@ func host(kind, name string, says string, applied ...string) *unstructured.Unstr
 		if a == "milan-gw-pods" || a == "milan-node-1-gw-node" || a == "milan-node-2-gw-node" {
 			list[len(list)-1].(map[string]any)["namespace"] = "liqo"
 		}
+	}
+	for _, f := range firewalls[kind] {
+		namespace, name, _ := strings.Cut(f, "/")
+		list = append(list, map[string]any{"kind": "FirewallConfiguration", "namespace": namespace, "name": name, "ok": true, "observedGeneration": int64(1)})
 	}
 	status := map[string]any{"applied": list}
 	if says != "" {
@@ -69,14 +80,19 @@ func TestConverged(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := state{
-				generations:  map[string]int64{"liqo-tenant-rome/rome-node-gw": 1, "liqo-tenant-rome/rome-gw-ext": 1},
+				generations:  map[string]int64{route("liqo-tenant-rome", "rome-node-gw"): 1, route("liqo-tenant-rome", "rome-gw-ext"): 1},
 				reports:      map[string]*unstructured.Unstructured{"rome": tt.gateway},
 				gatewayNodes: map[string]string{"rome": "node-2"},
 			}
+			for _, list := range firewalls {
+				for _, name := range list {
+					s.generations["FirewallConfiguration "+name] = 1
+				}
+			}
 			if tt.overlay == networkingv1beta1.OverlayVXLAN {
-				s.generations["liqo-tenant-rome/rome-symmetric"], s.generations["liqo/milan-gw-pods"] = 1, 1
+				s.generations[route("liqo-tenant-rome", "rome-symmetric")], s.generations[route("liqo", "milan-gw-pods")] = 1, 1
 			} else {
-				s.generations["liqo/milan-node-1-gw-node"], s.generations["liqo/milan-node-2-gw-node"] = 1, 1
+				s.generations[route("liqo", "milan-node-1-gw-node")], s.generations[route("liqo", "milan-node-2-gw-node")] = 1, 1
 			}
 			for _, n := range tt.nodes {
 				s.nodes = append(s.nodes, *n)
@@ -89,12 +105,12 @@ func TestConverged(t *testing.T) {
 // TestNotApplied: an object that does not exist, a stale generation and an error
 // are told apart.
 func TestNotApplied(t *testing.T) {
-	s := state{generations: map[string]int64{"liqo-tenant-rome/a": 1, "liqo-tenant-rome/b": 2}}
+	s := state{generations: map[string]int64{route("liqo-tenant-rome", "a"): 1, route("liqo-tenant-rome", "b"): 2, firewall("liqo", "d"): 1}}
 	h := host("InternalNode", "node-1", "vtep", "a", "b", "c")
 	applied, _, _ := unstructured.NestedSlice(h.Object, "status", "applied")
 	applied[0].(map[string]any)["ok"], applied[0].(map[string]any)["message"] = false, "no such link"
 	assert.NilError(t, unstructured.SetNestedSlice(h.Object, applied, "status", "applied"))
-	assert.Equal(t, s.missing(h, []string{"liqo-tenant-rome/a", "liqo-tenant-rome/b"}),
-		"InternalNode node-1 has not applied RouteConfiguration liqo-tenant-rome/a: no such link, liqo-tenant-rome/b: generation 1 of 2")
-	assert.Equal(t, s.missing(h, []string{"liqo-tenant-rome/c"}), "RouteConfiguration liqo-tenant-rome/c does not exist")
+	assert.Equal(t, s.missing(h, []string{route("liqo-tenant-rome", "a"), route("liqo-tenant-rome", "b"), firewall("liqo", "d")}),
+		"InternalNode node-1 has not applied RouteConfiguration liqo-tenant-rome/a: no such link, RouteConfiguration liqo-tenant-rome/b: generation 1 of 2, FirewallConfiguration liqo/d is not in its report")
+	assert.Equal(t, s.missing(h, []string{route("liqo-tenant-rome", "c")}), "RouteConfiguration liqo-tenant-rome/c does not exist")
 }

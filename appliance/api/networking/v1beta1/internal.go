@@ -119,6 +119,13 @@ type InternalNodeSpec struct {
 	// to be there on all nodes. Absent: not decided yet.
 	// +optional
 	Overlay Overlay `json:"overlay,omitempty"`
+	// PodCIDRs are the networks of the pods on the node. What the node sends to a peer and is from
+	// none of them gets the address of the node, so that its answer comes back to it. Absent: not
+	// known yet.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=4096
+	PodCIDRs []CIDR `json:"podCIDRs,omitzero"`
 }
 
 // InternalNodeStatusNodeIP has the addresses by which gateways see the node.
