@@ -61,8 +61,10 @@ func (n *network) routeWAN(ns *Namespace, own ClusterSpec) error {
 		if peer.Name == own.Name || peer.NAT {
 			continue
 		}
-		if err := add(peer.LoadBalancer, peer); err != nil {
-			return err
+		if peer.LoadBalancer.IsValid() {
+			if err := add(peer.LoadBalancer, peer); err != nil {
+				return err
+			}
 		}
 		if !peer.RoutedServices {
 			continue
@@ -105,7 +107,7 @@ func (n *network) routeLoadBalancer(ns *Namespace, c ClusterSpec) error {
 			return nil
 		}
 		node, ok := c.LoadBalancerNode(i)
-		if !ok {
+		if !ok || node.Addr.Is4() != a.Is4() {
 			return nil
 		}
 		if err := ns.AddRoute(netip.PrefixFrom(a, a.BitLen()), node.Addr); err != nil {
