@@ -67,9 +67,11 @@ type Snapshot struct {
 	Pods        []Pod
 	NodeDaemons []Pod // those of the appliance itself
 	Services    []Service
-	Deployments []Deployment
-	Secrets     []KeySecret
-	Namespaces  []Namespace
+	// OtherServices are those that the controller did not make.
+	OtherServices []Ref
+	Deployments   []Deployment
+	Secrets       []KeySecret
+	Namespaces    []Namespace
 
 	Configurations  []Configuration
 	Connections     []Connection
@@ -102,6 +104,8 @@ type Options struct {
 	RulePriority uint32         // first priority of the band on nodes; 0: default
 	Pools        []netip.Prefix // where remapped networks are taken from
 	Overlay      Overlay        // empty: Geneve
+	// NoTransit says that what comes from one peer never goes on to another.
+	NoTransit bool
 }
 
 // A Node is a Kubernetes Node that is not a virtual one.
@@ -395,8 +399,10 @@ type IP struct {
 	IP         netip.Addr
 	NetworkRef Ref
 	Masquerade bool
-	Status     netip.Addr
-	CIDR       netip.Prefix
+	// ServiceTemplate is the Service to make for it, as JSON; nil: none.
+	ServiceTemplate []byte
+	Status          netip.Addr
+	CIDR            netip.Prefix
 }
 
 // A ForeignCluster is a remote cluster as the user sees it.

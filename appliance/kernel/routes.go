@@ -115,10 +115,12 @@ func parseRoute(b []byte, names map[int]string) (netstate.Route, bool) {
 	case unix.RTN_UNICAST:
 	case unix.RTN_UNREACHABLE:
 		r.Type = netstate.Unreachable
+	case unix.RTN_THROW:
+		r.Type = netstate.Throw
 	default:
 		r.Type = netstate.RouteType(fmt.Sprintf("type#%d", typ))
 	}
-	if r.Type == netstate.Unreachable {
+	if r.Type == netstate.Unreachable || r.Type == netstate.Throw {
 		r.Dev = "" // IPv6 says lo
 	}
 	if fam == unix.AF_INET {
@@ -208,6 +210,8 @@ func encodeRoute(r netstate.Route, index map[string]int) ([]byte, error) {
 	switch {
 	case r.Type == netstate.Unreachable:
 		typ = unix.RTN_UNREACHABLE
+	case r.Type == netstate.Throw:
+		typ = unix.RTN_THROW
 	case strings.HasPrefix(string(r.Type), "type#"):
 		if _, err := fmt.Sscanf(string(r.Type), "type#%d", &n); err == nil {
 			typ = uint8(n)

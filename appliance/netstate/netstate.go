@@ -116,6 +116,8 @@ type RouteType string
 const (
 	Unicast     RouteType = ""
 	Unreachable RouteType = "unreachable"
+	// Throw ends the lookup in this table: the next rule has its say.
+	Throw RouteType = "throw"
 )
 
 // A Scope is the scope of a route (ip-route(8)); the zero value is global.

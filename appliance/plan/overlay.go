@@ -230,7 +230,6 @@ func (p *planner) gatewayToPods() *v1beta1.RouteConfiguration {
 		}
 	}
 	add(p.local.ofType(v1beta1.NetworkTypePod)...)
-	add(p.local.ofType(v1beta1.NetworkTypeInternal)...)
 	for _, n := range p.s.Nodes {
 		add(n.PodCIDRs...)
 	}

@@ -259,7 +259,7 @@ func TestPodsOutsidePodCIDRsInOverlay(t *testing.T) {
 		assert.Equal(t, *r.Iif, "liqo-tunnel")
 		to = append(to, string(*r.Dst))
 	}
-	assert.DeepEqual(t, to, []string{"10.10.0.0/16", "10.80.0.0/16", "192.168.7.7/32"})
+	assert.DeepEqual(t, to, []string{"10.10.0.0/16", "192.168.7.7/32"})
 }
 
 // The pod of a node's daemon says what the address of the node's link is.

@@ -239,6 +239,9 @@ func anywhere(ipv6 bool) netip.Prefix {
 // from gateway to gateway: by the node that the gateway's pod runs on, which
 // knows the way to the other one.
 func (p *planner) transit() {
+	if p.s.Options.NoTransit {
+		return
+	}
 	at := map[string]bool{}
 	for _, peer := range p.fabricPeerings() {
 		at[p.gatewayNode(peer)] = true

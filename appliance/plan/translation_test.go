@@ -19,7 +19,11 @@ func natRules(o *v1beta1.FirewallConfiguration) []string {
 	var out []string
 	for _, c := range o.Spec.Table.Chains {
 		for _, r := range c.Rules.NatRules {
-			out = append(out, strings.Join(append([]string{c.Name}, append(matchTexts(r.Match), string(r.NatType), *r.To)...), " "))
+			line := strings.Join(append([]string{c.Name}, append(matchTexts(r.Match), string(r.NatType))...), " ")
+			if r.To != nil {
+				line += " " + *r.To
+			}
+			out = append(out, line)
 		}
 		for _, r := range c.Rules.FilterRules {
 			value := ""
@@ -160,6 +164,13 @@ func TestTransit(t *testing.T) {
 				to = append(to, netip.MustParsePrefix(string(*rule.Dst)))
 			}
 			assert.Equal(t, len(to), 2)
+
+			w.options.NoTransit = true
+			w.settle()
+			assert.Assert(t, w.objects[key("RouteConfiguration", "liqo", "milan-node-2-extcidr")] == nil)
+
+			w.options.NoTransit = false
+			w.settle()
 			assert.Assert(t, !to[0].Overlaps(to[1]))
 		})
 	}

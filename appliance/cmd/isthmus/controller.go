@@ -55,6 +55,7 @@ object of the API.`,
 	f.StringVar(&overlay, "overlay", string(cluster.OverlayGeneve), "what joins nodes and gateways: geneve, vxlan, or auto: what the kernels of all nodes have when it is first asked, Geneve first")
 	f.Uint16Var(&cfg.Options.GenevePort, "geneve-port", 6091, "UDP `port` of the links between nodes and gateways")
 	f.Uint32Var(&cfg.Options.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules on nodes (default 300)")
+	f.BoolVar(&cfg.Options.NoTransit, "deny-direct-connections", false, "two peers do not reach each other through this cluster")
 	f.BoolVar(&cfg.LeaderElection, "leader-election", false, "act only while holding the lease, so that several can run")
 	f.StringVar(&cfg.Identity, "identity", os.Getenv("POD_NAME"), "`name` of this replica in the lease (default the name of the host)")
 	f.DurationVar(&cfg.Resync, "resync", 0, "longest `time` between two passes (default 10m)")

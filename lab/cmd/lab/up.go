@@ -1,13 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -74,6 +77,7 @@ func (b builder) build(ctx context.Context, c labConfig) (*builtLab, error) {
 	start := time.Now()
 	client, err := supervisor.Start(ctx, supervisor.Config{
 		Name: c.name, World: c.world, Spec: world.Plan(c.topology), BinDir: b.place.bin(), Ephemeral: c.ephemeral,
+		CRDs: filepath.Join(b.place.chart(), "crds"),
 		Progress: func(p world.Progress) {
 			if p.Took > 0 || p.Error != "" {
 				b.phase(lab, strings.TrimSpace(p.Message+" "+p.Error), p.Took)
@@ -150,7 +154,24 @@ func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) er
 		b.phase(lab, "from the peering's objects to converged", time.Since(res.PeeringApplied))
 	}
 	b.phase(lab, "total", time.Since(start))
+	if s, err := lab.client.Status(ctx); err == nil && len(s.CPU) > 0 {
+		fmt.Fprintf(b.out, "   processor time: %s\n", processorTime(s.CPU))
+	}
 	return nil
+}
+
+// processorTime lists the programs that took most of it, and the sum.
+func processorTime(of map[string]time.Duration) string {
+	var sum time.Duration
+	for _, d := range of {
+		sum += d
+	}
+	names := slices.SortedFunc(maps.Keys(of), func(a, b string) int { return cmp.Or(cmp.Compare(of[b], of[a]), strings.Compare(a, b)) })
+	var most []string
+	for _, n := range names[:min(5, len(names))] {
+		most = append(most, fmt.Sprintf("%s %s", n, report.Duration(of[n])))
+	}
+	return fmt.Sprintf("%s, of which %s", report.Duration(sum), strings.Join(most, ", "))
 }
 
 // firstReplyTime is how long the first answer may take once both sides have

@@ -14,6 +14,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -134,36 +135,74 @@ func addressUplink(c *cluster) error {
 	return nil
 }
 
+// startControlPlane starts a cluster's control plane, on a copy of one that has
+// come up before where there is one.
 func (l *lab) startControlPlane(ctx context.Context, c *cluster) error {
-	return l.step("control plane of "+c.spec.Name, func() error {
-		var nodes []controlplane.Node
-		for _, n := range c.spec.Nodes {
-			nodes = append(nodes, controlplane.Node{Name: n.Name, Addr: n.Addr})
-		}
-		cp, err := controlplane.Start(ctx, controlplane.Config{
-			Name: c.spec.Name, Dir: l.state("control-plane", c.spec.Name), Binary: filepath.Join(l.cfg.BinDir, "kubernetes"),
-			Address: c.spec.ControlPlane, ServiceCIDR: c.spec.ServiceCIDR, PodCIDR: c.spec.PodCIDR, Nodes: nodes,
-			NetNS: c.ns.File, Logger: l.logger.With("cluster", c.spec.Name), Timeout: 2 * time.Minute,
-			// Emulated processors need the real ones more than API servers do.
-			Nice: map[string]int{VM: 5}[l.cfg.World],
-		})
-		if err != nil {
-			return err
-		}
-		l.mu.Lock()
-		c.cp = cp
-		l.mu.Unlock()
-		if c.spec.CNI == topology.CNIFlannel {
-			if err := allowFlannel(ctx, cp.Client()); err != nil {
-				return fmt.Errorf("permissions of flanneld: %w", err)
-			}
-		}
-		kubeconfig, err := cp.Kubeconfig("admin")
-		if err != nil {
-			return err
-		}
-		return os.WriteFile(l.kubeconfigFile(c.spec.Name), kubeconfig, 0o600)
+	start := time.Now()
+	crds, err := l.readCRDs()
+	if err != nil {
+		return err
+	}
+	cache, err := vm.DefaultCacheDir()
+	if err != nil {
+		return err
+	}
+	var nodes []controlplane.Node
+	for _, n := range c.spec.Nodes {
+		nodes = append(nodes, controlplane.Node{Name: n.Name, Addr: n.Addr})
+	}
+	cp, err := controlplane.Start(ctx, controlplane.Config{
+		Name: c.spec.Name, Dir: l.state("control-plane", c.spec.Name), Binary: filepath.Join(l.cfg.BinDir, "kubernetes"),
+		Address: c.spec.ControlPlane, ServiceCIDR: c.spec.ServiceCIDR, PodCIDR: c.spec.PodCIDR, Nodes: nodes,
+		CRDs: crds, CacheDir: filepath.Join(cache, "control-plane"),
+		NetNS: c.ns.File, Logger: l.logger.With("cluster", c.spec.Name), Timeout: 2 * time.Minute,
+		// Emulated processors need the real ones more than API servers do.
+		Nice: map[string]int{VM: 5}[l.cfg.World],
 	})
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	c.cp = cp
+	l.mu.Unlock()
+	if c.spec.CNI == topology.CNIFlannel {
+		if err := allowFlannel(ctx, cp.Client()); err != nil {
+			return fmt.Errorf("cluster %s: permissions of flanneld: %w", c.spec.Name, err)
+		}
+	}
+	kubeconfig, err := cp.Kubeconfig("admin")
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(l.kubeconfigFile(c.spec.Name), kubeconfig, 0o600); err != nil {
+		return err
+	}
+	message := "control plane of " + c.spec.Name
+	if warm, why := cp.Warm(); !warm {
+		message += ", cold: " + why
+	}
+	l.say(world.Progress{Message: message, Took: time.Since(start)})
+	return nil
+}
+
+func (l *lab) readCRDs() ([][]byte, error) {
+	if l.cfg.CRDs == "" {
+		return nil, nil
+	}
+	files, err := filepath.Glob(filepath.Join(l.cfg.CRDs, "*.yaml"))
+	if err == nil && len(files) == 0 {
+		err = fmt.Errorf("there are no CRDs in %s: run `make generate`", l.cfg.CRDs)
+	}
+	if err != nil {
+		return nil, err
+	}
+	crds := make([][]byte, len(files))
+	for i, f := range files {
+		if crds[i], err = os.ReadFile(f); err != nil {
+			return nil, err
+		}
+	}
+	return crds, nil
 }
 
 // state is a path in the directory that goes with the lab.

@@ -37,6 +37,9 @@ type Config struct {
 	// Executable is started with the argument "supervise", and with "agent"
 	// for the native world; default: this one.
 	Executable string `json:"executable,omitempty"`
+	// CRDs is a directory of CustomResourceDefinitions, a file each, that
+	// every cluster has from its start. Optional.
+	CRDs string `json:"crds,omitempty"`
 	// KubernetesLess labs have no control planes and no kubelets: for tests
 	// of the world itself.
 	KubernetesLess bool `json:"kubernetesLess,omitempty"`

@@ -26,7 +26,10 @@ type Status struct {
 	RunDir   string          `json:"runDir"`
 	Clusters []ClusterStatus `json:"clusters"`
 	VM       *VMStatus       `json:"vm,omitempty"`
-	Spec     Spec            `json:"spec"`
+	// CPU is the processor time that the lab's programs have taken, by their
+	// names: those of a virtual machine count as qemu's.
+	CPU  map[string]time.Duration `json:"cpu,omitempty"`
+	Spec Spec                     `json:"spec"`
 }
 
 // A ClusterStatus is what there is of a cluster.
@@ -35,7 +38,9 @@ type ClusterStatus struct {
 	Server     string            `json:"server"`     // URL, inside the lab
 	Components map[string]string `json:"components"` // name → "running" or "stopped"
 	Nodes      []string          `json:"nodes"`      // that are there
-	Pods       []PodStatus       `json:"pods,omitempty"`
+	// Took is how long each component took to be ready, and the CRDs.
+	Took map[string]time.Duration `json:"took,omitempty"`
+	Pods []PodStatus              `json:"pods,omitempty"`
 }
 
 // A PodStatus is a pod that runs in the world.

@@ -1,0 +1,80 @@
+package desired
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// What a segment of TCP has around it without options: the header of IP (20 or
+// 40 bytes) and that of TCP (20). The MSS says nothing of options (RFC 6691).
+const (
+	tcpOverIPv4 = 40
+	tcpOverIPv6 = 60
+)
+
+// Every packet of a family, as a match: what keeps rules of one family apart
+// in a table of both.
+var (
+	allIPv4 = netstate.RangeOf(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
+	allIPv6 = netstate.RangeOf(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+)
+
+// clampToTunnel lets a rule that sets the MSS of what goes through the tunnel to
+// what the route allows look at the tunnel too, whichever way the packet goes.
+//
+// "rt mtu" is the MTU of the way the packet takes, or of the way back to its
+// source if that is less, but the way back is looked up as for a packet of the
+// gateway itself: not by the rules that lead into the tunnel. So what comes out
+// of the tunnel would get the MTU of the link to the node, and its answer would
+// not fit. The tunnel's MTU is a number that we know.
+//
+//	nft add rule … iifname liqo-tunnel tcp flags & (syn | rst) == syn tcp option maxseg size set 1380
+//	nft add rule … iifname liqo-tunnel tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
+func (h *host) clampToTunnel() {
+	i := slices.IndexFunc(h.state.Links, func(l netstate.Link) bool { return l.Name == TunnelInterface })
+	mtu := h.state.Links[i].MTU
+	for t := range h.state.Tables {
+		table := &h.state.Tables[t]
+		for c := range table.Chains {
+			chain := &table.Chains[c]
+			var rules []netstate.FirewallRule
+			for _, r := range chain.Rules {
+				if r.Action.Kind == netstate.ClampMSS && r.Action.MSS == 0 && slices.ContainsFunc(r.Matches, isTunnel) {
+					rules = append(rules, tunnelMSS(table.Family, r, mtu)...)
+				}
+				rules = append(rules, r)
+			}
+			chain.Rules = rules
+		}
+	}
+}
+
+// isTunnel reports whether a match demands that the packet goes through the
+// tunnel.
+func isTunnel(m netstate.Match) bool { return m.Dev == TunnelInterface && !m.Negate }
+
+// tunnelMSS returns a rule for each IP family that packets which the rule
+// matches may have.
+func tunnelMSS(f netstate.Family, r netstate.FirewallRule, mtu int) []netstate.FirewallRule {
+	is6, known := r.Is6(f)
+	var rules []netstate.FirewallRule
+	for _, v6 := range []bool{false, true} {
+		if known && is6 != v6 {
+			continue
+		}
+		fixed := r
+		fixed.Counter = false // the rule itself counts
+		fixed.Action.MSS = uint16(mtu - tcpOverIPv4)
+		all := allIPv4
+		if v6 {
+			fixed.Action.MSS, all = uint16(mtu-tcpOverIPv6), allIPv6
+		}
+		if !known {
+			fixed.Matches = append([]netstate.Match{{Dir: "src", Addr: all}}, r.Matches...)
+		}
+		rules = append(rules, fixed)
+	}
+	return rules
+}
