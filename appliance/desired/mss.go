@@ -14,13 +14,6 @@ const (
 	tcpOverIPv6 = 60
 )
 
-// Every packet of a family, as a match: what keeps rules of one family apart
-// in a table of both.
-var (
-	allIPv4 = netstate.RangeOf(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
-	allIPv6 = netstate.RangeOf(netip.PrefixFrom(netip.IPv6Unspecified(), 0))
-)
-
 // clampToTunnel lets a rule that sets the MSS of what goes through the tunnel to
 // what the route allows look at the tunnel too, whichever way the packet goes.
 //
@@ -67,12 +60,12 @@ func tunnelMSS(f netstate.Family, r netstate.FirewallRule, mtu int) []netstate.F
 		fixed := r
 		fixed.Counter = false // the rule itself counts
 		fixed.Action.MSS = uint16(mtu - tcpOverIPv4)
-		all := allIPv4
+		all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 		if v6 {
-			fixed.Action.MSS, all = uint16(mtu-tcpOverIPv6), allIPv6
+			fixed.Action.MSS, all = uint16(mtu-tcpOverIPv6), netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 		}
-		if !known {
-			fixed.Matches = append([]netstate.Match{{Dir: "src", Addr: all}}, r.Matches...)
+		if !known { // keeps the rules of the families apart
+			fixed.Matches = append([]netstate.Match{{Dir: "src", Addr: netstate.RangeOf(all)}}, r.Matches...)
 		}
 		rules = append(rules, fixed)
 	}
