@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -16,7 +17,7 @@ import (
 type MTU struct {
 	From Ref `lab:"from,required" doc:"who sends"`
 	To   Ref `lab:"to,required" doc:"who answers"`
-	Is   int `lab:"is,required" doc:"length of the longest IP packet that passes"`
+	Is   int `lab:"is" doc:"length of the longest IP packet that passes; default: any"`
 	// Above is what becomes of a longer one.
 	Above string `lab:"above" enum:"error|silent" doc:"error: the sender is told, by an ICMP error or by its own link; default error"`
 }
@@ -42,9 +43,9 @@ const (
 
 // Check searches. It takes two seconds where long packets vanish.
 func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
-	want := fmt.Sprintf("packets of %d bytes pass from %s to %s, and of one more the sender hears", e.Is, e.From, e.To)
+	want := fmt.Sprintf("packets of %s bytes pass from %s to %s, and of one more the sender hears", e.length(), e.From, e.To)
 	if e.Above == prober.AboveSilent {
-		want = fmt.Sprintf("packets of %d bytes pass from %s to %s, and longer ones vanish", e.Is, e.From, e.To)
+		want = fmt.Sprintf("packets of %s bytes pass from %s to %s, and longer ones vanish", e.length(), e.From, e.To)
 	}
 	addr, err := row.Directory.Address(ctx, e.To.Operand, e.From.Cluster)
 	if err != nil {
@@ -68,8 +69,8 @@ func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
 		return Result{}, fmt.Errorf("mtu from %s: %w", e.From, err)
 	}
 	res.Got = fmt.Sprintf("%d bytes pass; one more: %s; the sender's kernel knows of %d", got.Largest, got.Above, got.PMTU)
-	res.OK = got.Largest == e.Is && got.Above == e.Above
-	if res.OK && e.Above == prober.AboveError && got.PMTU != e.Is {
+	res.OK = (got.Largest == e.Is || e.Is == 0 && got.Largest > 0) && got.Above == e.Above
+	if res.OK && e.Above == prober.AboveError && got.PMTU != got.Largest {
 		res.OK, res.Why = false, "the sender was told another length than what passes"
 	}
 	if res.OK {
@@ -79,7 +80,14 @@ func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
 }
 
 // String is the expectation on one line.
-func (e *MTU) String() string { return fmt.Sprintf("MTU from %s to %s is %d", e.From, e.To, e.Is) }
+func (e *MTU) String() string { return fmt.Sprintf("MTU from %s to %s is %s", e.From, e.To, e.length()) }
+
+func (e *MTU) length() string {
+	if e.Is == 0 {
+		return "so many"
+	}
+	return strconv.Itoa(e.Is)
+}
 
 // MSS expects that the server saw a connection begin with a maximum segment
 // size.
