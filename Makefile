@@ -4,6 +4,7 @@ SHELL       := /bin/bash -o pipefail
 GO          ?= go
 KUBERNETES  := v1.36.3
 CNI_PLUGINS := v1.9.1
+FLANNEL_CNI := v0.9.1
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
 # What the lab needs of Debian: QEMU and a kernel with its tools for the vm
@@ -74,11 +75,25 @@ bin/kube-proxy: $(wildcard lab/kubernetes/kube-proxy/*.go) lab/kubernetes/go.mod
 		$(GO) build -trimpath -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kube-proxy ./kube-proxy)
 
 .PHONY: cni
-cni: bin/cni/.$(CNI_PLUGINS) ## bin/cni, the CNI plugins
+cni: bin/cni/.$(CNI_PLUGINS) bin/cni/flannel bin/flanneld ## bin/cni, the CNI plugins, and flanneld
 
 bin/cni/.$(CNI_PLUGINS):
 	$(call timed,CNI plugins $(CNI_PLUGINS),GOBIN=$(CURDIR)/bin/cni $(GO) install -trimpath -ldflags '-s -w' \
 		$(foreach p,main/bridge main/ptp main/loopback ipam/host-local meta/portmap,github.com/containernetworking/plugins/plugins/$p@$(CNI_PLUGINS)) && touch $@)
+
+# The plug-in of flannel moved out of the reference plugins after this release,
+# and its new home is not on the module proxy.
+bin/cni/flannel: | bin/cni/.$(CNI_PLUGINS)
+	$(call timed,CNI plugin flannel $(FLANNEL_CNI),GOBIN=$(CURDIR)/bin/cni $(GO) install -trimpath -ldflags '-s -w' \
+		github.com/containernetworking/plugins/plugins/meta/flannel@$(FLANNEL_CNI))
+
+# flanneld's own main.go without the backend udp, which needs cgo.
+bin/flanneld: lab/flannel/go.mod
+	@mkdir -p bin/.flanneld && cd lab/flannel && $(GO) mod download github.com/flannel-io/flannel && \
+		sed '/backend\/udp"/d' "$$($(GO) list -m -f '{{.Dir}}' github.com/flannel-io/flannel)/main.go" >../../bin/.flanneld/main.go && \
+		echo '{"Replace": {"$(CURDIR)/lab/flannel/main.go": "$(CURDIR)/bin/.flanneld/main.go"}}' >../../bin/.flanneld/overlay.json
+	$(call timed,bin/flanneld,cd lab/flannel && \
+		$(GO) build -trimpath -ldflags '-s -w' -overlay ../../bin/.flanneld/overlay.json -o ../../bin/flanneld .)
 
 .PHONY: deps
 deps: ## install what the lab needs of Debian (root; does nothing when it is there)

@@ -161,10 +161,15 @@ type NodeCredentials struct {
 	Node                string
 	Kubeconfig          []byte // system:node:NAME, group system:nodes
 	KubeProxyKubeconfig []byte // system:kube-proxy
+	FlannelKubeconfig   []byte // FlannelUser
 	ServingCert         []byte // PEM, for the kubelet's port
 	ServingKey          []byte // PEM
 	ClientCA            []byte // PEM, signs the API server's client certificate
 }
+
+// FlannelUser is who flanneld is; it may do nothing until somebody grants it
+// what flannel's manifest does.
+const FlannelUser = "flannel"
 
 // Address returns host:port of the API server.
 func (c *ControlPlane) Address() netip.AddrPort {

@@ -32,6 +32,7 @@ var users = []struct {
 	{ControllerManager, "system:kube-controller-manager", nil},
 	{Scheduler, "system:kube-scheduler", nil},
 	{"kube-proxy", "system:kube-proxy", nil},
+	{FlannelUser, FlannelUser, nil},
 }
 
 // pki is every key of one cluster, and the kubeconfigs made of them.
@@ -129,6 +130,7 @@ func newPKI(dir, cluster string, server netip.AddrPort, serviceCIDR netip.Prefix
 			Node:                n.Name,
 			Kubeconfig:          kubeconfig(user, leaf(p.ca, user, []string{"system:nodes"}, nil)),
 			KubeProxyKubeconfig: p.kubeconfigs["kube-proxy"],
+			FlannelKubeconfig:   p.kubeconfigs[FlannelUser],
 			ServingCert:         serving.cert,
 			ServingKey:          serving.key,
 			ClientCA:            p.ca.pem,

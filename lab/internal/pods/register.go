@@ -128,8 +128,9 @@ func (n *node) keepStatus(ctx context.Context) {
 			return
 		}
 	}
-	if err := n.retry(ctx, "set up the network of the node", func(context.Context) (err error) {
-		n.net, err = newNetwork(n.cfg, cidrs)
+	close(n.hasPodCIDR)
+	if err := n.retry(ctx, "set up the network of the node", func(ctx context.Context) (err error) {
+		n.net, err = n.newNetwork(ctx, cidrs)
 		return err
 	}); err != nil {
 		return

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -80,6 +81,11 @@ func (l *lab) build(ctx context.Context) error {
 		}
 	}()
 
+	for _, c := range l.clusters {
+		if c.cp != nil {
+			go l.balanceLoads(ctx, c)
+		}
+	}
 	req := world.BuildRequest{Spec: l.cfg.Spec, Nodes: map[string][]controlplane.NodeCredentials{}}
 	for name, c := range l.clusters {
 		if c.cp == nil {
@@ -159,6 +165,11 @@ func (l *lab) startControlPlane(ctx context.Context, c *cluster) error {
 	l.mu.Lock()
 	c.cp = cp
 	l.mu.Unlock()
+	if c.spec.CNI == topology.CNIFlannel {
+		if err := allowFlannel(ctx, cp.Client()); err != nil {
+			return fmt.Errorf("cluster %s: permissions of flanneld: %w", c.spec.Name, err)
+		}
+	}
 	kubeconfig, err := cp.Kubeconfig("admin")
 	if err != nil {
 		return err

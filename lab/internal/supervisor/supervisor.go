@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -88,10 +89,23 @@ func (c *Config) complete() error {
 	return errors.Join(errs...)
 }
 
+// cniBinaries are what a CNI profile needs beyond the bridge's.
+var cniBinaries = map[string][]string{
+	topology.CNIPtP:     {"cni/ptp"},
+	topology.CNIFlannel: {"cni/flannel", "flanneld"},
+}
+
 func (c *Config) binaries() []string {
 	var need []string
 	if !c.KubernetesLess {
 		need = append(need, "kubernetes", "kube-proxy", "isthmus", "lab", "probe", "cni/bridge", "cni/host-local", "cni/portmap")
+		for _, cl := range c.Spec.Clusters {
+			for _, b := range cniBinaries[cl.CNI] {
+				if !slices.Contains(need, b) {
+					need = append(need, b)
+				}
+			}
+		}
 	}
 	if c.World == VM && !slices.Contains(need, "lab") {
 		need = append(need, "lab")

@@ -135,6 +135,7 @@ type Sighting struct {
 	Proto     string         `json:"proto"`            // tcp, udp, icmp, icmpv6
 	Marker    string         `json:"marker,omitempty"` // the byte after the token: '>' request, '<' reply, as the sender wrote it
 	Length    int            `json:"length"`           // of the frame as captured
+	MSS       int            `json:"mss,omitempty"`    // of a SYN; 0: it says none
 }
 
 // String is the sighting on one line.
@@ -146,11 +147,14 @@ func (s Sighting) String() string {
 	return fmt.Sprintf("%s %s:%s %s %s %s → %s%s", s.Time.Format("15:04:05.000000"), s.Host, s.Interface, s.Direction, s.Proto, s.Src, s.Dst, outer)
 }
 
-// A SightingQuery asks for packets with a token.
+// A SightingQuery asks for packets with a token, or for those that began a TCP
+// connection.
 type SightingQuery struct {
-	Token string    `json:"token"`
-	Since time.Time `json:"since,omitzero"`
-	Until time.Time `json:"until,omitzero"`
+	Token string `json:"token,omitempty"`
+	// SYN is the address and port that a connection comes from.
+	SYN   netip.AddrPort `json:"syn,omitzero"`
+	Since time.Time      `json:"since,omitzero"`
+	Until time.Time      `json:"until,omitzero"`
 }
 
 // A WireQuery asks what passed between the hosts of a network.
