@@ -80,7 +80,9 @@ func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
 }
 
 // String is the expectation on one line.
-func (e *MTU) String() string { return fmt.Sprintf("MTU from %s to %s is %s", e.From, e.To, e.length()) }
+func (e *MTU) String() string {
+	return fmt.Sprintf("MTU from %s to %s is %s", e.From, e.To, e.length())
+}
 
 func (e *MTU) length() string {
 	if e.Is == 0 {
