@@ -43,6 +43,7 @@ type labConfig struct {
 	topology       *topology.Topology
 	world, overlay string
 	ephemeral      bool // it ends with this process
+	snapshots      bool // its machine may be restored from one, and leaves one
 }
 
 // A built lab is one that runs, with its phases.
@@ -76,11 +77,14 @@ func (b builder) build(ctx context.Context, c labConfig) (*builtLab, error) {
 	}
 	start := time.Now()
 	client, err := supervisor.Start(ctx, supervisor.Config{
-		Name: c.name, World: c.world, Spec: world.Plan(c.topology), BinDir: b.place.bin(), Ephemeral: c.ephemeral,
+		Name: c.name, World: c.world, Spec: world.Plan(c.topology), BinDir: b.place.bin(), Ephemeral: c.ephemeral, Snapshots: c.snapshots,
 		CRDs: filepath.Join(b.place.chart(), "crds"),
 		Progress: func(p world.Progress) {
-			if p.Took > 0 || p.Error != "" {
+			switch {
+			case p.Took > 0 || p.Error != "":
 				b.phase(lab, strings.TrimSpace(p.Message+" "+p.Error), p.Took)
+			case p.Message != "":
+				fmt.Fprintln(b.out, "  ", p.Message)
 			}
 		},
 	})
@@ -218,7 +222,7 @@ func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) err
 }
 
 func newUpCommand(a *app, root *string) *cobra.Command {
-	var worldName, overlay string
+	var worldName, overlay, snapshots string
 	cmd := &cobra.Command{
 		Use:   "up TOPOLOGY",
 		Short: "build a topology, install the appliance in it, and leave it up",
@@ -239,6 +243,10 @@ that take a lab's name are content with how it starts.`,
 			if err != nil {
 				return err
 			}
+			warm, err := useSnapshots(snapshots)
+			if err != nil {
+				return err
+			}
 			c, err := newChooser(worldName, overlay, world.Doctor(cmd.Context(), p.bin()), nil)
 			if err != nil {
 				return err
@@ -254,7 +262,7 @@ that take a lab's name are content with how it starts.`,
 				return infraError(err)
 			}
 			fmt.Fprintf(a.stdout, "%s in the %s world (%s)\n", name, at.world, c.why(at.world, at.lacks, false))
-			lab, err := builder{p, a.stdout}.build(cmd.Context(), labConfig{name: name, topology: t, world: at.world, overlay: at.overlay})
+			lab, err := builder{p, a.stdout}.build(cmd.Context(), labConfig{name: name, topology: t, world: at.world, overlay: at.overlay, snapshots: warm})
 			if err != nil {
 				if lab != nil {
 					err = fmt.Errorf("%w\nit is still up: look at it with lab inspect, take it down with lab down", err)
@@ -275,6 +283,7 @@ Next:
 	}
 	cmd.Flags().StringVar(&worldName, "world", "auto", "auto, native or vm")
 	cmd.Flags().StringVar(&overlay, "overlay", overlayAuto, "between the nodes of a cluster: geneve or vxlan; auto: geneve where the world's kernel has it")
+	snapshotFlag(cmd, &snapshots)
 	return cmd
 }
 
@@ -395,7 +404,11 @@ func printStatus(w io.Writer, s world.Status) {
 		fmt.Fprintf(w, "  error: %s\n", s.Error)
 	}
 	if s.VM != nil {
-		fmt.Fprintf(w, "  machine: %s, kernel %s, booted in %s\n", s.VM.Accelerator, s.VM.Kernel, report.Duration(s.VM.Boot))
+		how := "booted"
+		if s.VM.Restored {
+			how = "restored from a snapshot"
+		}
+		fmt.Fprintf(w, "  machine: %s, kernel %s, %s in %s\n", s.VM.Accelerator, s.VM.Kernel, how, report.Duration(s.VM.Boot))
 		for _, warning := range s.VM.Warnings {
 			fmt.Fprintf(w, "  %s\n", warning)
 		}

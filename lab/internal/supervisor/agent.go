@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/isthmus-net/isthmus/lab/internal/snapshot"
 	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -175,7 +176,7 @@ func (l *lab) wireMachine() error {
 	return nil
 }
 
-// startMachine boots the virtual machine with the agent in it.
+// startMachine brings up the virtual machine with the agent in it.
 func (l *lab) startMachine(ctx context.Context) (*agent, error) {
 	start := time.Now()
 	kernel, err := vm.FindKernel(ctx, "", "", l.sayText)
@@ -200,10 +201,18 @@ func (l *lab) startMachine(ctx context.Context) (*agent, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	m, stuck, err := vm.BootAgain(ctx, vm.Config{
+	var snapshots *snapshot.Store
+	if l.cfg.Snapshots {
+		cache, err := vm.DefaultCacheDir()
+		if err != nil {
+			return nil, err
+		}
+		snapshots = snapshot.Open(cache)
+	}
+	m, how, err := vm.Start(ctx, vm.Config{
 		Image: image, NICs: nics, Dir: dir, Accelerator: accelerator, Memory: l.machineMemory(),
 		CommandLine: []string{"lab.mode=agent", "lab.agent=" + managementGuest.String()},
-	})
+	}, snapshots)
 	if err != nil {
 		return nil, err
 	}
@@ -219,13 +228,10 @@ func (l *lab) startMachine(ctx context.Context) (*agent, error) {
 		return nil, fmt.Errorf("%w; its console's end:\n%s", err, tailLines(m.Console(), 25))
 	}
 	l.mu.Lock()
-	l.status.VM = &world.VMStatus{Accelerator: accelerator, Kernel: kernel.Release, Boot: time.Since(start), Retries: stuck}
+	l.status.VM = &world.VMStatus{Accelerator: accelerator, Kernel: kernel.Release, Boot: time.Since(start), Restored: how.Restored, Retries: how.Stuck}
 	l.mu.Unlock()
-	message := "virtual machine booted"
-	if stuck > 0 {
-		message += fmt.Sprintf(" (%d stuck boots before)", stuck)
-	}
-	l.say(world.Progress{Message: message, Took: time.Since(start)})
+	l.say(world.Progress{Message: how.String()})
+	l.say(world.Progress{Message: "the machine's agent answers", Took: time.Since(start)})
 	if err := syncClock(ctx, a.client, 0); err != nil {
 		m.Kill()
 		return nil, err

@@ -43,6 +43,9 @@ type Config struct {
 	// KubernetesLess labs have no control planes and no kubelets: for tests
 	// of the world itself.
 	KubernetesLess bool `json:"kubernetesLess,omitempty"`
+	// Snapshots lets a virtual machine be restored from a snapshot in the
+	// cache rather than booted, and leave one there.
+	Snapshots bool `json:"snapshots,omitempty"`
 	// HostPID is the supervisor's own number on the host. Start sets it.
 	HostPID int `json:"hostPID,omitempty"`
 	// Progress hears what happens until the lab is ready. Optional.

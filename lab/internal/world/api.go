@@ -65,8 +65,9 @@ type ContainerStatus struct {
 type VMStatus struct {
 	Accelerator string        `json:"accelerator"` // tcg or kvm
 	Kernel      string        `json:"kernel"`
-	Boot        time.Duration `json:"boot"`    // from QEMU's start to the agent's first answer
-	Retries     int           `json:"retries"` // boots that got stuck before
+	Boot        time.Duration `json:"boot"`               // from QEMU's start to the agent's first answer
+	Restored    bool          `json:"restored,omitempty"` // from a snapshot, rather than booted
+	Retries     int           `json:"retries"`            // boots that got stuck before
 	Warnings    []string      `json:"warnings,omitempty"`
 }
 
