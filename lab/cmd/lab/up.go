@@ -28,6 +28,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -42,8 +43,9 @@ type labConfig struct {
 	name           string
 	topology       *topology.Topology
 	world, overlay string
-	ephemeral      bool // it ends with this process
-	snapshots      bool // its machine may be restored from one, and leaves one
+	ephemeral      bool     // it ends with this process
+	snapshots      bool     // it may be restored from one, and leaves one
+	image          vm.Image // of the vm world; build sets it
 }
 
 // A built lab is one that runs, with its phases.
@@ -65,38 +67,74 @@ func (b builder) phase(lab *builtLab, name string, took time.Duration) {
 	fmt.Fprintf(b.out, "   %-52s %6s\n", name, report.Duration(took))
 }
 
-// build starts a lab and installs the appliance in its clusters. The lab that
-// failed on its way is taken down.
+// build starts a lab and installs the appliance in its clusters, or restores one
+// that was saved when it had just been built. The lab that failed on its way is
+// taken down.
 func (b builder) build(ctx context.Context, c labConfig) (*builtLab, error) {
+	if c.world != supervisor.VM {
+		return b.fresh(ctx, c)
+	}
+	// Here, where the Internet is: a lab's own network has no way there.
+	var err error
+	if c.image, err = buildImage(ctx, b.place, b.out); err != nil {
+		return nil, err
+	}
+	key := ""
+	if c.snapshots {
+		if key, err = b.snapshotKey(ctx, c); err != nil {
+			fmt.Fprintf(b.out, "   without a snapshot: %v\n", err)
+		}
+	}
+	if key != "" {
+		if lab, err := b.restore(ctx, c, key); lab != nil || err != nil {
+			return lab, err
+		}
+	}
+	lab, err := b.fresh(ctx, c)
+	if err == nil && key != "" {
+		b.save(ctx, c, lab, key)
+	}
+	return lab, err
+}
+
+// start starts the lab.
+func (b builder) start(ctx context.Context, c labConfig, restore string) (*builtLab, error) {
 	lab := &builtLab{name: c.name, topology: c.topology, overlay: c.overlay}
-	if c.world == supervisor.VM {
-		// Here, where the Internet is: a lab's own network has no way there.
-		if _, err := buildImage(ctx, b.place, b.out); err != nil {
-			return nil, err
+	cfg := b.config(c)
+	cfg.Restore = restore
+	cfg.Progress = func(p world.Progress) {
+		switch {
+		case p.Took > 0 || p.Error != "":
+			b.phase(lab, strings.TrimSpace(p.Message+" "+p.Error), p.Took)
+		case p.Message != "":
+			fmt.Fprintln(b.out, "  ", p.Message)
 		}
 	}
 	start := time.Now()
-	client, err := supervisor.Start(ctx, supervisor.Config{
-		Name: c.name, World: c.world, Spec: world.Plan(c.topology), BinDir: b.place.bin(), Ephemeral: c.ephemeral, Snapshots: c.snapshots,
-		CRDs: filepath.Join(b.place.chart(), "crds"),
-		Progress: func(p world.Progress) {
-			switch {
-			case p.Took > 0 || p.Error != "":
-				b.phase(lab, strings.TrimSpace(p.Message+" "+p.Error), p.Took)
-			case p.Message != "":
-				fmt.Fprintln(b.out, "  ", p.Message)
-			}
-		},
-	})
+	client, err := supervisor.Start(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("start lab %s: %w", c.name, err)
 	}
 	lab.client = client
 	b.phase(lab, "world and control planes ready", time.Since(start))
-	if err := b.install(ctx, lab, start); err != nil {
-		return lab, err
-	}
 	return lab, nil
+}
+
+func (b builder) config(c labConfig) supervisor.Config {
+	return supervisor.Config{
+		Name: c.name, World: c.world, Spec: world.Plan(c.topology), BinDir: b.place.bin(), Ephemeral: c.ephemeral, Snapshots: c.snapshots,
+		CRDs: filepath.Join(b.place.chart(), "crds"), Image: c.image,
+	}
+}
+
+// fresh builds the lab from nothing.
+func (b builder) fresh(ctx context.Context, c labConfig) (*builtLab, error) {
+	start := time.Now()
+	lab, err := b.start(ctx, c, "")
+	if err != nil {
+		return nil, err
+	}
+	return lab, b.install(ctx, lab, start)
 }
 
 // serviceTime is how long kube-proxies may take: under TCG a binary of that
@@ -158,10 +196,15 @@ func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) er
 		b.phase(lab, "from the peering's objects to converged", time.Since(res.PeeringApplied))
 	}
 	b.phase(lab, "total", time.Since(start))
+	b.processorTime(ctx, lab)
+	return nil
+}
+
+// processorTime prints what the lab's processes have taken so far.
+func (b builder) processorTime(ctx context.Context, lab *builtLab) {
 	if s, err := lab.client.Status(ctx); err == nil && len(s.CPU) > 0 {
 		fmt.Fprintf(b.out, "   processor time: %s\n", processorTime(s.CPU))
 	}
-	return nil
 }
 
 // processorTime lists the programs that took most of it, and the sum.

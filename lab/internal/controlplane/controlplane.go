@@ -80,6 +80,9 @@ type Config struct {
 	// EtcdData is a directory that SaveEtcd made. Start starts on a copy of
 	// it, with all that is in it, and neither adds CRDs nor uses CacheDir.
 	EtcdData string
+	// Keys is a directory that SaveKeys made, of a control plane of the same
+	// name, address and nodes. Start takes its keys; else it makes new ones.
+	Keys string
 
 	// NetNS is the network namespace of the processes and of all connections
 	// this package makes; nil means the caller's own.
@@ -87,6 +90,9 @@ type Config struct {
 	// Nice is added to the niceness of this process for the components, so
 	// that what runs beside them is not kept waiting (setpriority(2)).
 	Nice int
+	// Serving is called when the API server answers, while the controller
+	// manager and the scheduler start. Optional.
+	Serving func()
 	// Progress is told what is being waited for. Optional.
 	Progress func(format string, args ...any)
 	Logger   *slog.Logger  // optional
@@ -120,6 +126,9 @@ func (c *Config) complete() error {
 	}
 	if c.Progress == nil {
 		c.Progress = func(string, ...any) {}
+	}
+	if c.Serving == nil {
+		c.Serving = func() {}
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

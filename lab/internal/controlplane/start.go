@@ -39,7 +39,13 @@ func start(ctx context.Context, cfg Config) (_ *ControlPlane, err error) {
 		return nil, err
 	}
 	c := &ControlPlane{cfg: cfg, procs: map[string]*process{}, took: map[string]time.Duration{}}
-	if c.pki, err = newPKI(filepath.Join(cfg.Dir, "pki"), cfg.Name, c.Address(), cfg.ServiceCIDR, cfg.Nodes); err != nil {
+	keys := filepath.Join(cfg.Dir, "pki")
+	if cfg.Keys != "" {
+		c.pki, err = copyPKI(cfg.Keys, keys)
+	} else {
+		c.pki, err = newPKI(keys, cfg.Name, c.Address(), cfg.ServiceCIDR, cfg.Nodes)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("cluster %s: keys: %w", cfg.Name, err)
 	}
 	if c.client, err = kubernetes.NewForConfig(c.RESTConfig()); err != nil {
@@ -56,6 +62,7 @@ func start(ctx context.Context, cfg Config) (_ *ControlPlane, err error) {
 	if err := c.StartComponent(ctx, APIServer); err != nil {
 		return nil, err
 	}
+	cfg.Serving()
 	g, gctx := errgroup.WithContext(ctx)
 	for _, component := range []string{ControllerManager, Scheduler} {
 		g.Go(func() error { return c.StartComponent(gctx, component) })

@@ -35,6 +35,7 @@ func (l *lab) routes() http.Handler {
 		l.end(errors.New("lab down"))
 	})
 	mux.HandleFunc("GET "+world.PathLogs, l.serveLogs)
+	mux.HandleFunc("POST "+world.PathSnapshot, l.serveSnapshot)
 
 	// Commands in a control plane run here, all others in the world.
 	own := http.NewServeMux()

@@ -21,18 +21,8 @@ import (
 // build brings the lab up: the control planes and the agent side by side, then
 // the world, then it waits for the nodes.
 func (l *lab) build(ctx context.Context) error {
-	for _, spec := range l.cfg.Spec.Clusters {
-		ns, err := world.NewNamespace()
-		if err != nil {
-			return err
-		}
-		l.mu.Lock()
-		c := &cluster{spec: spec, ns: ns, present: map[string]bool{}}
-		for _, n := range spec.Nodes {
-			c.present[n.Name] = !n.Absent
-		}
-		l.clusters[spec.Name] = c
-		l.mu.Unlock()
+	if err := l.makeClusters(func(_ string, n world.NodeSpec) bool { return !n.Absent }); err != nil {
+		return err
 	}
 
 	g, gctx := errgroup.WithContext(ctx)
@@ -64,22 +54,14 @@ func (l *lab) build(ctx context.Context) error {
 				case <-gctx.Done():
 					return gctx.Err()
 				}
-				return l.startControlPlane(gctx, c)
+				return l.startControlPlane(gctx, c, "", nil)
 			})
 		}
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	go func() {
-		select {
-		case <-l.agent.done:
-			err := l.agent.why()
-			l.failed(err)
-			l.end(err)
-		case <-ctx.Done():
-		}
-	}()
+	l.failWithAgent(ctx)
 
 	for _, c := range l.clusters {
 		if c.cp != nil {
@@ -106,6 +88,37 @@ func (l *lab) build(ctx context.Context) error {
 		return nil
 	}
 	return l.step("nodes are ready", func() error { return l.waitNodes(ctx, slices.Collect(maps.Values(l.clusters))...) })
+}
+
+// failWithAgent ends the lab when its agent does.
+func (l *lab) failWithAgent(ctx context.Context) {
+	go func() {
+		select {
+		case <-l.agent.done:
+			err := l.agent.why()
+			l.failed(err)
+			l.end(err)
+		case <-ctx.Done():
+		}
+	}()
+}
+
+// makeClusters makes the namespace of each control plane.
+func (l *lab) makeClusters(present func(cluster string, n world.NodeSpec) bool) error {
+	for _, spec := range l.cfg.Spec.Clusters {
+		ns, err := world.NewNamespace()
+		if err != nil {
+			return err
+		}
+		l.mu.Lock()
+		c := &cluster{spec: spec, ns: ns, present: map[string]bool{}}
+		for _, n := range spec.Nodes {
+			c.present[n.Name] = present(spec.Name, n)
+		}
+		l.clusters[spec.Name] = c
+		l.mu.Unlock()
+	}
+	return nil
 }
 
 // uplink is the name of a control plane's only link, in its own namespace.
@@ -136,8 +149,9 @@ func addressUplink(c *cluster) error {
 }
 
 // startControlPlane starts a cluster's control plane, on a copy of one that has
-// come up before where there is one.
-func (l *lab) startControlPlane(ctx context.Context, c *cluster) error {
+// come up before where there is one. With saved it is the control plane of a
+// snapshot, from that directory. It calls serving when the API server answers.
+func (l *lab) startControlPlane(ctx context.Context, c *cluster, saved string, serving func()) error {
 	start := time.Now()
 	crds, err := l.readCRDs()
 	if err != nil {
@@ -151,14 +165,19 @@ func (l *lab) startControlPlane(ctx context.Context, c *cluster) error {
 	for _, n := range c.spec.Nodes {
 		nodes = append(nodes, controlplane.Node{Name: n.Name, Addr: n.Addr})
 	}
-	cp, err := controlplane.Start(ctx, controlplane.Config{
+	config := controlplane.Config{
 		Name: c.spec.Name, Dir: l.state("control-plane", c.spec.Name), Binary: filepath.Join(l.cfg.BinDir, "kubernetes"),
 		Address: c.spec.ControlPlane, ServiceCIDR: c.spec.ServiceCIDR, PodCIDR: c.spec.PodCIDR, Nodes: nodes,
 		CRDs: crds, CacheDir: filepath.Join(cache, "control-plane"),
 		NetNS: c.ns.File, Logger: l.logger.With("cluster", c.spec.Name), Timeout: 2 * time.Minute,
 		// Emulated processors need the real ones more than API servers do.
 		Nice: map[string]int{VM: 5}[l.cfg.World],
-	})
+	}
+	config.Serving = serving
+	if saved != "" {
+		config.EtcdData, config.Keys = filepath.Join(saved, savedEtcd), filepath.Join(saved, savedKeys)
+	}
+	cp, err := controlplane.Start(ctx, config)
 	if err != nil {
 		return err
 	}
@@ -178,7 +197,7 @@ func (l *lab) startControlPlane(ctx context.Context, c *cluster) error {
 		return err
 	}
 	message := "control plane of " + c.spec.Name
-	if warm, why := cp.Warm(); !warm {
+	if warm, why := cp.Warm(); !warm && saved == "" {
 		message += ", cold: " + why
 	}
 	l.say(world.Progress{Message: message, Took: time.Since(start)})

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -46,6 +47,11 @@ type Config struct {
 	// Snapshots lets a virtual machine be restored from a snapshot in the
 	// cache rather than booted, and leave one there.
 	Snapshots bool `json:"snapshots,omitempty"`
+	// Image is the virtual machine's; when it is not set the lab builds it.
+	Image vm.Image `json:"image,omitzero"`
+	// Restore is the key of a snapshot of a lab that has converged, by
+	// SnapshotKey: the lab is restored from it rather than built.
+	Restore string `json:"restore,omitempty"`
 	// HostPID is the supervisor's own number on the host. Start sets it.
 	HostPID int `json:"hostPID,omitempty"`
 	// Progress hears what happens until the lab is ready. Optional.

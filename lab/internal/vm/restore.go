@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/isthmus-net/isthmus/lab/internal/snapshot"
 )
 
@@ -162,6 +164,9 @@ func Incoming(ctx context.Context, cfg Config, snap snapshot.Snapshot) (*Machine
 	if err != nil {
 		return nil, err
 	}
+	// Larger pieces, fewer turns of the two ends; without it, it just takes
+	// longer.
+	_, _ = unix.FcntlInt(w.Fd(), unix.F_SETPIPE_SZ, 1<<20)
 	m, err := launch(cfg, r)
 	r.Close()
 	if err != nil {
@@ -226,4 +231,25 @@ func (m *Machine) order(ctx context.Context) error {
 		return fmt.Errorf("the guest answered %q to its orders", answer)
 	}
 	return nil
+}
+
+// ConvergedKey is Key for a snapshot that is made later, of a machine that has
+// mounted its other disk and run programs: files and parts are what it depends
+// on besides.
+func (c Config) ConvergedKey(ctx context.Context, files []string, parts ...string) (string, error) {
+	booted, err := c.Key(ctx)
+	if err != nil {
+		return "", err
+	}
+	h := newHash()
+	h.text(booted)
+	for _, f := range files {
+		if err := h.identity(f); err != nil {
+			return "", err
+		}
+	}
+	for _, p := range parts {
+		h.text(p)
+	}
+	return h.String(), nil
 }

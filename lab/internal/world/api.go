@@ -71,6 +71,19 @@ type VMStatus struct {
 	Warnings    []string      `json:"warnings,omitempty"`
 }
 
+// A SnapshotRequest says what a lab of the vm world shall be saved as.
+type SnapshotRequest struct {
+	Key      string `json:"key"`
+	Topology string `json:"topology"`
+	Overlay  string `json:"overlay"`
+}
+
+// A SnapshotAnswer says what was saved.
+type SnapshotAnswer struct {
+	Size  int64         `json:"size"`  // bytes
+	Pause time.Duration `json:"pause"` // for which the world stood still
+}
+
 // A Progress is one line of what is happening while a lab comes up.
 type Progress struct {
 	Time    time.Time     `json:"time"`

@@ -20,6 +20,12 @@ func UplinkMAC(k int) net.HardwareAddr {
 	return net.HardwareAddr{0x52, 0x54, 0x00, 0x15, 0x74, byte(k)}
 }
 
+// TapMAC is the hardware address of the other end of that link, outside of the
+// virtual machine.
+func TapMAC(k int) net.HardwareAddr {
+	return net.HardwareAddr{0x52, 0x54, 0x00, 0x15, 0x75, byte(k)}
+}
+
 // A host is a namespace with a name: a node, a router, an outside host, or the
 // one with the bridges.
 type host struct {

@@ -60,6 +60,9 @@ func (n *Namespace) rename(name, newName string) error {
 	return nil
 }
 
+// SetMAC gives a link its hardware address.
+func (n *Namespace) SetMAC(name string, mac net.HardwareAddr) error { return n.setMAC(name, mac) }
+
 func (n *Namespace) setMAC(name string, mac net.HardwareAddr) error {
 	l, err := n.nl.LinkByName(name)
 	if err != nil {
