@@ -142,8 +142,10 @@ func (x *transit) trackError() {
 }
 
 // setUp binds one end of a new connection to an address, and finds a port
-// that makes its answers recognisable (nf_nat_setup_info).
-func (x *transit) setUp(e side, to netip.Addr) {
+// that makes its answers recognisable (nf_nat_setup_info). A
+// destination that a prefix gives counts as translated even if it stays the
+// same (measured, 6.18): ICMP errors of this host about the packet come from it.
+func (x *transit) setUp(e side, to netip.Addr, byPrefix bool) {
 	c := x.ct.connection
 	c.decided[index(e)] = true
 	now := c.reply.inverted()
@@ -156,7 +158,7 @@ func (x *transit) setUp(e side, to netip.Addr) {
 	if e == source {
 		want = x.unique(want)
 	}
-	if want != now {
+	if want != now || byPrefix {
 		c.reply = want.inverted()
 		c.translated[index(e)] = true
 	}

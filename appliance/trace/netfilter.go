@@ -144,7 +144,7 @@ func (x *transit) nat(hook string, s step) *End {
 		}
 		if !c.decided[index(e)] {
 			by = "its source port is taken by another connection"
-			x.setUp(e, map[side]netip.Addr{source: x.p.Src, destination: x.p.Dst}[e])
+			x.setUp(e, map[side]netip.Addr{source: x.p.Src, destination: x.p.Dst}[e], false)
 		}
 		x.translate(e, by)
 	case established:
@@ -218,19 +218,20 @@ func (x *transit) resolve(r netstate.FirewallRule) (netstate.FirewallRule, bool)
 // bind does what a rule of a nat chain says.
 func (x *transit) bind(a netstate.Action) {
 	to := a.To.Addr()
+	byPrefix := a.Prefix && (len(a.Map.Entries) > 0 || !a.To.IsSingleIP())
 	switch {
 	case a.Kind == netstate.Masquerade:
-		x.setUp(source, x.h.addressOf(x.out, x.next))
+		x.setUp(source, x.h.addressOf(x.out, x.next), false)
 	case a.Kind == netstate.SNAT:
 		if a.Prefix {
 			to = inPrefix(a.To, x.p.Src)
 		}
-		x.setUp(source, to)
+		x.setUp(source, to, false)
 	default:
 		if a.Prefix {
 			to = inPrefix(a.To, x.p.Dst)
 		}
-		x.setUp(destination, to)
+		x.setUp(destination, to, byPrefix)
 	}
 }
 
@@ -367,7 +368,7 @@ func (x *transit) service(hook string, services []Service) string {
 			return ""
 		}
 		x.mark &^= serviceMark
-		x.setUp(source, x.h.addressOf(x.out, x.next))
+		x.setUp(source, x.h.addressOf(x.out, x.next), false)
 		return "kube-proxy's masquerade"
 	}
 	for _, s := range services {

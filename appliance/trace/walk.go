@@ -424,5 +424,7 @@ func (x *transit) note(text string) { x.hop.Notes = append(x.hop.Notes, text) }
 
 // rewrote notes what a rule has changed.
 func (x *transit) rewrote(before Packet, by string) {
-	x.note(changes(before, x.p) + ": " + by)
+	if what := changes(before, x.p); what != "" {
+		x.note(what + ": " + by)
+	}
 }
