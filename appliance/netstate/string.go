@@ -213,6 +213,7 @@ func (c Changes) String() string {
 	lines(&b, "+ rule ", c.AddRules)
 	lines(&b, "~ ", c.SetTables)
 	lines(&b, "- table ", c.DeleteTables)
+	lines(&b, "- ", c.Evict)
 	for _, r := range slices.Backward(c.DeleteRules) {
 		fmt.Fprintf(&b, "- rule %s\n", r)
 	}
