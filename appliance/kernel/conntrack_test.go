@@ -6,6 +6,8 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -62,13 +64,20 @@ func answerTo(t testing.TB, c *net.UDPConn, to netip.AddrPort) string {
 	t.Helper()
 	buf := make([]byte, 200)
 	for range 100 {
-		_, err := c.WriteToUDPAddrPort([]byte("who?"), to)
+		question := strconv.FormatInt(time.Now().UnixNano(), 10)
+		_, err := c.WriteToUDPAddrPort([]byte(question), to)
 		assert.NilError(t, err)
 		assert.NilError(t, c.SetReadDeadline(time.Now().Add(200*time.Millisecond)))
-		n, from, err := c.ReadFromUDPAddrPort(buf)
-		if err == nil {
-			assert.Equal(t, from, to, "the answer's source is not translated back")
-			return string(buf[:n])
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				break
+			}
+			// Answers to earlier questions may have been on their way.
+			if who, ok := strings.CutSuffix(string(buf[:n]), " "+question); ok {
+				assert.Equal(t, from, to, "the answer's source is not translated back")
+				return who
+			}
 		}
 	}
 	t.Fatalf("nobody answers at %s", to)
@@ -119,11 +128,11 @@ func TestTranslationsOfEstablishedFlows(t *testing.T) {
 				go func() {
 					buf := make([]byte, 200)
 					for {
-						_, from, err := server.ReadFromUDPAddrPort(buf)
+						n, from, err := server.ReadFromUDPAddrPort(buf)
 						if err != nil {
 							return
 						}
-						_, _ = server.WriteToUDPAddrPort([]byte(a), from)
+						_, _ = server.WriteToUDPAddrPort([]byte(a+" "+string(buf[:n])), from)
 					}
 				}()
 			}

@@ -81,7 +81,7 @@ func (r Route) String() string {
 		fmt.Fprintf(&b, " metric %d", r.Metric)
 	}
 	if r.MTU != 0 {
-		fmt.Fprintf(&b, " mtu lock %d", r.MTU)
+		fmt.Fprintf(&b, " mtu %d", r.MTU)
 	}
 	if r.OnLink {
 		b.WriteString(" onlink")
