@@ -232,7 +232,8 @@ type PublicKey struct {
 type InternalFabric struct {
 	Meta
 	RemoteID      string
-	MTU           int
+	MTU           int            // of the links; 0: derive from the underlay
+	TunnelMTU     int            // of the gateway's tunnel; 0: not known yet
 	RemoteCIDRs   []netip.Prefix // remapped
 	NodeInterface string         // name of the Geneve link on every node
 	GatewayIP     netip.Addr     // address of the gateway pod
@@ -302,6 +303,7 @@ type Condition struct {
 // A GatewayReport is what a gateway says of itself.
 type GatewayReport struct {
 	Meta
+	MTU        int // of the tunnel; 0: not known
 	Applied    []Applied
 	Conditions []Condition
 }

@@ -21,13 +21,22 @@ const (
 // source if that is less, but the way back is looked up as for a packet of the
 // gateway itself: not by the rules that lead into the tunnel. So what comes out
 // of the tunnel would get the MTU of the link to the node, and its answer would
-// not fit. The tunnel's MTU is a number that we know.
+// not fit. The tunnel's MTU is a number that we know. For the same reason what
+// goes into the tunnel looks at the least MTU of the links to nodes: its answer
+// may take any of them.
 //
 //	nft add rule … iifname liqo-tunnel tcp flags & (syn | rst) == syn tcp option maxseg size set 1380
 //	nft add rule … iifname liqo-tunnel tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
 func (h *host) clampToTunnel() {
-	i := slices.IndexFunc(h.state.Links, func(l netstate.Link) bool { return l.Name == TunnelInterface })
-	mtu := h.state.Links[i].MTU
+	var mtu, nodes int
+	for _, l := range h.state.Links {
+		switch {
+		case l.Name == TunnelInterface:
+			mtu = l.MTU
+		case nodes == 0 || l.MTU < nodes:
+			nodes = l.MTU
+		}
+	}
 	for t := range h.state.Tables {
 		table := &h.state.Tables[t]
 		for c := range table.Chains {
@@ -35,7 +44,11 @@ func (h *host) clampToTunnel() {
 			var rules []netstate.FirewallRule
 			for _, r := range chain.Rules {
 				if r.Action.Kind == netstate.ClampMSS && r.Action.MSS == 0 && slices.ContainsFunc(r.Matches, isTunnel) {
-					rules = append(rules, tunnelMSS(table.Family, r, mtu)...)
+					fits := mtu
+					if nodes > 0 && !slices.Contains(r.Matches, netstate.Match{Dir: "in", Dev: TunnelInterface}) {
+						fits = min(fits, nodes)
+					}
+					rules = append(rules, tunnelMSS(table.Family, r, fits)...)
 				}
 				rules = append(rules, r)
 			}

@@ -18,7 +18,7 @@ import (
 )
 
 // gateway is what a gateway with one node wants, except for its links.
-func gateway(firewalls ...cluster.FirewallConfiguration) netstate.State {
+func gateway(edit func(*desired.GatewayInput)) netstate.State {
 	const dev = "liqo.node-1"
 	host, peer := prefix("10.80.0.1/32"), prefix("10.20.0.0/16")
 	m := func(kind, name string) cluster.Meta {
@@ -26,12 +26,11 @@ func gateway(firewalls ...cluster.FirewallConfiguration) netstate.State {
 			"networking.liqo.io/route-category": "gateway", "networking.liqo.io/route-unique": "rome",
 		}}
 	}
-	s, _ := desired.Gateway(desired.GatewayInput{
+	in := desired.GatewayInput{
 		Name: "rome", Namespace: "liqo-tenant-rome", RemoteID: "rome", Mode: cluster.Server, NodeName: "node-1", PublicKey: public(1),
-		Nodes:     []cluster.InternalNode{{Meta: m("InternalNode", "node-1"), GatewayInterface: dev, InternalIP: host.Addr(), Local: addr("192.0.2.1")}},
-		Fabrics:   []cluster.InternalFabric{{Meta: m("InternalFabric", "rome"), RemoteID: "rome", InternalIP: addr("10.80.0.2")}},
-		Tunnels:   []cluster.GeneveTunnel{{Meta: m("GeneveTunnel", "t"), VNI: 1, Node: "node-1", Fabric: m("InternalFabric", "rome").Ref}},
-		Firewalls: firewalls,
+		Nodes:   []cluster.InternalNode{{Meta: m("InternalNode", "node-1"), GatewayInterface: dev, InternalIP: host.Addr(), Local: addr("192.0.2.1")}},
+		Fabrics: []cluster.InternalFabric{{Meta: m("InternalFabric", "rome"), RemoteID: "rome", InternalIP: addr("10.80.0.2")}},
+		Tunnels: []cluster.GeneveTunnel{{Meta: m("GeneveTunnel", "t"), VNI: 1, Node: "node-1", Fabric: m("InternalFabric", "rome").Ref}},
 		Routes: []cluster.RouteConfiguration{
 			{Meta: m("RouteConfiguration", "gw-node"), Table: "gw-node", Rules: []cluster.RouteRule{
 				{Dst: host, Routes: []cluster.TableRoute{{Dst: host, Dev: dev, Scope: "link"}}},
@@ -41,7 +40,11 @@ func gateway(firewalls ...cluster.FirewallConfiguration) netstate.State {
 				{IIF: dev, Routes: []cluster.TableRoute{{Dst: peer, Via: addr("169.254.18.2"), Dev: desired.TunnelInterface, OnLink: true}}},
 			}},
 		},
-	})
+	}
+	if edit != nil {
+		edit(&in)
+	}
+	s, _ := desired.Gateway(in)
 	s.Links, s.Addresses, s.WireGuard = nil, nil, nil
 	return s
 }
@@ -83,7 +86,7 @@ func gatewayBetween(t *testing.T) (ns *NetNS, gw, node, peer *nettest.NS) {
 func TestGatewayBetweenNodeAndPeer(t *testing.T) {
 	t.Parallel()
 	ns, gw, node, peer := gatewayBetween(t)
-	converge(t, ns, gateway())
+	converge(t, ns, gateway(nil))
 
 	at := func(a string) netip.AddrPort { return netip.AddrPortFrom(addr(a), 4000) }
 	internal, pod, remote := listen(t, node, at("10.80.0.1")), listen(t, node, at("10.10.0.5")), listen(t, peer, at("10.20.0.5"))
@@ -160,7 +163,10 @@ func TestSegmentsFitIntoTheTunnel(t *testing.T) {
 			t.Parallel()
 			ns, gw, node, peer := gatewayBetween(t)
 			gw.Run("ip", "link", "set", "liqo.node-1", "mtu", fmt.Sprint(tt.link))
-			converge(t, ns, gateway(clamping(tt.value)))
+			converge(t, ns, gateway(func(in *desired.GatewayInput) {
+				in.Firewalls = []cluster.FirewallConfiguration{clamping(tt.value)}
+				in.Underlay.Paths = map[netip.Addr]int{addr("192.0.2.1"): tt.link + 50} // Geneve
+			}))
 			pod, remote := netip.MustParseAddrPort("10.10.0.5:5000"), netip.MustParseAddrPort("10.20.0.5:5000")
 			for _, way := range []struct {
 				name           string

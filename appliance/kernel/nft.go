@@ -19,7 +19,7 @@ import (
 // compilerVersion is part of the digest in the kernel: a version of this
 // package that compiles rules differently replaces the tables of the one
 // before.
-const compilerVersion = "1:"
+const compilerVersion = "2:"
 
 // families are those of the kernel.
 var families = map[netstate.Family]nftables.TableFamily{
@@ -39,10 +39,11 @@ type nft struct {
 	read, write *nl.Conn
 	// edited holds the tables of ours that somebody else has touched.
 	edited map[netstate.TableID]bool
+	made   map[netstate.TableID]madeTable
 }
 
 func openNFT() (*nft, error) {
-	n := &nft{edited: map[netstate.TableID]bool{}}
+	n := &nft{edited: map[netstate.TableID]bool{}, made: map[netstate.TableID]madeTable{}}
 	var err error
 	if n.read, err = nl.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
 		return nil, fmt.Errorf("open nftables socket: %w", err)
@@ -179,6 +180,17 @@ func (b *batch) fill(table *nftables.Table, t netstate.Table, setID *uint32) err
 		Exprs:    []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}},
 		UserData: comment(compilerVersion + t.Digest()),
 	})
+	made, err := encodeMade(t.Translations())
+	if err != nil {
+		return err
+	}
+	for _, text := range made {
+		n.write.AddRule(&nftables.Rule{
+			Table: table, Chain: digest,
+			Exprs:    []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}},
+			UserData: text,
+		})
+	}
 	return nil
 }
 
@@ -350,10 +362,14 @@ func (n *nft) observeOnce() (tables []netstate.Table, again bool, err error) {
 		if err != nil {
 			return nil, false, fmt.Errorf("list rules of table %s: %w", t.ID(), err)
 		}
+		var made []byte
 		for _, m := range msgs {
-			chain, name := parseFirewallRule(m.Data)
+			chain, name, more := parseFirewallRule(m.Data)
 			if chain == netstate.DigestChain {
-				t.Seen = strings.TrimPrefix(name, compilerVersion)
+				if name != "" {
+					t.Seen = strings.TrimPrefix(name, compilerVersion)
+				}
+				made = append(made, more...)
 				continue
 			}
 			for j := range t.Chains {
@@ -363,7 +379,9 @@ func (n *nft) observeOnce() (tables []netstate.Table, again bool, err error) {
 			}
 		}
 		if n.edited[t.ID()] {
-			t.Seen = "edited"
+			t.Seen = "edited" // nobody knows what it translated since
+		} else {
+			t.Made = n.madeBy(t.ID(), t.Seen, made)
 		}
 		for j, c := range t.Chains {
 			if c.Name == netstate.DigestChain {
@@ -475,14 +493,17 @@ func parseChain(b []byte) netstate.Chain {
 	return c
 }
 
-func parseFirewallRule(b []byte) (chain, name string) {
+// parseFirewallRule returns the chain of a rule, its comment, and what it tells
+// of the table.
+func parseFirewallRule(b []byte) (chain, name string, made []byte) {
 	eachAttr(b[4:], func(t uint16, v []byte) {
 		switch t {
 		case unix.NFTA_RULE_CHAIN:
 			chain = asString(v)
 		case unix.NFTA_RULE_USERDATA:
 			name, _ = userdata.GetString(v, userdata.TypeComment)
+			made = userdata.Get(v, typeMade)
 		}
 	})
-	return chain, name
+	return chain, name, made
 }

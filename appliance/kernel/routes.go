@@ -99,8 +99,8 @@ func parseRoute(b []byte, names map[int]string) (netstate.Route, bool) {
 					other = append(other, fmt.Sprintf("metric#%d %d", t, asU32(v)))
 				}
 			})
-			if r.MTU != 0 && lock&(1<<unix.RTAX_MTU) == 0 {
-				other = append(other, "mtu not locked")
+			if lock != 0 {
+				other = append(other, fmt.Sprintf("lock %#x", lock))
 			}
 		case unix.RTA_CACHEINFO, unix.RTA_PREF, unix.RTA_PAD:
 			if t == unix.RTA_PREF && len(v) > 0 && v[0] != 0 {
@@ -246,7 +246,6 @@ func encodeRoute(r netstate.Route, index map[string]int) ([]byte, error) {
 	}
 	if r.MTU != 0 {
 		a.nest(unix.RTA_METRICS, func(m *attrs) {
-			m.u32(unix.RTAX_LOCK, 1<<unix.RTAX_MTU)
 			m.u32(unix.RTAX_MTU, uint32(r.MTU))
 		})
 	}

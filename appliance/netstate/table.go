@@ -25,6 +25,9 @@ type Table struct {
 	// Seen is set only in observed tables: the digest that the table was
 	// written with. The rules of such a table have names only.
 	Seen string
+	// Made is set only in observed tables: what the table was written to
+	// translate and not to track. It is nil where that is not known.
+	Made []Translation
 }
 
 // A Chain is a base chain: Type (filter, nat, route), Hook, Priority and
