@@ -20,7 +20,7 @@ const leastMappedIPs = 2
 const (
 	destinationNAT = -100 // NF_IP_PRI_NAT_DST
 	sourceNAT      = 100  // NF_IP_PRI_NAT_SRC
-	beforeCNI      = -150 // before the masquerade of any CNI
+	masquerading   = -155 // before the masquerade bypass (-150, plan), that is before any CNI
 )
 
 // ipMapping makes one table of the FirewallConfigurations that the controller
@@ -49,7 +49,7 @@ type mappingOwner struct {
 //	prerouting: daddr 10.70.0.7 dnat to 192.168.40.10
 //	postrouting: oif liqo-tunnel saddr 192.168.40.10 snat to 10.70.0.7
 //
-// On nodes, with a rule for each network of the peers:
+// or the first chain alone, for further addresses of the same host. On nodes, with a rule for each network of the peers:
 //
 //	postrouting: saddr 10.61.0.0/16 daddr 192.168.40.10 masquerade
 func isIPMapping(t netstate.Table) bool {
@@ -59,7 +59,10 @@ func isIPMapping(t netstate.Table) bool {
 	switch len(t.Chains) {
 	case 1:
 		c := t.Chains[0]
-		return is(c, "postrouting", beforeCNI) && !slices.ContainsFunc(c.Rules, func(r netstate.FirewallRule) bool { return !masqueradesOne(r) })
+		if is(c, "prerouting", destinationNAT) { // of a host that has another address already
+			return len(c.Rules) == 1 && mapsOne(c.Rules[0], netstate.DNAT, "dst")
+		}
+		return is(c, "postrouting", masquerading) && !slices.ContainsFunc(c.Rules, func(r netstate.FirewallRule) bool { return !masqueradesOne(r) })
 	case 2:
 		in, out := t.Chains[0], t.Chains[1]
 		if !is(in, "prerouting", destinationNAT) || !is(out, "postrouting", sourceNAT) || len(in.Rules) != 1 || len(out.Rules) != 1 {

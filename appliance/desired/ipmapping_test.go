@@ -44,7 +44,7 @@ func mappedIP(name, mapped, host string) cluster.FirewallConfiguration {
 
 // masqueradedIP is what it plans for nodes.
 func masqueradedIP(name, host string, peers ...string) cluster.FirewallConfiguration {
-	c := cluster.Chain{Name: "postrouting", Type: "nat", Hook: "postrouting", Policy: "accept", Priority: -150}
+	c := cluster.Chain{Name: "postrouting", Type: "nat", Hook: "postrouting", Policy: "accept", Priority: -155}
 	for _, p := range peers {
 		r := netstate.RangeOf(prefix(p))
 		c.NAT = append(c.NAT, cluster.NATRule{Name: name, Type: "masquerade", Match: []cluster.Match{
@@ -124,7 +124,7 @@ func TestIPMappingsOfNodes(t *testing.T) {
 	assert.NilError(t, state.Validate())
 	assert.Equal(t, tableNamed(state, desired.IPMappingTable), `table ip ip-mapping {
 	chain postrouting {
-		type nat hook postrouting priority -150; policy accept;
+		type nat hook postrouting priority -155; policy accept;
 		ip saddr 10.61.0.0/16 ip daddr { 192.168.40.9 comment "b", 192.168.40.10 comment "a" } masquerade
 		ip saddr 10.71.0.0/16 ip daddr { 192.168.40.9 comment "b", 192.168.40.10 comment "a" } masquerade
 	}
@@ -145,9 +145,14 @@ func TestIPMappingsContradict(t *testing.T) {
 			"spec.table.chains[0].rules.natRules[0]: 10.70.0.7 is translated to 192.168.40.10 by FirewallConfiguration apps/z-remap-ipmapping-gw already, and to 192.168.40.11 here; delete one of the two IPs, or give it another address"},
 		{"one host, two addresses", mappedIP("a", "10.70.0.8", "192.168.40.10"),
 			"spec.table.chains[1].rules.natRules[0]: 192.168.40.10 is translated to 10.70.0.7 by FirewallConfiguration apps/z-remap-ipmapping-gw already, and to 10.70.0.8 here; delete one of the two IPs, or give it another address"},
+		{"one host, a second address by which it is reached only", func() cluster.FirewallConfiguration {
+			fc := mappedIP("a", "10.70.0.8", "192.168.40.10")
+			fc.Chains = fc.Chains[:1]
+			return fc
+		}(), ""},
 		{"the table's name", func() cluster.FirewallConfiguration {
 			fc := mappedIP("a", "10.70.0.8", "192.168.40.11")
-			fc.Table, fc.Chains = desired.IPMappingTable, fc.Chains[:1]
+			fc.Table, fc.Chains = desired.IPMappingTable, fc.Chains[1:]
 			return fc
 		}(), `spec.table.name: "ip-mapping" is a table of Isthmus itself; choose another name`},
 	} {
