@@ -185,7 +185,7 @@ func (b *batch) fill(table *nftables.Table, t netstate.Table, setID *uint32) err
 		return err
 	}
 	for _, text := range made {
-		n.write.AddRule(&nftables.Rule{
+		b.AddRule(&nftables.Rule{
 			Table: table, Chain: digest,
 			Exprs:    []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}},
 			UserData: text,
