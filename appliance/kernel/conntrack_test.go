@@ -32,9 +32,9 @@ func remaps(name string, pairs ...string) netstate.Table {
 	return netstate.Table{Family: netstate.FamilyINET, Name: name, Chains: []netstate.Chain{c}}
 }
 
-// entries returns the IDs of the entries of the connection table that were
+// entriesTo returns the IDs of the entries of the connection table that were
 // begun to a destination.
-func entries(t testing.TB, ns *NetNS, to netip.AddrPort) (ids []uint32) {
+func entriesTo(t testing.TB, ns *NetNS, to netip.AddrPort) (ids []uint32) {
 	t.Helper()
 	family := byte(unix.AF_INET)
 	if to.Addr().Is6() {
@@ -151,15 +151,15 @@ func TestTranslationsOfEstablishedFlows(t *testing.T) {
 			assert.Equal(t, answerTo(t, flow, at(tt.remapped)), tt.one)
 			assert.Equal(t, answerTo(t, kept, at(tt.kept)), tt.one)
 			assert.Equal(t, answerTo(t, direct, at(tt.direct)), tt.one)
-			ids := func() [][]uint32 { return [][]uint32{entries(t, ns, at(tt.kept)), entries(t, ns, at(tt.direct))} }
+			ids := func() [][]uint32 { return [][]uint32{entriesTo(t, ns, at(tt.kept)), entriesTo(t, ns, at(tt.direct))} }
 			before := ids()
 			assert.Assert(t, len(before[0]) == 1 && len(before[1]) == 1, "%v", before)
 
 			// Nothing is evicted when nothing has changed.
-			was := entries(t, ns, at(tt.remapped))
+			was := entriesTo(t, ns, at(tt.remapped))
 			assert.Assert(t, netstate.Diff(observe(t, ns), first).Empty())
 			converge(t, ns, first)
-			assert.DeepEqual(t, entries(t, ns, at(tt.remapped)), was)
+			assert.DeepEqual(t, entriesTo(t, ns, at(tt.remapped)), was)
 
 			second := state(tt.here, tt.twoNet)
 			converge(t, ns, second)
@@ -167,16 +167,16 @@ func TestTranslationsOfEstablishedFlows(t *testing.T) {
 			assert.DeepEqual(t, ids(), before)
 
 			// A daemon that starts: the tables are as they should be.
-			was = entries(t, ns, at(tt.remapped))
+			was = entriesTo(t, ns, at(tt.remapped))
 			again := openIn(t, router)
 			assert.Assert(t, netstate.Diff(observe(t, again), second).Empty())
-			assert.DeepEqual(t, entries(t, ns, at(tt.remapped)), was)
+			assert.DeepEqual(t, entriesTo(t, ns, at(tt.remapped)), was)
 			// And it knows what they do, when they go.
 			none := netstate.State{Tables: second.Tables[1:]}
 			changes := netstate.Diff(observe(t, again), none)
 			assert.Equal(t, len(changes.Evict), 1, "%s", changes)
 			assert.NilError(t, again.Apply(t.Context(), changes))
-			assert.Equal(t, len(entries(t, ns, at(tt.remapped))), 0)
+			assert.Equal(t, len(entriesTo(t, ns, at(tt.remapped))), 0)
 			assert.DeepEqual(t, ids(), before)
 
 			// What went untranslated in the meantime is translated again.
@@ -216,10 +216,10 @@ func TestNotTrackedAnyMore(t *testing.T) {
 	deliver(t, near, there, at("192.0.2.2", 6091))
 	deliver(t, distant, here, at("192.0.2.1", 6091))
 	deliver(t, near, other, at("192.0.2.2", 53))
-	kept := entries(t, ns, at("192.0.2.2", 53))
+	kept := entriesTo(t, ns, at("192.0.2.2", 53))
 	assert.Equal(t, len(kept), 1)
-	assert.Equal(t, len(entries(t, ns, at("192.0.2.2", 6091))), 1)
-	assert.Equal(t, len(entries(t, ns, at("192.0.2.1", 6091))), 1)
+	assert.Equal(t, len(entriesTo(t, ns, at("192.0.2.2", 6091))), 1)
+	assert.Equal(t, len(entriesTo(t, ns, at("192.0.2.1", 6091))), 1)
 
 	notrack := netstate.Table{Family: netstate.FamilyINET, Name: "liqo-notrack-geneve"}
 	for _, hook := range []string{"prerouting", "output"} {
@@ -230,9 +230,9 @@ func TestNotTrackedAnyMore(t *testing.T) {
 	converge(t, ns, netstate.State{Tables: []netstate.Table{base, notrack}})
 	deliver(t, near, there, at("192.0.2.2", 6091))
 	deliver(t, distant, here, at("192.0.2.1", 6091))
-	assert.Equal(t, len(entries(t, ns, at("192.0.2.2", 6091))), 0)
-	assert.Equal(t, len(entries(t, ns, at("192.0.2.1", 6091))), 0)
-	assert.DeepEqual(t, entries(t, ns, at("192.0.2.2", 53)), kept)
+	assert.Equal(t, len(entriesTo(t, ns, at("192.0.2.2", 6091))), 0)
+	assert.Equal(t, len(entriesTo(t, ns, at("192.0.2.1", 6091))), 0)
+	assert.DeepEqual(t, entriesTo(t, ns, at("192.0.2.2", 53)), kept)
 }
 
 // BenchmarkEvict changes one remap of a hundred while the table has 100,000
@@ -281,8 +281,8 @@ func BenchmarkEvict(b *testing.B) {
 		b.StartTimer()
 		assert.NilError(b, ns.Apply(b.Context(), changes))
 		b.StopTimer()
-		assert.Equal(b, len(entries(b, ns, netip.MustParseAddrPort("11.0.0.1:2"))), 0)
-		assert.Equal(b, len(entries(b, ns, netip.MustParseAddrPort("11.1.0.1:2"))), flows/networks)
+		assert.Equal(b, len(entriesTo(b, ns, netip.MustParseAddrPort("11.0.0.1:2"))), 0)
+		assert.Equal(b, len(entriesTo(b, ns, netip.MustParseAddrPort("11.1.0.1:2"))), flows/networks)
 		converge(b, ns, state(0))
 		add(mine)
 		b.StartTimer()

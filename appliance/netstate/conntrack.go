@@ -137,10 +137,23 @@ func (a address) gives(has netip.Addr, c Connection, t Translation) bool {
 // to returns what the rule makes of the address; invalid: the kernel chooses.
 func (t Translation) to(c Connection) netip.Addr {
 	a := t.Rule.Action
-	if !a.To.IsValid() || !a.Prefix {
-		return a.To.Addr()
+	dst := a.To
+	if len(a.Map.Entries) > 0 {
+		e, _ := a.Map.Find(t.key(c))
+		dst = e.To
 	}
-	return withHostBits(a.To, t.original(c))
+	if !dst.IsValid() || !a.Prefix {
+		return dst.Addr()
+	}
+	return withHostBits(dst, t.original(c))
+}
+
+// key returns the address that the rule looks up in its map.
+func (t Translation) key(c Connection) netip.Addr {
+	if t.Rule.Action.Map.Dir == "dst" {
+		return t.packet(c).Dst
+	}
+	return c.Orig.Src
 }
 
 // withHostBits returns the address that has the bits of the prefix, and all
@@ -154,12 +167,24 @@ func withHostBits(p netip.Prefix, host netip.Addr) netip.Addr {
 	return a
 }
 
-// covers reports whether the rule is about the packet that began a connection,
-// as the rule's hook sees it: before a new source, after a new destination.
-func (t Translation) covers(c Connection) bool {
+// packet returns what the rule's hook sees of the packet that began a
+// connection.
+func (t Translation) packet(c Connection) Tuple {
 	p := c.Orig
 	if t.Hook == "postrouting" || t.Hook == "input" {
 		p.Dst, p.DstPort = c.Reply.Src, c.Reply.SrcPort
+	}
+	return p
+}
+
+// covers reports whether the rule is about the packet that began a connection,
+// as the rule's hook sees it: before a new source, after a new destination.
+func (t Translation) covers(c Connection) bool {
+	p := t.packet(c)
+	if m := t.Rule.Action.Map; len(m.Entries) > 0 {
+		if _, ok := m.Find(t.key(c)); !ok {
+			return false
+		}
 	}
 	switch {
 	case t.Family == FamilyIPv4 && !p.Src.Is4(), t.Family == FamilyIPv6 && !p.Src.Is6():
@@ -218,6 +243,21 @@ func (e Eviction) String() string {
 			words = append(words, fmt.Sprintf("%s--%s-port-%s %s", not, way, end, m.Ports))
 		}
 	}
+	if m := e.Rule.Action.Map; len(m.Entries) > 0 {
+		side := "orig-" + m.Dir
+		if late && m.Dir == "dst" {
+			side = "reply-src"
+		}
+		const shown = 3
+		var keys []string
+		for _, entry := range m.Entries[:min(shown, len(m.Entries))] {
+			keys = append(keys, entry.Addr.String())
+		}
+		if more := len(m.Entries) - shown; more > 0 {
+			keys = append(keys, fmt.Sprintf("%d more", more))
+		}
+		return strings.Join(append(words, "--"+side+" "+strings.Join(keys, ",")), " ")
+	}
 	has, not := "--reply-dst", ""
 	if !e.source() {
 		has = "--reply-src"
@@ -244,15 +284,32 @@ func diffTranslations(c *Changes, observed, desired []Table) {
 	before, after := allTranslations(observed), allTranslations(desired)
 	were, are := texts(before), texts(after)
 	for _, t := range before {
-		if !are[t.text()] && translates(t.Rule.Action.Kind) {
+		if t, ok := t.notIn(are); ok && translates(t.Rule.Action.Kind) {
 			c.Evict = append(c.Evict, Eviction{t, true, before, after})
 		}
 	}
 	for _, t := range after {
-		if !were[t.text()] && t.evictable() {
+		if t, ok := t.notIn(were); ok && t.evictable() {
 			c.Evict = append(c.Evict, Eviction{t, false, before, after})
 		}
 	}
+}
+
+// notIn returns what of the rule is in no other one: of one with a map, the
+// entries. It is not ok when there is nothing.
+func (t Translation) notIn(others map[string]bool) (rest Translation, ok bool) {
+	if len(t.Rule.Action.Map.Entries) == 0 {
+		return t, !others[t.text()]
+	}
+	var entries []MapEntry
+	all := t.texts()
+	for i, e := range t.Rule.Action.Map.Entries {
+		if !others[all[i]] {
+			entries = append(entries, e)
+		}
+	}
+	t.Rule.Action.Map.Entries = entries
+	return t, len(entries) > 0
 }
 
 // evictable reports whether a new rule says well enough which entries it is
@@ -280,7 +337,24 @@ func allTranslations(tables []Table) []Translation {
 func texts(all []Translation) map[string]bool {
 	out := make(map[string]bool, len(all))
 	for _, t := range all {
-		out[t.text()] = true
+		for _, text := range t.texts() {
+			out[text] = true
+		}
+	}
+	return out
+}
+
+// texts says what the rule does, for each entry of its map.
+func (t Translation) texts() []string {
+	m := t.Rule.Action.Map
+	if len(m.Entries) == 0 {
+		return []string{t.text()}
+	}
+	t.Rule.Action.Map = AddrMap{}
+	common := fmt.Sprintf("%s prefix %v %s ", t.text(), t.Rule.Action.Prefix, m.Dir)
+	out := make([]string, len(m.Entries))
+	for i, e := range m.Entries {
+		out[i] = common + e.Addr.String() + " " + e.To.String()
 	}
 	return out
 }

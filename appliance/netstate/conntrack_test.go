@@ -73,6 +73,15 @@ func TestEvictions(t *testing.T) {
 	udp, port := Match{L4Proto: "udp"}, Match{Dir: "dst", Ports: PortRange{6091, 6091}}
 	notrack := nat("notrack", "prerouting", -300, to(NoTrack, "", udp, port))
 
+	mapped := func(pairs ...string) Table {
+		r := to(DNAT, "", not(in("liqo-tunnel")))
+		r.Action.Map.Dir, r.Action.Prefix = "dst", true
+		for i := 0; i+1 < len(pairs); i += 2 {
+			r.Action.Map.Entries = append(r.Action.Map.Entries, MapEntry{Addr: RangeOf(prefix(pairs[i])), To: prefix(pairs[i+1])})
+		}
+		return nat("maps", "prerouting", -100, r)
+	}
+
 	const (
 		remapped   = "udp 10.0.0.5:4000>11.0.0.5:53 10.0.0.5:4000<10.1.0.5:53"
 		remapped2  = "udp 10.0.0.5:4000>11.0.0.5:53 10.0.0.5:4000<10.2.0.5:53"
@@ -112,6 +121,14 @@ func TestEvictions(t *testing.T) {
 			"conntrack -D --orig-dst 11.0.0.0/16 ! --reply-src 10.1.0.0/16", []string{remapped2, untouched}},
 		{"IPv6 remap withdrawn", []Table{written(remap("fd11::/64", "fd01::/64"))}, nil,
 			"conntrack -D --orig-dst fd11::/64 --reply-src fd01::/64", []string{six}},
+		{"an entry of a map changed", []Table{written(mapped("11.0.0.0/16", "10.1.0.0/16", "12.0.0.0/16", "10.3.0.0/16"))},
+			[]Table{mapped("11.0.0.0/16", "10.2.0.0/16", "12.0.0.0/16", "10.3.0.0/16")},
+			"conntrack -D --orig-dst 11.0.0.0/16\nconntrack -D --orig-dst 11.0.0.0/16", []string{remapped, ping}},
+		{"an entry of a map withdrawn", []Table{written(mapped("11.0.0.0/16", "10.1.0.0/16", "12.0.0.0/16", "10.3.0.0/16"))},
+			[]Table{mapped("12.0.0.0/16", "10.3.0.0/16")}, "conntrack -D --orig-dst 11.0.0.0/16", []string{remapped, ping}},
+		{"a rule becomes part of a map", []Table{written(remap("11.0.0.0/16", "10.1.0.0/16"))},
+			[]Table{mapped("11.0.0.0/16", "10.1.0.0/16", "13.0.0.0/16", "10.3.0.0/16")},
+			"conntrack -D --orig-dst 11.0.0.0/16 --reply-src 10.1.0.0/16\nconntrack -D --orig-dst 11.0.0.0/16,13.0.0.0/16", nil},
 		{"a pod outside the node's CIDR is new", []Table{written(nodeAddress("10.0.0.0/24"))}, []Table{nodeAddress("10.0.0.0/24", "10.0.9.5/32")},
 			"conntrack -D ! --orig-src 10.0.0.0/24 --reply-src 10.1.0.0/16 --reply-dst 10.80.0.2\n" +
 				"conntrack -D ! --orig-src 10.0.0.0/24 ! --orig-src 10.0.9.5 --reply-src 10.1.0.0/16 ! --reply-dst 10.80.0.2",
