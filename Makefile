@@ -49,7 +49,17 @@ test-kernel: build ## kernel tests: as root, without root, and in the virtual ma
 	$(call timed,kernel tests in the virtual machine,bin/lab vm test --module tun bin/kernel.test -- -test.short)
 
 .PHONY: test-lab
-test-lab: build kubernetes cni ## every scenario, then its sabotages, each row in the fastest world that has what it needs
+test-lab: build kubernetes cni ## every scenario and its sabotages in the VXLAN overlay, and GENEVE_SCENARIOS with Geneve, in the virtual machine
+	bin/lab run --sabotage=after --overlay vxlan
+	bin/lab run --sabotage=after --overlay geneve $(GENEVE_SCENARIOS)
+
+# What CI has time for where every lab with Geneve needs an emulated machine.
+# test-all runs the rest as well.
+GENEVE_SCENARIOS := api-server-gone bad-objects daemon-restart drift geneve-ping internal-node notrack pod-to-pod symmetric \
+                    tunnelendpoint-objects user-firewall
+
+.PHONY: test-all
+test-all: build kubernetes cni ## every scenario in every overlay, with its sabotages (hours on two cores without KVM)
 	bin/lab run --sabotage=after
 
 .PHONY: bench
