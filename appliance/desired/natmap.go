@@ -11,9 +11,10 @@ import (
 
 const (
 	// leastMapped is how many rules that differ in one address become one with
-	// a map. See "lab bench firewall": a look-up costs about as much as three
-	// rules; with eight, a map is cheaper even if it is the first rule that
-	// would have matched in half of the cases.
+	// a map. As "lab bench firewall" measures it, a rule that does not match
+	// costs a new connection some 50 ns of 15 µs, and with 2 to 12 rules maps
+	// and rules are within the noise of each other: below eight there is
+	// nothing to win, and rules are easier to read.
 	leastMapped = 8
 	// maxLookBack bounds the work for a chain in which rules of many kinds
 	// alternate: a rule is not moved past more than this many others.

@@ -1,7 +1,6 @@
 package bench
 
 import (
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -9,6 +8,7 @@ import (
 	"gotest.tools/v3/assert"
 
 	"github.com/isthmus-net/isthmus/appliance/netstate"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 )
 
@@ -57,7 +57,7 @@ func TestSummarizeFirewall(t *testing.T) {
 	cases := FirewallCases([]int{10}, []int{20})[:2]
 	samples := []FirewallSamples{
 		{Applied: time.Second, Connections: [][2]float64{{1, 1}, {10, 20}, {4, 4}}, Packets: [][2]float64{{2, 2}, {2, 2}, {2, 2}}},
-		{Connections: [][2]float64{{10, 9}, {100, 80}, {1, 2}}, Packets: [][2]float64{{4, 2}, {4, 2}, {4, 2}}},
+		{Applied: 2 * time.Millisecond, Connections: [][2]float64{{10, 9}, {100, 80}, {1, 2}}, Packets: [][2]float64{{4, 2}, {4, 2}, {4, 2}}},
 	}
 	rows, err := SummarizeFirewall(cases, samples)
 	assert.NilError(t, err)
@@ -69,9 +69,9 @@ func TestSummarizeFirewall(t *testing.T) {
 	FirewallReport{Pairs: 3, Duration: report.Duration(time.Second), Rows: rows}.Write(&b)
 	assert.Equal(t, b.String(), `
 3 interleaved pairs of 1.0s each: medians; for ratios, to 10 mapped IPs, maps, median (smallest–largest)
-                              applied in   new connections              ratio   packets              ratio
-  10 mapped IPs, maps             1.00 s           4.00 /s   1.00 (1.00–2.00)   2.00 /s   1.00 (1.00–1.00)
-  20 remapped networks, maps           0           9.00 /s   0.90 (0.80–2.00)   2.00 /s   0.50 (0.50–0.50)
+                               applied in   new connections              ratio   packets              ratio
+  10 mapped IPs, maps              1.00 s           4.00 /s   1.00 (1.00–2.00)   2.00 /s   1.00 (1.00–1.00)
+  20 remapped networks, maps      2.00 ms           9.00 /s   0.90 (0.80–2.00)   2.00 /s   0.50 (0.50–0.50)
 New connections are conntrack entries made, to random destinations among all that are translated; packets are those of
 1000 connections that arrive. One sender; the gateway's tables, rules and routes, but no tunnel and no Geneve.
 `)
@@ -83,12 +83,8 @@ New connections are conntrack entries made, to random destinations among all tha
 // TestMeasureFirewall: every case makes connections, and their packets arrive:
 // each is translated to where the only route leads.
 func TestMeasureFirewall(t *testing.T) {
-	if os.Geteuid() != 0 {
-		if os.Getenv("CI") != "" {
-			t.Fatal("network namespaces take root")
-		}
-		t.Skip("network namespaces take root")
-	}
+	nettest.NeedRoot(t)
+	nettest.Need(t, "ip")
 	cases := FirewallCases([]int{3, 40}, []int{20})
 	samples, err := MeasureFirewall(t.Context(), FirewallConfig{Cases: cases, Pairs: 1, Duration: 10 * time.Millisecond})
 	assert.NilError(t, err)
