@@ -179,6 +179,7 @@ func many(n int) netstate.Table {
 // TestLargeMaps writes maps whose elements need several messages, all in one
 // transaction.
 func TestLargeMaps(t *testing.T) {
+	nettest.Slow(t, "writes and lists 40,000 elements")
 	t.Parallel()
 	ns, test := openWith(t)
 	need(t, ns, FeatureNAT)

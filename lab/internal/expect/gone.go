@@ -85,6 +85,11 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 		return nil, err
 	}
 	for _, h := range hosts {
+		// The controller touches no network, and is another pod where its node
+		// was taken away.
+		if strings.Contains(h.Host, "/isthmus-controller-") {
+			continue
+		}
 		cluster, _, _ := strings.Cut(h.Host, "/")
 		for _, line := range h.Lines {
 			out[h.Host+": "+movable[cluster].name(line)] = true
