@@ -57,6 +57,7 @@ func (p *planner) hostReports() {
 			planned[objectKey{o.GetObjectKind().GroupVersionKind().Kind, o.GetNamespace(), o.GetName()}] = true
 		}
 	}
+	// An object that is not planned any more is about to go.
 	goes := func(kind string, m cluster.Meta) bool {
 		return m.Labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy && !planned[objectKey{kind, m.Namespace, m.Name}]
 	}

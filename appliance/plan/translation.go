@@ -60,7 +60,7 @@ func (p *planner) localPods(ipv6 bool) []netip.Prefix {
 	return ofFamily(p.local.ofType(v1beta1.NetworkTypePod), ipv6)
 }
 
-// UnknownSource is the address by which peers see whatever is no pod of this
+// unknownSourceAddr returns the address by which peers see whatever is no pod of this
 // cluster: the first of its first external network, which is never given to an
 // IP. It is invalid where there is none of that family.
 func (p *planner) unknownSourceAddr(ipv6 bool) netip.Addr {
