@@ -132,6 +132,48 @@ func TestChartHasCRDs(t *testing.T) {
 	assert.Check(t, is.Len(chart.CRDObjects(), 19))
 }
 
+// Which FirewallConfigurations there are depends on the overlay and on what is
+// switched off.
+func TestChartFirewall(t *testing.T) {
+	const mss, node, gw, vxlan = "gw-mss-clamping", "fabric-notrack", "gw-notrack", "fabric-notrack-vxlan"
+	for _, tt := range []struct {
+		name       string
+		networking map[string]any
+		want       []string
+	}{
+		{"default", nil, []string{mss, node, gw}},
+		{"VXLAN", map[string]any{"overlay": "vxlan"}, []string{mss, vxlan}},
+		{"auto", map[string]any{"overlay": "auto"}, []string{mss, node, gw, vxlan}},
+		{"no notrack", map[string]any{"notrack": map[string]any{"enabled": false}}, []string{mss}},
+		{"no clamping", map[string]any{"gateway": map[string]any{"mssclamp": map[string]any{"enabled": false}}}, []string{node, gw}},
+		{"fixed", map[string]any{"genevePort": 6081, "gateway": map[string]any{"mssclamp": map[string]any{"value": 1200}}}, []string{mss, node, gw}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := minimal()
+			if tt.networking != nil {
+				v["networking"] = tt.networking
+			}
+			out, err := render(t, v)
+			assert.NilError(t, err)
+			got := []string{}
+			for _, o := range documents(t, out) {
+				if o["kind"] == "FirewallConfiguration" {
+					got = append(got, o["metadata"].(map[string]any)["name"].(string))
+				}
+			}
+			assert.DeepEqual(t, got, tt.want)
+			if tt.name == "fixed" {
+				assert.Equal(t, strings.Count(out, `value: "1200"`), 2)
+				assert.Equal(t, strings.Count(out, `value: "6081"`), 8)
+			}
+		})
+	}
+	v := minimal()
+	v["networking"] = map[string]any{"gateway": map[string]any{"mssclamp": map[string]any{"value": "route"}}}
+	_, err := render(t, v)
+	assert.ErrorContains(t, err, "/networking/gateway/mssclamp/value")
+}
+
 // Every daemon has two minutes to start, and is seen within a second or two when
 // it has; liveness and readiness come after that.
 func TestChartProbes(t *testing.T) {

@@ -67,9 +67,11 @@ type Snapshot struct {
 	Pods        []Pod
 	NodeDaemons []Pod // those of the appliance itself
 	Services    []Service
-	Deployments []Deployment
-	Secrets     []KeySecret
-	Namespaces  []Namespace
+	// OtherServices are those that the controller did not make.
+	OtherServices []Ref
+	Deployments   []Deployment
+	Secrets       []KeySecret
+	Namespaces    []Namespace
 
 	Configurations  []Configuration
 	Connections     []Connection
@@ -230,7 +232,8 @@ type PublicKey struct {
 type InternalFabric struct {
 	Meta
 	RemoteID      string
-	MTU           int
+	MTU           int            // of the links; 0: derive from the underlay
+	TunnelMTU     int            // of the gateway's tunnel; 0: not known yet
 	RemoteCIDRs   []netip.Prefix // remapped
 	NodeInterface string         // name of the Geneve link on every node
 	GatewayIP     netip.Addr     // address of the gateway pod
@@ -300,6 +303,7 @@ type Condition struct {
 // A GatewayReport is what a gateway says of itself.
 type GatewayReport struct {
 	Meta
+	MTU        int // of the tunnel; 0: not known
 	Applied    []Applied
 	Conditions []Condition
 }
@@ -397,8 +401,10 @@ type IP struct {
 	IP         netip.Addr
 	NetworkRef Ref
 	Masquerade bool
-	Status     netip.Addr
-	CIDR       netip.Prefix
+	// ServiceTemplate is the Service to make for it, as JSON; nil: none.
+	ServiceTemplate []byte
+	Status          netip.Addr
+	CIDR            netip.Prefix
 }
 
 // A ForeignCluster is a remote cluster as the user sees it.

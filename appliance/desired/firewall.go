@@ -50,12 +50,16 @@ const (
 
 // tables adds the tables of the FirewallConfigurations that are selected.
 // Reserved are the names of tables that we need ourselves.
+//
+// Rules that differ in one address become one with a map, and the tables of
+// mapped addresses become one.
 func (h *host) tables(all []cluster.FirewallConfiguration, selects func(map[string]string) bool, reserved []string) {
 	type id struct {
 		family netstate.Family
 		name   string
 	}
 	taken := map[id]cluster.Ref{}
+	var mapping ipMapping
 	for _, fc := range living(all, func(fc cluster.FirewallConfiguration) cluster.Meta { return fc.Meta }) {
 		if !selects(fc.Labels) || !h.accept(fc.Meta) {
 			continue
@@ -65,7 +69,16 @@ func (h *host) tables(all []cluster.FirewallConfiguration, selects func(map[stri
 			h.refuse(fc.Meta, "%s", strings.Join(problems, "; "))
 			continue
 		}
-		if slices.Contains(reserved, table.Name) {
+		mapped := fc.Labels[labelFirewallSubcategory] == subcategoryIPMapping
+		if mapped && mapping.fits(table) {
+			if problem := mapping.add(fc.Ref, table); problem != "" {
+				h.refuse(fc.Meta, "%s", problem)
+				continue
+			}
+			h.mapTo(fc.Meta, table)
+			continue
+		}
+		if slices.Contains(reserved, table.Name) || table.Name == IPMappingTable {
 			h.refuse(fc.Meta, "spec.table.name: %q is a table of Isthmus itself; choose another name", table.Name)
 			continue
 		}
@@ -74,8 +87,17 @@ func (h *host) tables(all []cluster.FirewallConfiguration, selects func(map[stri
 			continue
 		}
 		taken[id{table.Family, table.Name}] = fc.Ref
+		if mapped {
+			h.mapTo(fc.Meta, table)
+		}
+		for i, c := range table.Chains {
+			if c.Type == "nat" {
+				table.Chains[i].Rules = withMaps(c.Rules, leastMapped)
+			}
+		}
 		h.state.Tables = append(h.state.Tables, table)
 	}
+	h.state.Tables = append(h.state.Tables, mapping.done()...)
 }
 
 // compileTable compiles a table. It returns all that is wrong with it.

@@ -57,9 +57,11 @@ func Gateway(in GatewayInput) (netstate.State, []Result) {
 	h.podGateway(in)
 	h.hostGateway(in)
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
-	h.close(in, configuration)
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
 		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable})
+	h.clampToTunnel()
+	h.mappedHosts(in)
+	h.close(in, configuration)
 	h.internalOnly(in)
 	h.outerPackets()
 	h.icmpErrors(in, configuration)
@@ -157,10 +159,7 @@ func (h *host) peerKey(in GatewayInput) (netstate.Key, bool) {
 // gatewayLinks adds the Geneve links to the nodes.
 func (h *host) gatewayLinks(in GatewayInput) {
 	nodes := map[string]cluster.InternalNode{}
-	for _, n := range in.Nodes {
-		if n.Deleting {
-			continue
-		}
+	for _, n := range living(in.Nodes, func(n cluster.InternalNode) cluster.Meta { return n.Meta }) {
 		nodes[n.Name] = n
 		if n.GatewayInterface != "" {
 			h.missing[n.GatewayInterface] = fmt.Sprintf("no GeneveTunnel joins this gateway and %s yet", n.Ref)

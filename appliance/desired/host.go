@@ -16,7 +16,9 @@ const (
 	firstPriority = 300
 	toMain        = 0  // from a gateway's pod: the main table
 	firstRoutes   = 10 // rules of RouteConfigurations …
-	lastRoutes    = 89 // … up to here
+	lastRoutes    = 87 // … up to here
+	mappedHosts   = 88 // to hosts with mapped addresses that no route knows, …
+	mappedToMain  = 89 // … by the main table
 	closing       = 90 // what must not go on to the main table
 )
 
@@ -38,6 +40,9 @@ type host struct {
 	ends  map[end]string // what identifies a Geneve link to the kernel
 	// missing says of links that should be there why they are not.
 	missing map[string]string
+	// mapped holds what FirewallConfigurations map addresses to.
+	mapped      []mappedTarget
+	mappedTable uint32 // number of the routing table to hosts with mapped addresses
 }
 
 type end struct {

@@ -3,6 +3,10 @@ package desired
 import (
 	"fmt"
 	"net/netip"
+	"slices"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
 // FallbackMTU is the MTU of a link of ours when nothing is known of the
@@ -63,4 +67,35 @@ func ChooseMTU(explicit, derived int) (mtu int, problem string) {
 			explicit, derived, derived)
 	}
 	return explicit, problem
+}
+
+// pathMTU gives the routes to peers the MTU of the tunnel that they lead to,
+// where the link takes more: processes of the node know it from the start, and
+// pods learn it from the node, one hop away, and not from a gateway. The routes
+// do not keep that for granted ("lock"), so a router further on may say less.
+//
+//	ip route add 10.1.0.0/16 via 10.80.0.5 dev liqo.rome mtu 1440 onlink
+func (h *host) pathMTU(fabrics []cluster.InternalFabric) {
+	links := map[string]int{}
+	for _, l := range h.state.Links {
+		links[l.Name] = l.MTU
+	}
+	for _, f := range fabrics {
+		if f.Deleting || f.TunnelMTU == 0 {
+			continue
+		}
+		via := f.InternalIP
+		if hop := h.hops[via]; hop.via.IsValid() {
+			via = hop.via
+		}
+		for i := range h.state.Routes {
+			r := &h.state.Routes[i]
+			toPeer := slices.ContainsFunc(f.RemoteCIDRs, func(p netip.Prefix) bool {
+				return p.Bits() <= r.Dst.Bits() && p.Contains(r.Dst.Addr())
+			})
+			if link := links[r.Dev]; toPeer && r.Type == netstate.Unicast && r.Via == via && (link == 0 || f.TunnelMTU < link) {
+				r.MTU = f.TunnelMTU
+			}
+		}
+	}
 }

@@ -20,6 +20,7 @@ func Node(in NodeInput) (netstate.State, []Result) {
 	h.vxlan(in)
 	h.gatewaysToMain(in.Fabrics)
 	h.routes(in.Routes, func(labels map[string]string) bool { return nodeSelectsRoute(labels, label) })
+	h.pathMTU(in.Fabrics)
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return nodeSelectsFirewall(labels, label) },
 		[]string{OverlayOnlyTable, NoRedirectsTable, NodeAddressTable})
 	h.nodeAddress(in)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -231,6 +232,18 @@ func random(r *rand.Rand) (desired.NodeInput, desired.GatewayInput) {
 		n.Firewalls = append(n.Firewalls, fc)
 	}
 
+	for range r.IntN(6) { // of mapped addresses, some in contradiction
+		fc := mappedIP(fmt.Sprintf("ip-%d", r.IntN(9)), pick(r, "10.70.0.1", "10.70.0.2", "10.70.0.3"), pick(r, "192.168.40.1", "192.168.40.2", "10.1.2.3"))
+		if r.IntN(3) == 0 {
+			fc = masqueradedIP(fmt.Sprintf("ip-%d", r.IntN(9)), pick(r, "192.168.40.1", "192.168.40.2"), "10.61.0.0/16", "10.71.0.0/16")
+		}
+		if slices.ContainsFunc(n.Firewalls, func(o cluster.FirewallConfiguration) bool { return o.Ref == fc.Ref }) {
+			continue
+		}
+		fc.Created = epoch.Add(pick[time.Duration](r, 0, 1, 2))
+		fc.Labels[fwCategory] = pick(r, fc.Labels[fwCategory], "fabric", "gateway")
+		n.Firewalls = append(n.Firewalls, fc)
+	}
 	peer := key(2)
 	g := desired.GatewayInput{
 		Name: "rome", Namespace: "liqo-tenant-rome", RemoteID: "rome", Mode: pick(r, cluster.Server, cluster.Client), NodeName: "node-1",

@@ -125,7 +125,8 @@ func (h *host) routes(all []cluster.RouteConfiguration, selects func(map[string]
 	for s := range shared {
 		names = append(names, s.tableName())
 	}
-	numbers := TableNumbers(names)
+	numbers := TableNumbers(append(names, mappedHostsTable))
+	h.mappedTable = numbers[mappedHostsTable]
 
 	for i, o := range objects {
 		priority := h.base + firstRoutes + uint32(i)

@@ -128,12 +128,16 @@ func (ns *NetNS) probeRules() error {
 // probe makes a table and deletes it in one transaction, so that nobody ever
 // sees it.
 func (n *nft) probe(nat bool) error {
-	t := n.write.AddTable(&nftables.Table{Name: TablePrefix + probeName, Family: nftables.TableFamilyIPv4})
+	b, err := newBatch()
+	if err != nil {
+		return err
+	}
+	t := b.AddTable(&nftables.Table{Name: TablePrefix + probeName, Family: nftables.TableFamilyIPv4})
 	what := "nftables (module nf_tables)"
 	if nat {
 		what = "NAT in nftables (modules nft_chain_nat, nft_nat, nft_masq, nft_ct)"
 		policy := nftables.ChainPolicyAccept
-		c := n.write.AddChain(&nftables.Chain{
+		c := b.AddChain(&nftables.Chain{
 			Table: t, Name: "postrouting", Type: nftables.ChainTypeNAT,
 			Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource, Policy: &policy,
 		})
@@ -143,20 +147,18 @@ func (n *nft) probe(nat bool) error {
 			if err != nil {
 				return err
 			}
-			n.write.AddRule(&nftables.Rule{Table: t, Chain: c, Exprs: exprs})
+			b.AddRule(&nftables.Rule{Table: t, Chain: c, Exprs: exprs})
 		}
-		n.write.AddRule(&nftables.Rule{Table: t, Chain: c, Exprs: []expr.Any{&expr.Counter{}}})
+		b.AddRule(&nftables.Rule{Table: t, Chain: c, Exprs: []expr.Any{&expr.Counter{}}})
 	}
-	n.write.DelTable(t)
-	err := n.write.Flush()
+	b.DelTable(t)
+	err = n.commit(b)
 	switch {
 	case err == nil:
 		return nil
 	case errors.Is(err, unix.EPERM), errors.Is(err, os.ErrPermission):
-		n.drain()
 		return fmt.Errorf("%w: nftables needs CAP_NET_ADMIN: %w", ErrUnsupported, err)
 	default:
-		n.drain()
 		return fmt.Errorf("%w: the kernel has no %s: %w", ErrUnsupported, what, err)
 	}
 }

@@ -2,11 +2,13 @@ package kernel
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"gotest.tools/v3/assert"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
@@ -16,7 +18,7 @@ import (
 )
 
 // gateway is what a gateway with one node wants, except for its links.
-func gateway() netstate.State {
+func gateway(edit func(*desired.GatewayInput)) netstate.State {
 	const dev = "liqo.node-1"
 	host, peer := prefix("10.80.0.1/32"), prefix("10.20.0.0/16")
 	m := func(kind, name string) cluster.Meta {
@@ -24,7 +26,7 @@ func gateway() netstate.State {
 			"networking.liqo.io/route-category": "gateway", "networking.liqo.io/route-unique": "rome",
 		}}
 	}
-	s, _ := desired.Gateway(desired.GatewayInput{
+	in := desired.GatewayInput{
 		Name: "rome", Namespace: "liqo-tenant-rome", RemoteID: "rome", Mode: cluster.Server, NodeName: "node-1", PublicKey: public(1),
 		Nodes:   []cluster.InternalNode{{Meta: m("InternalNode", "node-1"), GatewayInterface: dev, InternalIP: host.Addr(), Local: addr("192.0.2.1")}},
 		Fabrics: []cluster.InternalFabric{{Meta: m("InternalFabric", "rome"), RemoteID: "rome", InternalIP: addr("10.80.0.2")}},
@@ -38,20 +40,23 @@ func gateway() netstate.State {
 				{IIF: dev, Routes: []cluster.TableRoute{{Dst: peer, Via: addr("169.254.18.2"), Dev: desired.TunnelInterface, OnLink: true}}},
 			}},
 		},
-	})
+	}
+	if edit != nil {
+		edit(&in)
+	}
+	s, _ := desired.Gateway(in)
 	s.Links, s.Addresses, s.WireGuard = nil, nil, nil
 	return s
 }
 
-// TestGatewayBetweenNodeAndPeer sends packets through what a gateway wants,
-// between veth pairs that are called like its tunnels: the peer reaches pods but
-// not the node, and the node reaches the peer.
-func TestGatewayBetweenNodeAndPeer(t *testing.T) {
-	t.Parallel()
-	ns, gw := openWith(t, "eth0")
+// gatewayBetween joins a gateway to a node with a pod, and to a peer, by veth
+// pairs that are called like its tunnels.
+func gatewayBetween(t *testing.T) (ns *NetNS, gw, node, peer *nettest.NS) {
+	t.Helper()
+	ns, gw = openWith(t, "eth0")
 	need(t, ns, FeatureNFTables)
 	nettest.Need(t, "ip")
-	node, peer := nettest.Another(t), nettest.Another(t)
+	node, peer = nettest.Another(t), nettest.Another(t)
 	join := func(dev string, far *nettest.NS, near string, addrs ...string) {
 		gw.Run("ip", "link", "add", dev, "type", "veth", "peer", "name", "gw", "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), far.FD()))
 		gw.Run("ip", "addr", "add", near, "dev", dev)
@@ -73,7 +78,15 @@ func TestGatewayBetweenNodeAndPeer(t *testing.T) {
 			writeSysctl(t, "net/ipv4/conf/"+dev+"/rp_filter", "2")
 		}
 	})
-	converge(t, ns, gateway())
+	return ns, gw, node, peer
+}
+
+// TestGatewayBetweenNodeAndPeer sends packets through what a gateway wants: the
+// peer reaches pods but not the node, and the node reaches the peer.
+func TestGatewayBetweenNodeAndPeer(t *testing.T) {
+	t.Parallel()
+	ns, gw, node, peer := gatewayBetween(t)
+	converge(t, ns, gateway(nil))
 
 	at := func(a string) netip.AddrPort { return netip.AddrPortFrom(addr(a), 4000) }
 	internal, pod, remote := listen(t, node, at("10.80.0.1")), listen(t, node, at("10.10.0.5")), listen(t, peer, at("10.20.0.5"))
@@ -112,4 +125,89 @@ func TestGatewayBetweenNodeAndPeer(t *testing.T) {
 	assert.Equal(t, denied, uint64(2))
 	_, err = ns.Counted(netstate.TableID{Family: netstate.FamilyIPv4, Name: "none"})
 	assert.ErrorContains(t, err, "table ip none")
+}
+
+// clamping is a FirewallConfiguration as the chart has it.
+func clamping(value string) cluster.FirewallConfiguration {
+	rule := func(position string) cluster.FilterRule {
+		return cluster.FilterRule{Name: position, Action: "tcpmssclamp", Value: value, Match: []cluster.Match{
+			{Proto: "tcp"}, {Dev: desired.TunnelInterface, Position: position},
+		}}
+	}
+	return cluster.FirewallConfiguration{
+		Meta: cluster.Meta{Ref: cluster.Ref{Kind: "FirewallConfiguration", Namespace: "liqo", Name: "gw-mss-clamping"}, Labels: map[string]string{
+			"networking.liqo.io/firewall-category": "gateway", "networking.liqo.io/firewall-subcategory": "all-gateways",
+		}},
+		Table: "mss-clamping", Family: "INET",
+		Chains: []cluster.Chain{{Name: "mss-clamping", Type: "filter", Hook: "forward", Filter: []cluster.FilterRule{rule("out"), rule("in")}}},
+	}
+}
+
+// TestSegmentsFitIntoTheTunnel connects a pod and a host of the peer, from either
+// side, over links that know nothing of the tunnel between them: both ends send
+// no more than fits into it. The gateway of this test has an MTU of 1340, what
+// is derived when nothing is known.
+func TestSegmentsFitIntoTheTunnel(t *testing.T) {
+	t.Parallel()
+	const timestamps = 12 // the option of RFC 7323, which counts as data
+	for _, tt := range []struct {
+		value string
+		link  int // MTU of the link to the node
+		want  uint32
+	}{
+		{"0", 1500, desired.FallbackMTU - 40 - timestamps},
+		{"0", 1300, 1300 - 40 - timestamps},
+		{"1000", 1500, 1000 - timestamps},
+	} {
+		t.Run(fmt.Sprintf("%s over %d", tt.value, tt.link), func(t *testing.T) {
+			t.Parallel()
+			ns, gw, node, peer := gatewayBetween(t)
+			gw.Run("ip", "link", "set", "liqo.node-1", "mtu", fmt.Sprint(tt.link))
+			converge(t, ns, gateway(func(in *desired.GatewayInput) {
+				in.Firewalls = []cluster.FirewallConfiguration{clamping(tt.value)}
+				in.Underlay.Paths = map[netip.Addr]int{addr("192.0.2.1"): tt.link + 50} // Geneve
+			}))
+			pod, remote := netip.MustParseAddrPort("10.10.0.5:5000"), netip.MustParseAddrPort("10.20.0.5:5000")
+			for _, way := range []struct {
+				name           string
+				client, server *nettest.NS
+				from, to       netip.AddrPort
+			}{{"to peer", node, peer, pod, remote}, {"from peer", peer, node, remote, pod}} {
+				out, in := connect(t, way.client, way.server, way.from.Addr(), way.to)
+				assert.Equal(t, sendMSS(t, out), tt.want, "%s: client", way.name)
+				assert.Equal(t, sendMSS(t, in), tt.want, "%s: server", way.name)
+			}
+		})
+	}
+}
+
+// connect returns both ends of a TCP connection.
+func connect(t testing.TB, client, server *nettest.NS, from netip.Addr, to netip.AddrPort) (out, in *net.TCPConn) {
+	t.Helper()
+	var l *net.TCPListener
+	var err error
+	server.Do(func() { l, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(to)) })
+	assert.NilError(t, err)
+	defer l.Close()
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0)), Timeout: 20 * time.Second}
+	var c net.Conn
+	client.Do(func() { c, err = d.DialContext(t.Context(), "tcp", to.String()) })
+	assert.NilError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	assert.NilError(t, l.SetDeadline(time.Now().Add(20*time.Second)))
+	in, err = l.AcceptTCP()
+	assert.NilError(t, err)
+	t.Cleanup(func() { _ = in.Close() })
+	return c.(*net.TCPConn), in
+}
+
+// sendMSS returns how much one segment of a connection carries.
+func sendMSS(t testing.TB, c *net.TCPConn) uint32 {
+	t.Helper()
+	raw, err := c.SyscallConn()
+	assert.NilError(t, err)
+	var info *unix.TCPInfo
+	assert.NilError(t, raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }))
+	assert.NilError(t, err)
+	return info.Snd_mss
 }

@@ -193,6 +193,8 @@ func TestWalk(t *testing.T) {
 	withSrc.Src, withSrc.MTU = addr("192.0.2.2"), 1300
 	gone := netstate.Route{Table: 90, Dst: prefix("10.2.0.0/16"), Type: netstate.Unreachable}
 	gone6 := netstate.Route{Table: 70000, Dst: prefix("fd00:1::/64"), Type: netstate.Unreachable}
+	thrown, thrown6 := gone, gone6
+	thrown.Type, thrown6.Type = netstate.Throw, netstate.Throw
 	moved6 := gone6
 	moved6.Type, moved6.Dev = netstate.Unicast, "d1"
 	table := func(name string, rules ...netstate.FirewallRule) netstate.Table {
@@ -206,6 +208,7 @@ func TestWalk(t *testing.T) {
 		{Routes: []netstate.Route{scoped, via, route("fd00:1::/64", "d0")}, Rules: []netstate.Rule{{Priority: 300, Src: prefix("10.0.0.7/32"), Table: 254}}},
 		{Routes: []netstate.Route{withSrc, gone6, route("0.0.0.0/0", "d1"), route("::/0", "d1")}},
 		{Routes: []netstate.Route{gone, moved6}},
+		{Routes: []netstate.Route{thrown, thrown6}},
 		{Routes: []netstate.Route{route("10.2.0.0/16", "d0"), route("10.2.0.0/24", "d1")}},
 		// A rule without selectors among those with them.
 		{Rules: []netstate.Rule{{Priority: 310, Table: 90}, {Priority: 310, Src: prefix("10.0.0.0/8"), Table: 90}, {Priority: 310, IPv6: true, Table: 90}}},
@@ -214,6 +217,8 @@ func TestWalk(t *testing.T) {
 		{Rules: []netstate.Rule{{Priority: 310, IIF: "d0", OIF: "d1", Dst: prefix("fd00::/8"), Table: 100000}}},
 		{Tables: []netstate.Table{table("a", drop), table("b", accept, drop)}},
 		{Tables: []netstate.Table{table("a", accept), table("b", drop, accept), table("c")}},
+		{Tables: []netstate.Table{table("a", drop), many(2)}},
+		{Tables: []netstate.Table{many(3000), table("b", drop)}},
 	}
 	for i := range walkSteps {
 		n := rand.IntN(len(states))
@@ -424,16 +429,21 @@ func TestCounterOfPacketsWithoutRoute(t *testing.T) {
 // veth joins two namespaces by links v0.
 func veth(t testing.TB, a, b *nettest.NS, addrA, addrB string) {
 	t.Helper()
+	vethNamed(t, a, b, "v0", addrA, addrB)
+}
+
+func vethNamed(t testing.TB, a, b *nettest.NS, name, addrA, addrB string) {
+	t.Helper()
 	a.Do(func() {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		assert.NilError(t, err)
 		defer h.Close()
-		assert.NilError(t, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "v0"}, PeerName: "v0", PeerNamespace: netlink.NsFd(b.FD())}))
+		assert.NilError(t, h.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: name, PeerNamespace: netlink.NsFd(b.FD())}))
 	})
 	for ns, addr := range map[*nettest.NS]string{a: addrA, b: addrB} {
 		ns.Run("ip", "link", "set", "lo", "up")
-		ns.Run("ip", "link", "set", "v0", "up")
-		ns.Run("ip", "addr", "add", addr, "dev", "v0", "nodad")
+		ns.Run("ip", "link", "set", name, "up")
+		ns.Run("ip", "addr", "add", addr, "dev", name, "nodad")
 	}
 }
 

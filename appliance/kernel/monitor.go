@@ -44,7 +44,7 @@ var routeGroups = []uint32{
 func (ns *NetNS) openMonitor() (*monitor, error) {
 	m := &monitor{
 		changed: make(chan struct{}, 1),
-		own:     map[uint32]bool{ns.rt.c.PID(): true, ns.nft.conn.PID(): true},
+		own:     map[uint32]bool{ns.rt.c.PID(): true, ns.nft.write.PID(): true},
 		links:   map[int]linkEvent{},
 		guests:  map[int]netstate.Link{},
 		edited:  map[netstate.TableID]struct{}{},

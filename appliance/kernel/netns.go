@@ -313,6 +313,7 @@ func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error {
 		ns.addRules(c.AddRules))
 	ns.mon.settle(ns.nft)
 	errs = slices.Concat(errs, ns.nft.apply(c.SetTables, c.DeleteTables))
+	errs = appendError(errs, "evict", ns.evict(c.Evict))
 
 	restore, err := ns.collateral(c, links)
 	if err != nil {

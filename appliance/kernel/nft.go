@@ -3,10 +3,8 @@ package kernel
 import (
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
@@ -21,7 +19,7 @@ import (
 // compilerVersion is part of the digest in the kernel: a version of this
 // package that compiles rules differently replaces the tables of the one
 // before.
-const compilerVersion = "1:"
+const compilerVersion = "2:"
 
 // families are those of the kernel.
 var families = map[netstate.Family]nftables.TableFamily{
@@ -38,33 +36,27 @@ var hooks = map[string]nftables.ChainHook{
 
 // An nft is two sockets of nftables: one to read, one to write.
 type nft struct {
-	read  *nl.Conn
-	write *nftables.Conn
-	conn  *nl.Conn // of write
+	read, write *nl.Conn
 	// edited holds the tables of ours that somebody else has touched.
 	edited map[netstate.TableID]bool
+	made   map[netstate.TableID]madeTable
 }
 
 func openNFT() (*nft, error) {
-	n := &nft{edited: map[netstate.TableID]bool{}}
+	n := &nft{edited: map[netstate.TableID]bool{}, made: map[netstate.TableID]madeTable{}}
 	var err error
 	if n.read, err = nl.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
 		return nil, fmt.Errorf("open nftables socket: %w", err)
 	}
-	enlarge(n.read)
-	n.write, err = nftables.New(nftables.AsLasting(), nftables.WithSockOptions(func(c *nl.Conn) error {
-		enlarge(c)
-		n.conn = c
-		return nil
-	}))
-	if err != nil {
-		_ = n.read.Close()
-		return nil, fmt.Errorf("open nftables socket: %w", err)
+	if n.write, err = nl.Dial(unix.NETLINK_NETFILTER, nil); err != nil {
+		return nil, fmt.Errorf("open nftables socket: %w", errors.Join(err, n.read.Close()))
 	}
+	enlarge(n.read)
+	enlarge(n.write)
 	return n, nil
 }
 
-func (n *nft) close() error { return errors.Join(n.read.Close(), n.write.CloseLasting()) }
+func (n *nft) close() error { return errors.Join(n.read.Close(), n.write.Close()) }
 
 // apply replaces and deletes tables, all in one transaction. Only when the
 // sockets are too small for that, each table has one of its own.
@@ -120,21 +112,22 @@ func explainNFT(set []netstate.Table, del []netstate.TableID, err error) error {
 // transact replaces and deletes tables in one transaction: packets see the
 // old rules or the new ones, never neither.
 func (n *nft) transact(set []netstate.Table, del []netstate.TableID) error {
+	b, err := newBatch()
+	if err != nil {
+		return err
+	}
 	var setID uint32
 	for _, id := range del {
-		n.deleteTable(id)
+		b.deleteTable(id)
 	}
 	for _, t := range set {
-		table := n.deleteTable(t.ID())
-		n.write.AddTable(table)
-		if err := n.fill(table, t, &setID); err != nil {
-			return errors.Join(err, n.discard())
+		table := b.deleteTable(t.ID())
+		b.AddTable(table)
+		if err := b.fill(table, t, &setID); err != nil {
+			return err
 		}
 	}
-	err := n.write.Flush()
-	if err != nil {
-		n.drain()
-	}
+	err = n.commit(b)
 	if errors.Is(err, unix.ENOBUFS) && n.holds(set, del) {
 		return nil // only the answers were lost
 	}
@@ -150,29 +143,25 @@ func (n *nft) transact(set []netstate.Table, del []netstate.TableID) error {
 //
 //	add table ip isthmus-x
 //	delete table ip isthmus-x
-func (n *nft) deleteTable(id netstate.TableID) *nftables.Table {
+func (b *batch) deleteTable(id netstate.TableID) *nftables.Table {
 	t := &nftables.Table{Name: TablePrefix + id.Name, Family: families[id.Family]}
-	n.write.AddTable(t)
-	n.write.DelTable(t)
+	b.AddTable(t)
+	b.DelTable(t)
 	return t
 }
 
-func (n *nft) fill(table *nftables.Table, t netstate.Table, setID *uint32) error {
-	c := compiler{family: t.Family, addSet: func(key nftables.SetDatatype, elements [][]byte) (*nftables.Set, error) {
+func (b *batch) fill(table *nftables.Table, t netstate.Table, setID *uint32) error {
+	c := compiler{family: t.Family, addSet: func(set nftables.Set, elements []nftables.SetElement) (*nftables.Set, error) {
 		*setID++
-		set := &nftables.Set{Table: table, ID: *setID, Name: "__set%d", Anonymous: true, Constant: true, KeyType: key}
-		var es []nftables.SetElement
-		for _, e := range elements {
-			es = append(es, nftables.SetElement{Key: e})
-		}
-		return set, n.write.AddSet(set, es)
+		set.Table, set.ID = table, *setID
+		return &set, b.addSet(&set, elements)
 	}}
 	for _, ch := range t.Chains {
 		policy := nftables.ChainPolicyAccept
 		if ch.Policy == "drop" {
 			policy = nftables.ChainPolicyDrop
 		}
-		chain := n.write.AddChain(&nftables.Chain{
+		chain := b.AddChain(&nftables.Chain{
 			Table: table, Name: ch.Name, Type: nftables.ChainType(ch.Type),
 			Hooknum: nftables.ChainHookRef(hooks[ch.Hook]), Priority: nftables.ChainPriorityRef(nftables.ChainPriority(ch.Priority)),
 			Policy: &policy,
@@ -182,16 +171,68 @@ func (n *nft) fill(table *nftables.Table, t netstate.Table, setID *uint32) error
 			if err != nil {
 				return fmt.Errorf("chain %s rule %d %s: %w", ch.Name, i, r.Name, err)
 			}
-			n.write.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: exprs, UserData: comment(r.Name)})
+			b.AddRule(&nftables.Rule{Table: table, Chain: chain, Exprs: exprs, UserData: comment(r.Name)})
 		}
 	}
-	digest := n.write.AddChain(&nftables.Chain{Table: table, Name: netstate.DigestChain})
-	n.write.AddRule(&nftables.Rule{
+	digest := b.AddChain(&nftables.Chain{Table: table, Name: netstate.DigestChain})
+	b.AddRule(&nftables.Rule{
 		Table: table, Chain: digest,
 		Exprs:    []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}},
 		UserData: comment(compilerVersion + t.Digest()),
 	})
+	made, err := encodeMade(t.Translations())
+	if err != nil {
+		return err
+	}
+	for _, text := range made {
+		b.AddRule(&nftables.Rule{
+			Table: table, Chain: digest,
+			Exprs:    []expr.Any{&expr.Verdict{Kind: expr.VerdictReturn}},
+			UserData: text,
+		})
+	}
 	return nil
+}
+
+// addSet adds an anonymous set or map with its elements. The size of an
+// attribute of netlink has 16 bits, so there may be several messages for them.
+// Nobody can change the elements once a rule uses them; the kernel refuses that
+// for anonymous sets.
+func (b *batch) addSet(set *nftables.Set, elements []nftables.SetElement) error {
+	set.Anonymous, set.Constant = true, true
+	set.Name = "__set%d"
+	if set.IsMap {
+		set.Name = "__map%d"
+	}
+	chunk := maxElements(elements)
+	if len(elements) <= chunk {
+		return b.AddSet(set, elements)
+	}
+	set.Size = uint32(len(elements)) // else it would be that of the first message
+	if err := b.AddSet(set, elements[:chunk]); err != nil {
+		return err
+	}
+	more := *set
+	more.Anonymous = false // the library thinks that it is too late for more
+	for es := range slices.Chunk(elements[chunk:], chunk) {
+		if err := b.SetAddElements(&more, es); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxElements returns how many of the elements fit into one message.
+func maxElements(elements []nftables.SetElement) int {
+	// Headers of attributes: the element, its key, its value, both once more
+	// for the data in them, flags with their value, the comment and what is
+	// around its text.
+	const headers = 4 + 2*(4+4) + (4 + 4) + (4 + 3)
+	largest := 1
+	for _, e := range elements {
+		largest = max(largest, headers+len(e.Key)+len(e.Val)+len(e.Comment)+8) // 8: padding
+	}
+	return 60_000 / largest
 }
 
 // comment is what nft(8) shows as a rule's comment.
@@ -200,32 +241,6 @@ func comment(s string) []byte {
 		return nil
 	}
 	return userdata.AppendString(nil, userdata.TypeComment, s)
-}
-
-// discard forgets what a transaction has gathered so far: nothing in it may
-// be sent. The library can only do so by sending it, with an error in it.
-func (n *nft) discard() error {
-	missing := &nftables.Table{Name: TablePrefix + "none", Family: nftables.TableFamilyIPv4}
-	n.write.DelTable(missing)
-	err := n.write.Flush()
-	n.drain()
-	if err == nil {
-		return errors.New("a transaction that must fail did not")
-	}
-	return nil
-}
-
-// drain reads answers that nobody waits for any more.
-func (n *nft) drain() {
-	if n.conn.SetReadDeadline(time.Now().Add(20*time.Millisecond)) != nil {
-		return
-	}
-	for {
-		if _, err := n.conn.Receive(); errors.Is(err, os.ErrDeadlineExceeded) || errors.Is(err, os.ErrClosed) {
-			break
-		}
-	}
-	_ = n.conn.SetReadDeadline(time.Time{})
 }
 
 // holds reports whether the tables are as a transaction should have left
@@ -347,10 +362,14 @@ func (n *nft) observeOnce() (tables []netstate.Table, again bool, err error) {
 		if err != nil {
 			return nil, false, fmt.Errorf("list rules of table %s: %w", t.ID(), err)
 		}
+		var made []byte
 		for _, m := range msgs {
-			chain, name := parseFirewallRule(m.Data)
+			chain, name, more := parseFirewallRule(m.Data)
 			if chain == netstate.DigestChain {
-				t.Seen = strings.TrimPrefix(name, compilerVersion)
+				if name != "" {
+					t.Seen = strings.TrimPrefix(name, compilerVersion)
+				}
+				made = append(made, more...)
 				continue
 			}
 			for j := range t.Chains {
@@ -360,7 +379,9 @@ func (n *nft) observeOnce() (tables []netstate.Table, again bool, err error) {
 			}
 		}
 		if n.edited[t.ID()] {
-			t.Seen = "edited"
+			t.Seen = "edited" // nobody knows what it translated since
+		} else {
+			t.Made = n.madeBy(t.ID(), t.Seen, made)
 		}
 		for j, c := range t.Chains {
 			if c.Name == netstate.DigestChain {
@@ -472,14 +493,17 @@ func parseChain(b []byte) netstate.Chain {
 	return c
 }
 
-func parseFirewallRule(b []byte) (chain, name string) {
+// parseFirewallRule returns the chain of a rule, its comment, and what it tells
+// of the table.
+func parseFirewallRule(b []byte) (chain, name string, made []byte) {
 	eachAttr(b[4:], func(t uint16, v []byte) {
 		switch t {
 		case unix.NFTA_RULE_CHAIN:
 			chain = asString(v)
 		case unix.NFTA_RULE_USERDATA:
 			name, _ = userdata.GetString(v, userdata.TypeComment)
+			made = userdata.Get(v, typeMade)
 		}
 	})
-	return chain, name
+	return chain, name, made
 }

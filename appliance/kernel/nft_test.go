@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -63,6 +64,17 @@ func every(f netstate.Family) []netstate.Table {
 		r.Action.To, r.Action.Prefix = prefix(dst), isPrefix
 		return r
 	}
+	mapped := func(r netstate.FirewallRule, dir string, isPrefix bool, entries ...string) netstate.FirewallRule {
+		r.Action.Prefix, r.Action.Map.Dir = isPrefix, dir
+		for e := range slices.Chunk(entries, 3) {
+			entry := netstate.MapEntry{Addr: rangeOf(e[0]), Name: e[2]}
+			if e[1] != "" {
+				entry.To = prefix(e[1])
+			}
+			r.Action.Map.Entries = append(r.Action.Map.Entries, entry)
+		}
+		return r
+	}
 	counted := rule("counted", netstate.Drop, source(pick("10.0.0.0/8", "fd00::/8")), dest(pick("10.1.2.3", "fd00::1")))
 	counted.Counter = true
 	mark := rule("mark", netstate.SetCTMark, dev("in", "d0"))
@@ -108,10 +120,22 @@ func every(f netstate.Family) []netstate.Table {
 			{Name: "prerouting", Type: "nat", Hook: "prerouting", Priority: -100, Rules: []netstate.FirewallRule{
 				to(rule("dnat", netstate.DNAT, dest(pick("10.70.0.2", "fd70::2"))), pick("10.0.0.9/32", "fd00::9/128"), false),
 				to(rule("dnat prefix", netstate.DNAT, dest(pick("10.61.0.0/16", "fd61::/64"))), pick("10.0.0.0/16", "fd00::/64"), true),
+				mapped(rule("dnat map", netstate.DNAT), "dst", false,
+					pick("10.70.1.1", "fd70::1:1"), pick("192.168.40.10/32", "fd40::10/128"), "ip-1",
+					pick("10.70.1.2", "fd70::1:2"), pick("192.168.40.9/32", "fd40::9/128"), ""),
+				mapped(rule("dnat prefix map", netstate.DNAT, dev("in", "d0")), "dst", true,
+					pick("10.71.1.0/24", "fd71:1::/64"), pick("10.1.1.0/24", "fd01:1::/64"), "first",
+					pick("10.71.2.0/24", "fd71:1:0:1::/64"), pick("10.1.9.0/24", "fd01:9::/64"), "",
+					pick("10.71.7.7", "fd71:7::7"), pick("10.1.7.8/32", "fd01:7::8/128"), "one address"),
 			}},
 			{Name: "postrouting", Type: "nat", Hook: "postrouting", Priority: 100, Rules: []netstate.FirewallRule{
 				to(rule("snat", netstate.SNAT, dev("out", "d0"), not(source(pick("10.0.0.0/16", "fd00::/64")))), u, false),
 				to(rule("snat prefix", netstate.SNAT, source(pick("10.0.0.0/16", "fd00::/64"))), pick("10.61.0.0/16", "fd61::/64"), true),
+				mapped(rule("snat map", netstate.SNAT, dev("out", "d0")), "src", false,
+					pick("10.2.0.0/24", "fd02::/64"), u, "many to one",
+					pick("10.2.1.4", "fd02:0:0:1::4"), u, ""),
+				mapped(rule("masquerade of some", netstate.Masquerade, source(pick("10.3.0.0/16", "fd03::/32"))), "dst", false,
+					pick("192.168.40.10", "fd40::10"), "", "host", pick("192.168.41.0/24", "fd41::/64"), "", ""),
 				rule("masquerade", netstate.Masquerade, dev("out", "d0")),
 			}},
 		}},

@@ -49,7 +49,7 @@ const (
 type compiler struct {
 	family netstate.Family
 	// addSet makes an anonymous set in the same transaction.
-	addSet func(key nftables.SetDatatype, elements [][]byte) (*nftables.Set, error)
+	addSet func(set nftables.Set, elements []nftables.SetElement) (*nftables.Set, error)
 
 	out     []expr.Any
 	l4proto string // that the expressions so far have checked
@@ -79,6 +79,9 @@ func (c *compiler) rule(r netstate.FirewallRule) ([]expr.Any, error) {
 	}
 	if to := r.Action.To; to.IsValid() {
 		c.ip(to.Addr().Is6())
+	}
+	if len(r.Action.Map.Entries) > 0 {
+		return c.out, c.mapped(r.Action)
 	}
 	if r.Counter {
 		c.emit(&expr.Counter{})
@@ -230,11 +233,11 @@ func equal(negate bool) expr.CmpOp {
 
 // oneOf looks up the byte that load puts into register 1.
 func (c *compiler) oneOf(key nftables.SetDatatype, load expr.Any, negate bool, values []byte) error {
-	elements := make([][]byte, len(values))
+	elements := make([]nftables.SetElement, len(values))
 	for i, v := range values {
-		elements[i] = []byte{v}
+		elements[i].Key = []byte{v}
 	}
-	set, err := c.addSet(key, elements)
+	set, err := c.addSet(nftables.Set{KeyType: key}, elements)
 	if err != nil {
 		return err
 	}
@@ -301,14 +304,20 @@ func (c *compiler) action(a netstate.Action) error {
 	return nil
 }
 
-func (c *compiler) nat(a netstate.Action) {
+// natOf is NAT to the address in register 1.
+func natOf(kind netstate.ActionKind, is6 bool) *expr.NAT {
 	n := &expr.NAT{Type: expr.NATTypeSourceNAT, Family: unix.NFPROTO_IPV4, RegAddrMin: reg1}
-	if a.Kind == netstate.DNAT {
+	if kind == netstate.DNAT {
 		n.Type = expr.NATTypeDestNAT
 	}
-	if a.To.Addr().Is6() {
+	if is6 {
 		n.Family = unix.NFPROTO_IPV6
 	}
+	return n
+}
+
+func (c *compiler) nat(a netstate.Action) {
+	n := natOf(a.Kind, a.To.Addr().Is6())
 	if !a.Prefix || a.To.IsSingleIP() {
 		c.emit(&expr.Immediate{Register: reg1, Data: a.To.Addr().AsSlice()}, n)
 		return

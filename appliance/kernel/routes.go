@@ -99,8 +99,8 @@ func parseRoute(b []byte, names map[int]string) (netstate.Route, bool) {
 					other = append(other, fmt.Sprintf("metric#%d %d", t, asU32(v)))
 				}
 			})
-			if r.MTU != 0 && lock&(1<<unix.RTAX_MTU) == 0 {
-				other = append(other, "mtu not locked")
+			if lock != 0 {
+				other = append(other, fmt.Sprintf("lock %#x", lock))
 			}
 		case unix.RTA_CACHEINFO, unix.RTA_PREF, unix.RTA_PAD:
 			if t == unix.RTA_PREF && len(v) > 0 && v[0] != 0 {
@@ -115,10 +115,12 @@ func parseRoute(b []byte, names map[int]string) (netstate.Route, bool) {
 	case unix.RTN_UNICAST:
 	case unix.RTN_UNREACHABLE:
 		r.Type = netstate.Unreachable
+	case unix.RTN_THROW:
+		r.Type = netstate.Throw
 	default:
 		r.Type = netstate.RouteType(fmt.Sprintf("type#%d", typ))
 	}
-	if r.Type == netstate.Unreachable {
+	if r.Type == netstate.Unreachable || r.Type == netstate.Throw {
 		r.Dev = "" // IPv6 says lo
 	}
 	if fam == unix.AF_INET {
@@ -208,6 +210,8 @@ func encodeRoute(r netstate.Route, index map[string]int) ([]byte, error) {
 	switch {
 	case r.Type == netstate.Unreachable:
 		typ = unix.RTN_UNREACHABLE
+	case r.Type == netstate.Throw:
+		typ = unix.RTN_THROW
 	case strings.HasPrefix(string(r.Type), "type#"):
 		if _, err := fmt.Sscanf(string(r.Type), "type#%d", &n); err == nil {
 			typ = uint8(n)
@@ -242,7 +246,6 @@ func encodeRoute(r netstate.Route, index map[string]int) ([]byte, error) {
 	}
 	if r.MTU != 0 {
 		a.nest(unix.RTA_METRICS, func(m *attrs) {
-			m.u32(unix.RTAX_LOCK, 1<<unix.RTAX_MTU)
 			m.u32(unix.RTAX_MTU, uint32(r.MTU))
 		})
 	}

@@ -255,6 +255,17 @@ func TestKeysChange(t *testing.T) {
 	})
 }
 
+// closeAlone closes a side for good. A program that another test starts holds all
+// files of this process between its fork and its exec: without the lock, now and
+// then, the sockets would outlive their closing.
+func closeAlone(t *testing.T, s *side) {
+	t.Helper()
+	syscall.ForkLock.RLock()
+	err := s.Close()
+	syscall.ForkLock.RUnlock()
+	assert.NilError(t, err)
+}
+
 // TestUserspaceRestart ends the process that serves WireGuard, as far as a
 // test can, and starts it again: the client never dials, so the server must.
 func TestUserspaceRestart(t *testing.T) {
@@ -293,13 +304,7 @@ func TestUserspaceRestart(t *testing.T) {
 	receive(t, in)
 
 	start := time.Now()
-	// A program that another test starts holds all files of this process
-	// between its fork and its exec: without the lock, now and then, the
-	// sockets would outlive their closing.
-	syscall.ForkLock.RLock()
-	err := server.Close()
-	syscall.ForkLock.RUnlock()
-	assert.NilError(t, err)
+	closeAlone(t, server)
 	assert.NilError(t, os.WriteFile(file, remembered, 0o600)) // as if it had been killed
 	for in.SetReadDeadline(time.Now().Add(-1)) == nil {
 		if _, _, err := in.ReadFromUDPAddrPort(make([]byte, 10)); err != nil {

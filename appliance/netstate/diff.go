@@ -22,6 +22,7 @@ type Changes struct {
 	AddRoutes, ReplaceRoutes   []Route
 	AddRules                   []Rule
 	SetTables                  []Table
+	Evict                      []Eviction // of SetTables and DeleteTables, after both
 
 	DeleteTables    []TableID
 	DeleteRules     []Rule
@@ -44,7 +45,8 @@ func (t Table) ID() TableID { return TableID{t.Family, t.Name} }
 // Empty reports whether there is nothing to do.
 func (c Changes) Empty() bool { return c.Len() == 0 }
 
-// Len returns the number of single changes.
+// Len returns the number of single changes. What is evicted is not counted: it
+// is part of the change of a table.
 func (c Changes) Len() int {
 	return len(c.AddLinks) + len(c.ChangeLinks) + len(c.RecreateLinks) + len(c.SetWireGuard) +
 		len(c.SetSettings) + len(c.AddAddresses) + len(c.SetNeighbors) + len(c.SetFDB) + len(c.AddRoutes) + len(c.ReplaceRoutes) + len(c.AddRules) + len(c.SetTables) +
@@ -71,6 +73,7 @@ func Diff(observed, desired State) Changes {
 	diffRoutes(&c, without(observed.Routes, func(r Route) bool { return r.Dev != "" && onFresh(r.Dev) && !standing(r) }), desired.Routes)
 	c.AddRules, c.DeleteRules = diffSets(observed.Rules, desired.Rules, Rule.normal, compareRules)
 	diffTables(&c, observed.Tables, desired.Tables)
+	diffTranslations(&c, observed.Tables, desired.Tables)
 	return c
 }
 

@@ -116,6 +116,8 @@ type RouteType string
 const (
 	Unicast     RouteType = ""
 	Unreachable RouteType = "unreachable"
+	// Throw ends the lookup in this table: the next rule has its say.
+	Throw RouteType = "throw"
 )
 
 // A Scope is the scope of a route (ip-route(8)); the zero value is global.
@@ -142,7 +144,9 @@ type Route struct {
 	Src    netip.Addr // preferred source; invalid: the kernel's choice
 	Scope  Scope
 	OnLink bool // Via is taken to be on Dev although no route says so
-	MTU    int  // locked path MTU; 0: none
+	// MTU is that of the path as far as it is known; 0: that of the link. What
+	// routers say on the way may lower it.
+	MTU int
 	// Metric and Other are set only in observed routes: what the appliance
 	// never writes, so that such a route differs from every desired one.
 	Metric uint32

@@ -104,6 +104,9 @@ func (r FirewallRule) Is6(f Family) (is6, ok bool) {
 	if r.Action.To.IsValid() {
 		return r.Action.To.Addr().Is6(), true
 	}
+	if m := r.Action.Map; len(m.Entries) > 0 {
+		return m.Entries[0].Addr.From.Is6(), true
+	}
 	return false, false
 }
 
@@ -158,6 +161,9 @@ func (a Action) text(f Family, l4proto string) string {
 		}
 		return fmt.Sprintf("%s saddr set %s", ipKeyword(a.To.Addr()), a.To.Addr())
 	case SNAT, DNAT:
+		if len(a.Map.Entries) > 0 {
+			return a.mapText(f)
+		}
 		family := ""
 		if f == FamilyINET {
 			family = " " + ipKeyword(a.To.Addr())
@@ -166,9 +172,27 @@ func (a Action) text(f Family, l4proto string) string {
 			return fmt.Sprintf("%s%s prefix to %s", a.Kind, family, a.To.Masked())
 		}
 		return fmt.Sprintf("%s%s to %s", a.Kind, family, a.To.Addr())
+	case Masquerade:
+		if len(a.Map.Entries) > 0 {
+			return fmt.Sprintf("%s %s masquerade", a.Map.key(), a.Map.elements(false))
+		}
+		return string(a.Kind)
 	default:
 		return string(a.Kind)
 	}
+}
+
+// mapText returns an action whose address comes out of a map. As nft(8) prints
+// it, prefixes tell their family in every table.
+func (a Action) mapText(f Family) string {
+	family, to := "", "to"
+	if f == FamilyINET || a.Prefix {
+		family = " " + ipKeyword(a.Map.Entries[0].Addr.From)
+	}
+	if a.Prefix {
+		to = "prefix to"
+	}
+	return fmt.Sprintf("%s%s %s %s map %s", a.Kind, family, to, a.Map.key(), a.Map.elements(a.Prefix))
 }
 
 func ipKeyword(a netip.Addr) string {

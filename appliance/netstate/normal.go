@@ -62,7 +62,7 @@ func (r Route) normal() Route {
 	r.Dst = unmap(r.Dst).Masked()
 	r.Via = r.Via.Unmap()
 	r.Src = r.Src.Unmap()
-	if r.Type == Unreachable {
+	if r.Type == Unreachable || r.Type == Throw {
 		r.Dev, r.Via, r.Scope = "", netip.Addr{}, ScopeGlobal
 	}
 	if !r.Via.IsValid() {

@@ -81,7 +81,7 @@ func (r Route) String() string {
 		fmt.Fprintf(&b, " metric %d", r.Metric)
 	}
 	if r.MTU != 0 {
-		fmt.Fprintf(&b, " mtu lock %d", r.MTU)
+		fmt.Fprintf(&b, " mtu %d", r.MTU)
 	}
 	if r.OnLink {
 		b.WriteString(" onlink")
@@ -213,6 +213,7 @@ func (c Changes) String() string {
 	lines(&b, "+ rule ", c.AddRules)
 	lines(&b, "~ ", c.SetTables)
 	lines(&b, "- table ", c.DeleteTables)
+	lines(&b, "- ", c.Evict)
 	for _, r := range slices.Backward(c.DeleteRules) {
 		fmt.Fprintf(&b, "- rule %s\n", r)
 	}

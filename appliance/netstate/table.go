@@ -25,6 +25,9 @@ type Table struct {
 	// Seen is set only in observed tables: the digest that the table was
 	// written with. The rules of such a table have names only.
 	Seen string
+	// Made is set only in observed tables: what the table was written to
+	// translate and not to track. It is nil where that is not known.
+	Made []Translation
 }
 
 // A Chain is a base chain: Type (filter, nat, route), Hook, Priority and
@@ -83,9 +86,9 @@ const (
 	SetCTMark  ActionKind = "ct mark set"        // Action.Mark
 	RestoreCT  ActionKind = "meta mark set"      // to the connection's mark
 	ClampMSS   ActionKind = "tcp maxseg set"     // Action.MSS, 0: the route's MTU
-	SNAT       ActionKind = "snat"               // Action.To
-	DNAT       ActionKind = "dnat"               // Action.To
-	Masquerade ActionKind = "masquerade"         //
+	SNAT       ActionKind = "snat"               // Action.To or Action.Map
+	DNAT       ActionKind = "dnat"               // Action.To or Action.Map
+	Masquerade ActionKind = "masquerade"         // Action.Map, if only for the addresses in it
 	SetSource  ActionKind = "source address set" // stateless, to Action.To's address; checksums corrected
 )
 
@@ -98,4 +101,7 @@ type Action struct {
 	// the bits of the prefix replaced (nft(8) "prefix to").
 	To     netip.Prefix
 	Prefix bool
+	// Map, if it has entries, stands for one rule for each of them. The rule
+	// does not match a packet whose address has no entry.
+	Map AddrMap
 }

@@ -122,8 +122,8 @@ func (r Route) validate() error {
 		return errors.New("no destination")
 	case r.Table == 0:
 		return errors.New("table 0: must be 1 or more")
-	case r.Type != Unicast && r.Type != Unreachable:
-		return fmt.Errorf("type %q: only unicast and unreachable are made", r.Type)
+	case r.Type != Unicast && r.Type != Unreachable && r.Type != Throw:
+		return fmt.Errorf("type %q: only unicast, unreachable and throw are made", r.Type)
 	case r.Type == Unicast && r.Dev == "":
 		return errors.New("no dev")
 	case r.Via.IsValid() && r.Via.Is4() != r.Dst.Addr().Is4():
@@ -227,7 +227,7 @@ func (c Chain) validate(f Family) error {
 }
 
 func (r FirewallRule) validate(c Chain, f Family) error {
-	if len(r.Name) > maxComment || strings.ContainsAny(r.Name, "\"\n\x00") {
+	if !comment(r.Name) {
 		return fmt.Errorf("name: must have at most %d bytes, without quote and line break", maxComment)
 	}
 	is6, known := r.Is6(f)
@@ -237,6 +237,11 @@ func (r FirewallRule) validate(c Chain, f Family) error {
 		}
 	}
 	return r.Action.validate(r, c, is6, known)
+}
+
+// comment reports whether nft(8) can show a name as a comment.
+func comment(s string) bool {
+	return len(s) <= maxComment && !strings.ContainsAny(s, "\"\n\x00")
 }
 
 func (m Match) validate(c Chain, is6, known bool) error {
@@ -295,6 +300,12 @@ func (a Action) validate(r FirewallRule, c Chain, is6, known bool) error {
 		return fmt.Errorf("tcp maxseg: the rule is about %s", r.L4Proto())
 	case a.Kind == ClampMSS && a.MSS == 0 && c.Hook != "forward" && c.Hook != "output" && c.Hook != "postrouting":
 		return fmt.Errorf("tcp maxseg set rt mtu: only at forward, output and postrouting, not %s", c.Hook)
+	case len(a.Map.Entries) > 0 && r.Counter:
+		return errors.New("counter: it would count what is not in the map, too")
+	case len(a.Map.Entries) > 0:
+		if err := a.Map.validate(a, is6); err != nil {
+			return fmt.Errorf("map: %w", err)
+		}
 	case (a.Kind == SNAT || a.Kind == DNAT || a.Kind == SetSource) && !a.To.IsValid():
 		return fmt.Errorf("%s: no address", a.Kind)
 	case a.Kind == SetSource && a.To.Addr().Is6() && !slices.ContainsFunc(r.Matches, func(m Match) bool { return m.ICMPError && !m.Negate }):

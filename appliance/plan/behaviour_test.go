@@ -75,6 +75,45 @@ func TestEndpoint(t *testing.T) {
 	}
 }
 
+// A NodePort answers on every node: the peer is told of the gateway's and of some
+// others that are ready.
+func TestEndpointNodes(t *testing.T) {
+	w := twoNodes(t, "milan", "10.10.0.0/16")
+	for i := 3; i <= 5; i++ {
+		w.node(fmt.Sprintf("node-%d", i), fmt.Sprintf("172.18.1.1%d", i), fmt.Sprintf("10.10.%d.0/24", i))
+	}
+	w.namespace("rome")
+	w.server("rome", corev1.ServiceTypeNodePort)
+	w.settle()
+	get[*corev1.Service](w, "liqo-tenant-rome", "gw-rome").Spec.Ports[0].NodePort = 30123
+	w.kubelet("node-1", "node-2", "node-3", "node-4", "node-5")
+	for _, test := range []struct {
+		gateway string
+		ready   []string
+		want    string
+	}{
+		{"node-2", nil, "[172.18.1.12]"},
+		{"node-2", []string{"node-2", "node-4"}, "[172.18.1.12 172.18.1.14]"},
+		{"node-4", []string{"node-2", "node-4"}, "[172.18.1.14 172.18.1.12]"},
+		{"node-4", []string{"node-5", "node-1", "node-2", "node-3"}, "[172.18.1.14 172.18.1.11 172.18.1.12]"},
+	} {
+		s := w.snapshot()
+		for i := range s.Nodes {
+			s.Nodes[i].Ready = slices.Contains(test.ready, s.Nodes[i].Name)
+		}
+		for i := range s.Pods {
+			s.Pods[i].Node = test.gateway
+		}
+		got := ""
+		for _, o := range plan.Cluster(s).Statuses {
+			if g, ok := o.(*v1beta1.GatewayServer); ok && g.Status.Endpoint != nil {
+				got = fmt.Sprint(g.Status.Endpoint.Addresses)
+			}
+		}
+		assert.Equal(t, got, test.want, "gateway on %s, ready: %v", test.gateway, test.ready)
+	}
+}
+
 // The keys are announced only when they exist, and a gateway that is being
 // replaced keeps its fabric.
 func TestGatewayPodGone(t *testing.T) {
@@ -136,6 +175,7 @@ func TestDeleting(t *testing.T) {
 }
 
 // IPs get an address of the external network, never its first one, and keep it.
+// The first to get one is that of what is no pod of rome.
 func TestIPs(t *testing.T) {
 	w := peered(t)
 	add := func(name string) {
@@ -148,7 +188,7 @@ func TestIPs(t *testing.T) {
 	w.settle()
 	add("0")
 	w.settle()
-	for name, want := range map[string]v1beta1.IP{"b": "10.70.0.1", "a": "10.70.0.2", "0": "10.70.0.3"} {
+	for name, want := range map[string]v1beta1.IP{"b": "10.70.0.2", "a": "10.70.0.3", "0": "10.70.0.4"} {
 		o := get[*ipamv1alpha1.IP](w, "default", name)
 		assert.Equal(t, o.Status.IP, want, name)
 		assert.Equal(t, o.Status.CIDR, v1beta1.CIDR("10.70.0.0/16"), name)
@@ -156,7 +196,7 @@ func TestIPs(t *testing.T) {
 	delete(w.objects, "IP default/a")
 	add("c")
 	w.settle()
-	assert.Equal(t, get[*ipamv1alpha1.IP](w, "default", "c").Status.IP, v1beta1.IP("10.70.0.2"))
+	assert.Equal(t, get[*ipamv1alpha1.IP](w, "default", "c").Status.IP, v1beta1.IP("10.70.0.3"))
 	// preAllocated addresses are never given.
 	w.objects["Network liqo/external-cidr"].(*ipamv1alpha1.Network).Spec.PreAllocated = 9
 	add("d")

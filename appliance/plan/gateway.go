@@ -284,7 +284,7 @@ func (p *planner) endpoint(g *cluster.Gateway, pod *cluster.Pod) *v1beta1.Endpoi
 			}
 			break
 		}
-		port, addresses = s.Ports[0].NodePort, p.nodeAddresses(pod)
+		port, addresses = s.Ports[0].NodePort, p.nodePortAddresses(pod)
 	case string(corev1.ServiceTypeLoadBalancer):
 		addresses = s.Ingress
 	}
@@ -308,6 +308,28 @@ func (p *planner) nodeAddresses(pod *cluster.Pod) []string {
 		}
 	}
 	return nil
+}
+
+// nodePortNodes is how many nodes are told to a peer that dials a NodePort. It
+// survives the loss of all of them but one; more would be tried one after the
+// other, a second each.
+const nodePortNodes = 3
+
+// nodePortAddresses returns the address of the node that pod runs on, and then
+// those of other ready nodes, by name: with the traffic policy Cluster they
+// answer as well, and with Local that one does which the pod moves to.
+func (p *planner) nodePortAddresses(pod *cluster.Pod) []string {
+	addresses := p.nodeAddresses(pod)
+	if len(addresses) == 0 {
+		return nil
+	}
+	nodes := slices.SortedFunc(slices.Values(p.s.Nodes), func(a, b cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
+	for _, n := range nodes {
+		if n.Name != pod.Node && n.Ready && len(n.Addresses) > 0 && len(addresses) < nodePortNodes {
+			addresses = append(addresses, n.Addresses[0].String())
+		}
+	}
+	return addresses
 }
 
 // keySize is the size of a Curve25519 key (RFC 7748).

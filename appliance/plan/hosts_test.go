@@ -145,3 +145,20 @@ func TestHostEvents(t *testing.T) {
 		})
 	}
 }
+
+// What a gateway says of the MTU of its tunnel gets to the nodes. The MTU of the
+// links is another one.
+func TestTunnelMTU(t *testing.T) {
+	w := peered(t)
+	fabric := func() v1beta1.InternalFabricSpec {
+		return get[*v1beta1.InternalFabric](w, "liqo-tenant-rome", "rome").Spec
+	}
+	assert.Equal(t, fabric().TunnelMTU, 0)
+	get[*v1beta1.GatewayReport](w, "liqo-tenant-rome", "gw-rome").Status.MTU = 1440
+	w.settle()
+	assert.Equal(t, fabric().TunnelMTU, 1440)
+	assert.Equal(t, fabric().MTU, 1340) // as the GatewayServer says
+	get[*v1beta1.GatewayReport](w, "liqo-tenant-rome", "gw-rome").Status.MTU = 1380
+	w.settle()
+	assert.Equal(t, fabric().TunnelMTU, 1380)
+}

@@ -326,7 +326,7 @@ func (p *planner) fabrics() {
 		o.Spec = v1beta1.InternalFabricSpec{MTU: g.MTU, RemoteCIDRs: apiCIDRs(peer.remapped()), GatewayIP: apiIP(p.gatewayIP(peer))}
 		o.Spec.Interface.Node.Name, o.Spec.Interface.Gateway.IP = p.fabricIface[peer.id], apiIP(ip)
 		o.Spec.Overlay, o.Spec.GatewayNode = v1beta1.Overlay(p.overlay), p.gatewayNode(peer)
-		o.Spec.HostInterface = p.hostInterface(peer)
+		o.Spec.HostInterface, o.Spec.TunnelMTU = p.hostInterface(peer), p.tunnelMTU(g)
 		p.add(o)
 		p.add(p.nodeToGateway(peer, ip))
 		if p.overlay == cluster.OverlayVXLAN {
@@ -349,6 +349,17 @@ func (p *planner) fabrics() {
 			p.add(t)
 		}
 	}
+}
+
+// tunnelMTU returns the MTU of a gateway's tunnel, as the gateway reported it; 0:
+// it has not yet.
+func (p *planner) tunnelMTU(g *cluster.Gateway) int {
+	for _, r := range p.s.Reports {
+		if r.Namespace == g.Namespace && r.Name == GatewayName(g.Name) {
+			return r.MTU
+		}
+	}
+	return 0
 }
 
 // nodeToGateway returns how nodes reach a gateway and the networks of its

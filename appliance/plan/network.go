@@ -164,7 +164,6 @@ func (p *planner) networks() {
 		x.given = cidr
 	}
 	p.writeNetworks(peers, waiting)
-	p.addresses()
 }
 
 // exactNetworks gives those that can't be remapped the CIDR that they ask for.
@@ -307,86 +306,4 @@ func (p *planner) networkStatus(m cluster.Meta, given netip.Prefix) {
 	}
 	o.Status.Conditions = p.accepted(m)
 	p.out.Statuses = append(p.out.Statuses, o)
-}
-
-// addresses gives IPs their address. Once given it can't be changed.
-func (p *planner) addresses() {
-	list := make([]*cluster.IP, 0, len(p.s.IPs))
-	for i := range p.s.IPs {
-		list = append(list, &p.s.IPs[i])
-	}
-	slices.SortStableFunc(list, func(a, b *cluster.IP) int { return compareAge(a.Meta, b.Meta) })
-
-	taken, holder := map[netip.Addr]bool{}, map[netip.Addr]*cluster.IP{}
-	wanting := map[objectKey][]*cluster.IP{} // by Network
-	var order []*cluster.Network
-	for _, ip := range list {
-		p.checkFields(ip.Meta)
-		network := p.networkOf(ip)
-		if ip.Status.IsValid() {
-			if first := holder[ip.Status]; first != nil {
-				p.refuse(ip.Meta, ReasonDuplicate, "status.ip %v belongs to IP %s/%s: delete this object and create it anew", ip.Status, first.Namespace, first.Name)
-			} else if cidr := p.local.given[keyOf(network.Ref)]; network.Name != "" && !cidr.Contains(ip.Status) {
-				p.refuse(ip.Meta, ReasonNetworkChanged, "status.ip %v is not in Network %s/%s, which is %v: delete this object and create it anew", ip.Status, network.Namespace, network.Name, cidr)
-			}
-			taken[ip.Status], holder[ip.Status] = true, ip
-			continue
-		}
-		if !p.sound(ip.Meta) {
-			continue
-		}
-		if wanting[keyOf(network.Ref)] == nil {
-			order = append(order, network)
-		}
-		wanting[keyOf(network.Ref)] = append(wanting[keyOf(network.Ref)], ip)
-	}
-	given := map[objectKey]netip.Addr{}
-	for _, network := range order {
-		cidr := p.local.given[keyOf(network.Ref)]
-		for i, a := 0, cidr.Addr(); i < network.PreAllocated && cidr.Contains(a); i, a = i+1, a.Next() {
-			taken[a] = true
-		}
-		wants := wanting[keyOf(network.Ref)]
-		free := ipam.Addresses(len(wants), cidr, taken)
-		for i, ip := range wants {
-			if i >= len(free) {
-				p.refuse(ip.Meta, ReasonNetworkFull, "Network %s/%s (%v) has no free address: delete IPs that are not needed", network.Namespace, network.Name, cidr)
-				continue
-			}
-			given[keyOf(ip.Ref)], taken[free[i]] = free[i], true
-		}
-	}
-	for _, ip := range list {
-		o := &ipamv1alpha1.IP{TypeMeta: metav1.TypeMeta{APIVersion: ipamVersion, Kind: "IP"}, ObjectMeta: existing(ip.Meta)}
-		if a, ok := given[keyOf(ip.Ref)]; ok {
-			o.Status.IP, o.Status.CIDR = apiIP(a), apiCIDR(p.local.given[keyOf(p.networkOf(ip).Ref)])
-		} else if ip.Status.IsValid() {
-			o.Status.IP = apiIP(ip.Status)
-			if ip.CIDR.IsValid() {
-				o.Status.CIDR = apiCIDR(ip.CIDR)
-			}
-		}
-		o.Status.Conditions = p.accepted(ip.Meta)
-		p.out.Statuses = append(p.out.Statuses, o)
-	}
-}
-
-// networkOf returns the Network that an IP takes its address from: the one it
-// names, or the first external one. It refuses the IP if there is none.
-func (p *planner) networkOf(ip *cluster.IP) *cluster.Network {
-	for _, n := range p.local.list {
-		named := n.Name == ip.NetworkRef.Name && (n.Namespace == ip.NetworkRef.Namespace || ip.NetworkRef.Namespace == "" && n.Namespace == ip.Namespace)
-		first := ip.NetworkRef.Name == "" && n.Labels[v1beta1.LabelNetworkType] == v1beta1.NetworkTypeExternal
-		if _, given := p.local.given[keyOf(n.Ref)]; given && (named || first) {
-			return n
-		}
-	}
-	if p.sound(ip.Meta) && !ip.Status.IsValid() {
-		if ip.NetworkRef.Name == "" {
-			p.refuse(ip.Meta, ReasonNoNetwork, "there is no usable Network with label %s=%s: create it", v1beta1.LabelNetworkType, v1beta1.NetworkTypeExternal)
-		} else {
-			p.refuse(ip.Meta, ReasonNoNetwork, "spec.networkRef: there is no usable Network %s/%s: create it or correct the reference", ip.NetworkRef.Namespace, ip.NetworkRef.Name)
-		}
-	}
-	return &cluster.Network{}
 }

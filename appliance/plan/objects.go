@@ -32,10 +32,14 @@ func existing(m cluster.Meta) metav1.ObjectMeta {
 // owned returns the metadata of an object of a peering in the namespace of its
 // owner.
 func owned(name, remoteID string, owner cluster.Meta) metav1.ObjectMeta {
-	o := metav1.ObjectMeta{
-		Namespace: owner.Namespace, Name: name,
-		Labels: map[string]string{v1beta1.LabelRemoteClusterID: remoteID},
-	}
+	o := ownedBy(owner, name)
+	o.Labels = map[string]string{v1beta1.LabelRemoteClusterID: remoteID}
+	return o
+}
+
+// ownedBy returns the metadata of an object in the namespace of its owner.
+func ownedBy(owner cluster.Meta, name string) metav1.ObjectMeta {
+	o := metav1.ObjectMeta{Namespace: owner.Namespace, Name: name}
 	if owner.UID != "" {
 		o.OwnerReferences = []metav1.OwnerReference{ownerReference(owner.Ref)}
 	}

@@ -19,11 +19,14 @@ func Cluster(s cluster.Snapshot) Result {
 		notes:    map[objectKey][]cluster.InvalidError{},
 
 		superseded: map[objectKey]bool{},
+		ownIPs:     map[objectKey]netip.Addr{},
 	}
 	p.readProblems()
 	p.tunnelEndpoints() // which are sound
 	p.configurations()  // which are sound
 	p.networks()        // all CIDRs
+	p.unknownSources()  // of peers, as other peers see them
+	p.addresses()       // of IPs
 	p.chooseOverlay()   // between nodes and gateways
 	p.gateways()        // which are sound, and their workloads
 	p.podsOutside()     // of the podCIDRs of their nodes
@@ -32,6 +35,8 @@ func Cluster(s cluster.Snapshot) Result {
 	p.annotateDaemons()
 	p.fabrics()
 	p.translations() // of addresses
+	p.ipMappings()   // to those of IPs
+	p.ipServices()
 	p.namespaces()
 	p.publicKeys()
 	p.fromTunnelEndpoints() // what they stand for
@@ -64,6 +69,9 @@ type planner struct {
 	endpoints  map[string]*cluster.TunnelEndpoint
 	superseded map[objectKey]bool
 	local      localNetworks
+	// ips are those that stay, oldest first. Of them, ownIPs are planned.
+	ips    []*address
+	ownIPs map[objectKey]netip.Addr
 	// node and fabric hold what was given from the internal CIDR.
 	node, fabric map[string]netip.Addr // by InternalNode's name, and by peering
 	nodeIface    map[string]string     // names on gateways, by InternalNode's name

@@ -16,6 +16,7 @@ package plan
 import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -90,7 +91,7 @@ type Event struct {
 // Kinds are the kinds of Objects: what carries our label and is of one of
 // these is deleted when the plan does not have it. Secrets with keys are not
 // among them; they go with the gateway that owns them. Configurations,
-// GatewayServers, GatewayClients and PublicKeys that users write lack the label.
+// GatewayServers, GatewayClients, PublicKeys and IPs that users write lack the label.
 func Kinds() []schema.GroupVersionKind {
 	networking := v1beta1.GroupVersion
 	return []schema.GroupVersionKind{
@@ -98,6 +99,7 @@ func Kinds() []schema.GroupVersionKind {
 		networking.WithKind("Configuration"),
 		networking.WithKind("Connection"),
 		appsv1.SchemeGroupVersion.WithKind("Deployment"),
+		discoveryv1.SchemeGroupVersion.WithKind("EndpointSlice"),
 		corev1beta1.GroupVersion.WithKind("ForeignCluster"),
 		networking.WithKind("FirewallConfiguration"),
 		networking.WithKind("GatewayClient"),
@@ -106,6 +108,7 @@ func Kinds() []schema.GroupVersionKind {
 		networking.WithKind("GeneveTunnel"),
 		networking.WithKind("InternalFabric"),
 		networking.WithKind("InternalNode"),
+		ipamv1alpha1.GroupVersion.WithKind("IP"),
 		ipamv1alpha1.GroupVersion.WithKind("Network"),
 		networking.WithKind("PublicKey"),
 		rbacv1.SchemeGroupVersion.WithKind("Role"),

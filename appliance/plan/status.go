@@ -16,6 +16,7 @@ import (
 func (p *planner) writeStatuses() {
 	p.writeConfigurations()
 	p.writeTunnelEndpoints()
+	p.writeIPs()
 	for _, g := range p.allGateways {
 		p.gatewayStatus(g)
 	}

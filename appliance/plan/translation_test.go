@@ -19,7 +19,11 @@ func natRules(o *v1beta1.FirewallConfiguration) []string {
 	var out []string
 	for _, c := range o.Spec.Table.Chains {
 		for _, r := range c.Rules.NatRules {
-			out = append(out, strings.Join(append([]string{c.Name}, append(matchTexts(r.Match), string(r.NatType), *r.To)...), " "))
+			line := strings.Join(append([]string{c.Name}, append(matchTexts(r.Match), string(r.NatType))...), " ")
+			if r.To != nil {
+				line += " " + *r.To
+			}
+			out = append(out, line)
 		}
 		for _, r := range c.Rules.FilterRules {
 			value := ""

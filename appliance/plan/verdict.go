@@ -43,6 +43,7 @@ const (
 	ReasonNoNetwork      = "NetworkMissing"
 	ReasonNetworkFull    = "NetworkFull"
 	ReasonNetworkChanged = "NetworkChanged"
+	ReasonBadAddress     = "AddressUnusable"
 	ReasonNameShortened  = "NameShortened"
 	ReasonNotApplied     = "NotApplied"
 	ReasonContradicts    = "Contradicts"

@@ -25,6 +25,7 @@ func checkInvariants(t testing.TB, w *world) {
 	vnis := map[uint32]string{}
 	peers := map[string]netip.Prefix{}
 	var local []netip.Prefix
+	mapped := map[v1beta1.IP]string{}
 	claim := func(what string, owner string, by *string) {
 		assert.Assert(t, *by == "" || *by == owner, "%s is of %s and of %s", what, *by, owner)
 		*by = owner
@@ -57,6 +58,14 @@ func checkInvariants(t testing.TB, w *world) {
 			} else {
 				local = append(local, netip.MustParsePrefix(string(o.Status.CIDR)))
 			}
+		case *ipamv1alpha1.IP:
+			assert.Assert(t, o.Status.IP == "" || mapped[o.Status.IP] == "", "%s is of %s and of %s", o.Status.IP, mapped[o.Status.IP], k)
+			mapped[o.Status.IP] = k
+			assert.Assert(t, o.Status.IP != "10.70.0.0", k)
+			accepted := o.Status.IP != "" && condition(t, o.Status.Conditions, plan.ConditionAccepted).Status == "True"
+			assert.Equal(t, firewallOf(w, o.Namespace, o.Name+"-remap-ipmapping-gw") != nil, accepted, k)
+			service := w.objects[key("Service", o.Namespace, o.Name)]
+			assert.Equal(t, service != nil && w.objects[key("EndpointSlice", o.Namespace, o.Name)] != nil, accepted && o.Spec.ServiceTemplate != nil, k)
 		case *corev1.Node:
 			a := netip.MustParseAddr(o.Status.Addresses[0].Address)
 			local = append(local, netip.PrefixFrom(a, a.BitLen()))
@@ -125,7 +134,7 @@ func TestRandomWalk(t *testing.T) {
 			for step := range 25 {
 				before := numbers(w)
 				what := ""
-				switch remote := remotes[r.IntN(len(remotes))]; r.IntN(7) {
+				switch remote := remotes[r.IntN(len(remotes))]; r.IntN(9) {
 				case 0, 1:
 					if w.objects["Namespace /liqo-tenant-"+remote] != nil {
 						continue
@@ -160,6 +169,25 @@ func TestRandomWalk(t *testing.T) {
 					}
 					what = name + " leaves"
 					w.remove("Node", "", name)
+				case 7:
+					name := fmt.Sprintf("ip-%d", step)
+					what = name + " is made"
+					// Some are in networks of peers, in those of pods, or in none.
+					o := w.ip(name, fmt.Sprintf("%s.%d.7", []string{"192.168", "10.10", "10.0", "10.1", "10.70", "127.0"}[r.IntN(6)], r.IntN(4)), r.IntN(2) == 0)
+					if r.IntN(2) == 0 {
+						o.Spec.ServiceTemplate = &ipamv1alpha1.ServiceTemplate{Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
+					}
+				case 8:
+					name := fmt.Sprintf("ip-%d", r.IntN(step+1))
+					if w.objects[key("IP", "default", name)] == nil {
+						continue
+					}
+					what = name + " goes, or its template"
+					if o := get[*ipamv1alpha1.IP](w, "default", name); o.Spec.ServiceTemplate != nil {
+						o.Spec.ServiceTemplate = nil
+					} else {
+						w.remove("IP", "default", name)
+					}
 				case 6:
 					what = "gateway of " + remote + " restarts"
 					delete(w.objects, key("Pod", "liqo-tenant-"+remote, "gw-"+remote+"-0"))

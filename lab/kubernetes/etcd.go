@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"go.etcd.io/etcd/server/v3/embed"
+	"go.etcd.io/etcd/server/v3/storage/wal"
 )
 
 // newEtcdCommand serves a one-member etcd until SIGTERM or SIGINT. It prints
@@ -57,6 +58,9 @@ func runEtcd(dir, client, peer, level string) error {
 	// A single member has nobody to wait for before it elects itself.
 	cfg.TickMs = 10
 	cfg.ElectionMs = 100
+	// Two segments of the log are allocated in advance, of 64 MB each: in a
+	// tmpfs that is memory.
+	wal.SegmentSizeBytes = 4 << 20
 	start := time.Now()
 	e, err := embed.StartEtcd(cfg)
 	if err != nil {

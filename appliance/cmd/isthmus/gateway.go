@@ -84,7 +84,7 @@ then.`,
 	f.StringVar(&podIP, "pod-ip", "", "`address` of the pod (default: the source of its default route)")
 	f.Uint16Var(&cfg.ListenPort, "listen-port", 0, "UDP `port` of a server (default 51840)")
 	f.IntVar(&cfg.MTU, "mtu", 0, "MTU of the links in `bytes`; 0: derive it from the network below")
-	f.StringVar(&cfg.EndpointHost, "endpoint-address", "", "address or name of the `host` that a client dials")
+	f.StringSliceVar(&cfg.EndpointHosts, "endpoint-address", nil, "addresses or names of the `hosts` that a client dials: the first, and the others when nobody answers there")
 	f.Uint16Var(&cfg.EndpointPort, "endpoint-port", 0, "UDP `port` that a client dials")
 	f.StringVar(&cfg.KeysDir, "keys-dir", "/etc/wireguard/keys", "`directory` with the files privateKey and publicKey")
 	f.StringVar(&cfg.StateDir, "state-dir", "/run/isthmus", "`directory` where WireGuard in userspace remembers where the peer was")

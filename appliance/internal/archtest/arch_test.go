@@ -60,7 +60,7 @@ var typesOnly = map[string][]string{
 // pure packages import each other and those parts of the standard library
 // that neither do I/O nor read a clock.
 var (
-	pure   = []string{"appliance/netstate", "appliance/cluster", "appliance/ipam", "appliance/desired"}
+	pure   = []string{"appliance/netstate", "appliance/cluster", "appliance/ipam", "appliance/desired", "appliance/trace"}
 	impure = []string{"os", "net", "time", "log", "context", "syscall", "sync", "io/fs", "io/ioutil", "math/rand", "crypto/rand"}
 	// values are the exceptions: parts of those that are values only.
 	values = map[string][]string{

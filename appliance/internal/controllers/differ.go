@@ -7,6 +7,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -79,7 +80,10 @@ func partDifference(want, live client.Object) string {
 // A part is a field of an object that is planned as a whole.
 type part struct{ name, field string }
 
-var parts = []part{{"spec", "Spec"}, {"rules", "Rules"}, {"subjects", "Subjects"}, {"roleRef", "RoleRef"}}
+var parts = []part{
+	{"spec", "Spec"}, {"rules", "Rules"}, {"subjects", "Subjects"}, {"roleRef", "RoleRef"},
+	{"endpoints", "Endpoints"}, {"ports", "Ports"},
+}
 
 // of returns the part of two objects of one kind; false if the kind has none.
 func (p part) of(a, b client.Object) (any, any, bool) {
@@ -163,6 +167,14 @@ func immutable(want, live client.Object) string {
 	case *v1beta1.FirewallConfiguration:
 		if w.Spec.Table.Name != live.(*v1beta1.FirewallConfiguration).Spec.Table.Name {
 			return "spec.table.name"
+		}
+	case *discoveryv1.EndpointSlice:
+		if w.AddressType != live.(*discoveryv1.EndpointSlice).AddressType {
+			return "addressType"
+		}
+	case *ipamv1alpha1.IP:
+		if w.Spec.IP != live.(*ipamv1alpha1.IP).Spec.IP {
+			return "spec.ip"
 		}
 	case *ipamv1alpha1.Network:
 		l := live.(*ipamv1alpha1.Network)

@@ -9,6 +9,7 @@ import (
 	is "gotest.tools/v3/assert/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -132,6 +133,9 @@ func TestImmutable(t *testing.T) {
 		{"replicas", deployment(), change(deployment(), func(d *appsv1.Deployment) { d.Spec.Replicas = nil }), ""},
 		{"table", route(), change(route(), func(r *v1beta1.RouteConfiguration) { r.Spec.Table.Name = "x" }), "spec.table.name"},
 		{"network", network("10.0.0.0/16"), network("10.1.0.0/16"), "spec.cidr"},
+		{"address of an IP", &ipamv1alpha1.IP{Spec: ipamv1alpha1.IPSpec{IP: "10.1.0.0"}}, &ipamv1alpha1.IP{Spec: ipamv1alpha1.IPSpec{IP: "10.2.0.0"}}, "spec.ip"},
+		{"masquerade of an IP", &ipamv1alpha1.IP{}, &ipamv1alpha1.IP{Spec: ipamv1alpha1.IPSpec{Masquerade: new(true)}}, ""},
+		{"family of an endpoint", &discoveryv1.EndpointSlice{AddressType: "IPv6"}, &discoveryv1.EndpointSlice{AddressType: "IPv4"}, "addressType"},
 		{"role of a binding", &rbacv1.RoleBinding{RoleRef: rbacv1.RoleRef{Name: "a"}}, &rbacv1.RoleBinding{}, "roleRef"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,7 +27,7 @@ import (
 func watched() []client.Object {
 	return []client.Object{
 		&corev1.ConfigMap{}, &corev1.Namespace{}, &corev1.Node{}, &corev1.Pod{}, &corev1.Secret{}, &corev1.Service{}, &corev1.ServiceAccount{},
-		&appsv1.Deployment{}, &rbacv1.Role{}, &rbacv1.RoleBinding{}, &rbacv1.ClusterRoleBinding{},
+		&appsv1.Deployment{}, &discoveryv1.EndpointSlice{}, &rbacv1.Role{}, &rbacv1.RoleBinding{}, &rbacv1.ClusterRoleBinding{},
 		&v1beta1.Configuration{}, &v1beta1.Connection{}, &v1beta1.FirewallConfiguration{}, &v1beta1.GatewayClient{},
 		&v1beta1.GatewayReport{}, &v1beta1.GatewayServer{}, &v1beta1.GeneveTunnel{}, &v1beta1.InternalFabric{},
 		&v1beta1.InternalNode{}, &v1beta1.PublicKey{}, &v1beta1.RouteConfiguration{}, &v1beta1.WgGatewayClient{},
@@ -36,7 +37,8 @@ func watched() []client.Object {
 }
 
 // cacheOptions limits the informers to what matters: of Kubernetes' own kinds
-// what the controller made, and of pods and nodes the few fields that are read.
+// what the controller made, of pods and nodes the few fields that are read, and of
+// other people's Services the names.
 func cacheOptions(namespace string, newInformer kube.InformerFunc) cache.Options {
 	ours := cache.ByObject{Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelManagedBy: v1beta1.ManagedBy})}
 	return cache.Options{
@@ -46,7 +48,7 @@ func cacheOptions(namespace string, newInformer kube.InformerFunc) cache.Options
 				Label:      labels.SelectorFromSet(labels.Set{v1beta1.LabelAppName: v1beta1.ClusterIDConfigMap}),
 			},
 			&corev1.Secret{}:             {Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelGatewayResource: "true"})},
-			&corev1.Service{}:            ours,
+			&discoveryv1.EndpointSlice{}: ours,
 			&corev1.ServiceAccount{}:     ours,
 			&appsv1.Deployment{}:         ours,
 			&rbacv1.Role{}:               ours,
@@ -54,6 +56,7 @@ func cacheOptions(namespace string, newInformer kube.InformerFunc) cache.Options
 			&rbacv1.ClusterRoleBinding{}: ours,
 			&corev1.Pod{}:                {Transform: stripPod},
 			&corev1.Node{}:               {Transform: stripNode},
+			&corev1.Service{}:            {Transform: stripService},
 		},
 		DefaultTransform:            cache.TransformStripManagedFields(),
 		ReaderFailOnMissingInformer: true,
@@ -86,6 +89,21 @@ func stripPod(o any) (any, error) {
 		}
 	}
 	return out, nil
+}
+
+// stripService keeps the names of Services that the controller did not make:
+// they are taken.
+func stripService(o any) (any, error) {
+	s, ok := o.(*corev1.Service)
+	if !ok {
+		return o, nil
+	}
+	if kube.Made(s) {
+		return cache.TransformStripManagedFields()(s)
+	}
+	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion, DeletionTimestamp: s.DeletionTimestamp,
+	}}, nil
 }
 
 // stripNode keeps the addresses of a node and whether it is ready.

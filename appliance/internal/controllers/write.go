@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -32,6 +33,9 @@ var errDeleting = errors.New("is being deleted; it will be made again after that
 // made. The next plan knows of it.
 var errOvertaken = errors.New("a user has just written one")
 
+// errOthers is returned for an object that somebody else made.
+var errOthers = fmt.Errorf("there is one that Isthmus did not make (it lacks the label %s=%s): delete or rename it", v1beta1.LabelManagedBy, v1beta1.ManagedBy)
+
 // parallel writes are enough to keep an API server busy.
 const parallel = 8
 
@@ -55,12 +59,13 @@ type writer struct {
 	mu     sync.Mutex
 	errs   []error
 	latest map[objectKey]client.Object // what was written in this pass
+	told   time.Time                   // when the log was told how far it is
 }
 
 // write makes the cluster what the plan says. What others depend on comes
 // first; what is superfluous goes last.
 func (r *reconciler) write(ctx context.Context, result plan.Result) error {
-	w := &writer{reconciler: r, latest: map[objectKey]client.Object{}}
+	w := &writer{reconciler: r, latest: map[objectKey]client.Object{}, told: time.Now()}
 	each(w, result.Applies, func(o plan.Object) error { return w.apply(ctx, o) })
 	each(w, result.Keys, func(k plan.KeySecret) error { return w.keySecret(ctx, k) })
 	for _, wave := range waves(result.Objects) {
@@ -93,13 +98,29 @@ func waves(list []plan.Object) [3][]plan.Object {
 func each[T any](w *writer, list []T, do func(T) error) {
 	var g errgroup.Group
 	g.SetLimit(parallel)
+	done := 0
 	for _, x := range list {
 		g.Go(func() error {
 			w.fail(do(x))
+			w.progressed(&done, len(list))
 			return nil
 		})
 	}
 	_ = g.Wait() // the functions return nil
+}
+
+// progress is how often a pass that writes much says how far it is.
+const progress = 10 * time.Second
+
+// progressed counts one more as done.
+func (w *writer) progressed(done *int, of int) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	*done++
+	if now := time.Now(); now.Sub(w.told) >= progress {
+		w.told = now
+		w.log.Info("writing", "done", *done, "of", of)
+	}
 }
 
 func (w *writer) fail(err error) {
@@ -180,8 +201,11 @@ func (w *writer) put(ctx context.Context, key objectKey, want plan.Object) error
 	if live == nil {
 		return w.create(ctx, key, want, digest)
 	}
-	if writtenByUsers(key.Kind) && !adoptable(want, live) && live.GetLabels()[v1beta1.LabelManagedBy] != v1beta1.ManagedBy {
-		return errOvertaken
+	if live.GetLabels()[v1beta1.LabelManagedBy] != v1beta1.ManagedBy && !adoptable(want, live) {
+		if writtenByUsers(key.Kind) {
+			return errOvertaken
+		}
+		return errOthers
 	}
 	return w.update(ctx, key, want, live, digest)
 }
@@ -210,7 +234,7 @@ func (w *writer) create(ctx context.Context, key objectKey, want plan.Object, di
 		return err
 	}
 	if !adoptable(want, live) {
-		return fmt.Errorf("there is one that Isthmus did not make (it lacks the label %s=%s): delete or rename it", v1beta1.LabelManagedBy, v1beta1.ManagedBy)
+		return errOthers
 	}
 	return w.update(ctx, key, want, live, digest)
 }

@@ -57,9 +57,11 @@ type GatewayConfig struct {
 	NodeName        string
 	PodIP           netip.Addr // invalid: the source of the default route
 
-	ListenPort     uint16 // of a server; 0: default
-	MTU            int    // 0: derive
-	EndpointHost   string // of a client: address or name to dial
+	ListenPort uint16 // of a server; 0: default
+	MTU        int    // 0: derive
+	// EndpointHosts are the addresses or names of a client's server. The first
+	// is dialled, the others when nobody answers there.
+	EndpointHosts  []string
 	EndpointPort   uint16
 	KeysDir        string // holds the files privateKey and publicKey
 	StateDir       string // see kernel.Config
@@ -102,7 +104,7 @@ func (c *GatewayConfig) setDefaults() error {
 	switch c.Mode {
 	case cluster.Server:
 	case cluster.Client:
-		if c.EndpointHost == "" || c.EndpointPort == 0 {
+		if len(c.EndpointHosts) == 0 || slices.Contains(c.EndpointHosts, "") || c.EndpointPort == 0 {
 			errs = append(errs, errors.New("a client needs endpoint-address and endpoint-port: where the peer's server can be reached"))
 		}
 	default:
@@ -139,7 +141,7 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	if err := cfg.setDefaults(); err != nil {
 		return fmt.Errorf("daemon: %w", err)
 	}
-	gw := &gateway{cfg: cfg, keys: newKeyring(cfg.KeysDir, cfg.Logger), connect: make(chan struct{}, 1)}
+	gw := &gateway{cfg: cfg, keys: newKeyring(cfg.KeysDir, cfg.Logger), connect: make(chan struct{}, 1), repair: make(chan struct{}, 1)}
 	below, err := gw.enterHost(ctx)
 	if err != nil {
 		return err
@@ -159,11 +161,13 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 		defer below.Close()
 		h.below = newUnderlayWatch(below)
 	}
-	host := cfg.EndpointHost
+	hosts := cfg.EndpointHosts
 	if cfg.Mode == cluster.Server {
-		host = "" // a server learns where its peer is
+		hosts = []string{""} // a server learns where its peer is
 	}
-	gw.resolver = newResolver(host, cfg.EndpointPort, net.DefaultResolver.LookupNetIP, gw.down, cfg.Logger)
+	for _, host := range hosts {
+		gw.resolvers = append(gw.resolvers, newResolver(host, cfg.EndpointPort, net.DefaultResolver.LookupNetIP, gw.down, cfg.Logger))
+	}
 	gw.connection = newReporter("Connection.status", cfg.Logger, func(a, b ConnectionStatus) bool { return a == b }, cfg.WriteConnection)
 	gw.reports = newReporter("GatewayReport.status", cfg.Logger, ReportStatus.equal, cfg.WriteReport)
 
@@ -208,11 +212,12 @@ type gateway struct {
 	*host
 	cfg        GatewayConfig
 	keys       *keyring
-	resolver   *resolver
+	resolvers  []*resolver // of EndpointHosts; one of a server
 	prober     *probe.Prober
 	connection *reporter[ConnectionStatus]
 	reports    *reporter[ReportStatus]
 	connect    chan struct{} // yields when the tunnel has a peer
+	repair     chan struct{} // yields when a pass has something to put right
 
 	mu      sync.Mutex
 	mtu     int
@@ -224,7 +229,9 @@ type gateway struct {
 
 func (gw *gateway) run(ctx context.Context, g *group) error {
 	g.run("keys", func() error { return gw.keys.run(ctx) })
-	g.run("resolver", func() error { return gw.resolver.run(ctx) })
+	for _, r := range gw.resolvers {
+		g.run("resolver", func() error { return r.run(ctx) })
+	}
 	g.run("informers", func() error { return gw.cfg.API.Start(ctx) })
 	if err := gw.waitSynced(ctx, gw.cfg.API.Synced); err != nil {
 		if ctx.Err() != nil {
@@ -242,7 +249,7 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	g.run("conncheck", func() error { return gw.watchTunnel(ctx, g) })
 	return agent.Run(ctx, agent.Config[desired.GatewayInput]{
 		Source: source[desired.GatewayInput]{
-			merge(ctx, g, gw.cfg.API.Changed(), gw.below.changed, gw.keys.changed, gw.resolver.changed), gw.read,
+			merge(ctx, g, gw.cfg.API.Changed(), gw.below.changed, gw.keys.changed, gw.resolvers[0].changed, gw.repair), gw.read,
 		},
 		Target:  watched{gw.ns, gw.health},
 		Desired: desired.Gateway,
@@ -277,7 +284,7 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.HostInterface = gw.cfg.HostInterface
 	in.GenevePort, in.RulePriority = gw.cfg.GenevePort, gw.cfg.RulePriority
 	in.PublicKey, _ = gw.keys.publicKey()
-	in.PeerEndpoint = gw.resolver.endpoint()
+	in.PeerEndpoint = gw.resolvers[0].endpoint()
 	in.PodIP = gw.podIP()
 	in.Underlay = gw.below.read(in.Remotes())
 	return in, nil
@@ -390,6 +397,9 @@ func (gw *gateway) watchTunnel(ctx context.Context, g *group) error {
 	case <-gw.connect:
 	}
 	g.run("conncheck", func() error { return gw.prober.Run(ctx) })
+	if gw.cfg.Mode == cluster.Client {
+		g.run("session", func() error { return gw.watchSession(ctx) })
+	}
 	tick := time.NewTicker(gw.cfg.StatusInterval)
 	defer tick.Stop()
 	for {

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -42,6 +43,7 @@ type child struct {
 	Endpoint                string
 	PeerKey                 []byte
 	Implementation          kernel.Implementation
+	Ping                    time.Duration // 0: 100 ms
 }
 
 // config returns the configuration of a gateway whose API is view in memory.
@@ -72,13 +74,13 @@ func (c child) config(log *slog.Logger) (GatewayConfig, *memoryAPI[kube.GatewayV
 	cfg := GatewayConfig{
 		Name: name, Namespace: "liqo-tenant-" + remote, RemoteID: remote, Mode: c.Mode, NodeName: "n1",
 		KeysDir: c.KeysDir, StateDir: c.StateDir, Implementation: c.Implementation,
-		PingInterval: 100 * time.Millisecond, StatusInterval: time.Second,
+		PingInterval: cmp.Or(c.Ping, 100*time.Millisecond), StatusInterval: time.Second,
 		API: api, HealthAddress: ":8081", MetricsAddress: ":8081", Logger: log,
 		WriteConnection: func(context.Context, ConnectionStatus) error { return nil },
 		WriteReport:     func(context.Context, ReportStatus) error { return nil },
 	}
 	if c.Mode == cluster.Client {
-		cfg.EndpointHost, cfg.EndpointPort = c.Endpoint, 51840
+		cfg.EndpointHosts, cfg.EndpointPort = strings.Split(c.Endpoint, ","), 51840
 	}
 	return cfg, api
 }
@@ -305,6 +307,39 @@ func echo(t *testing.T, ns *nettest.NS, port int) {
 	}()
 }
 
+// through returns a function that sends one datagram through the tunnel of the
+// client and waits 20 ms for the answer to it.
+func through(t *testing.T, client, server *nettest.NS) func() error {
+	t.Helper()
+	const port = 7
+	echo(t, server, port)
+	var c *net.UDPConn
+	client.Do(func() {
+		var err error
+		c, err = net.ListenUDP("udp4", nil)
+		assert.Check(t, err)
+	})
+	t.Cleanup(func() { c.Close() })
+	_, at := desired.TunnelAddresses(cluster.Client)
+	var number uint64
+	return func() error {
+		number++
+		msg := fmt.Sprint(number)
+		_, _ = c.WriteToUDPAddrPort([]byte(msg), netip.AddrPortFrom(at, port)) // no tunnel is a loss
+		_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
+		buf := make([]byte, 64)
+		for {
+			n, _, err := c.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return errors.New("no answer through the tunnel")
+			}
+			if string(buf[:n]) == msg {
+				return nil
+			}
+		}
+	}
+}
+
 // TestRestart kills a gateway as hard as it gets, or deletes its link, and
 // measures for how long the tunnel does not carry anything.
 func TestRestart(t *testing.T) {
@@ -335,40 +370,7 @@ func TestRestart(t *testing.T) {
 	for who, s := range sides {
 		processes[who] = s.c.start(t, s.ns, logs)
 	}
-	echo(t, milan, 7)
-	var stream *net.UDPConn
-	rome.Do(func() {
-		var err error
-		stream, err = net.ListenUDP("udp4", nil)
-		assert.Check(t, err)
-	})
-	defer stream.Close()
-
-	// exchange sends one datagram and waits a little for the answer to it.
-	dst := netip.AddrPortFrom(netip.AddrFrom4([4]byte{169, 254, 18, 1}), 7)
-	var number uint64
-	exchange := func() bool {
-		number++
-		msg := fmt.Sprint(number)
-		_, _ = stream.WriteToUDPAddrPort([]byte(msg), dst) // no tunnel is a loss
-		_ = stream.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
-		buf := make([]byte, 64)
-		for {
-			n, _, err := stream.ReadFromUDPAddrPort(buf)
-			if err != nil {
-				return false
-			}
-			if string(buf[:n]) == msg {
-				return true
-			}
-		}
-	}
-	up := func() error {
-		if !exchange() {
-			return errors.New("no answer through the tunnel")
-		}
-		return nil
-	}
+	up := through(t, rome, milan)
 	within(t, 20*time.Second, up)
 	// A server remembers once a second where its peer is, and whenever it is
 	// asked: one that is killed sooner after its peer moved knows the old place.

@@ -17,6 +17,7 @@ const (
 	lookupEarly      = 5 * time.Second
 	lookupEarlyFor   = 10 * time.Minute
 	lookupLater      = 5 * time.Minute
+	lookupLeast      = time.Second // between two, however much they hurry
 	lookupTimeout    = 10 * time.Second
 	lookupAddressFor = "the endpoint" // names the lookups in logs
 )
@@ -33,6 +34,7 @@ type resolver struct {
 	down    func() bool // whether the tunnel is down
 	log     *slog.Logger
 	changed chan struct{}
+	hurried chan struct{} // yields when the next lookup should be now
 
 	mu   sync.Mutex
 	addr netip.Addr
@@ -41,7 +43,7 @@ type resolver struct {
 func newResolver(host string, port uint16, l lookup, down func() bool, log *slog.Logger) *resolver {
 	r := &resolver{
 		host: strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"), port: port,
-		lookup: l, down: down, log: log, changed: make(chan struct{}, 1),
+		lookup: l, down: down, log: log, changed: make(chan struct{}, 1), hurried: make(chan struct{}, 1),
 	}
 	if a, err := netip.ParseAddr(r.host); err == nil {
 		r.addr = a.Unmap()
@@ -68,10 +70,18 @@ func (r *resolver) run(ctx context.Context) error {
 	once := newOnce(r.log)
 	for ctx.Err() == nil {
 		once.report("resolve "+lookupAddressFor, r.refresh(ctx))
-		pause(ctx, r.interval(time.Since(start)))
+		pause(ctx, lookupLeast)
+		select {
+		case <-ctx.Done():
+		case <-r.hurried:
+		case <-time.After(r.interval(time.Since(start)) - lookupLeast):
+		}
 	}
 	return nil
 }
+
+// hurry has the name looked up soon: the peer does not answer where it was.
+func (r *resolver) hurry() { notify(r.hurried) }
 
 func (r *resolver) interval(sinceStart time.Duration) time.Duration {
 	if sinceStart < lookupEarlyFor || !r.endpoint().IsValid() || r.down() {

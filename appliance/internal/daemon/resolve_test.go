@@ -59,6 +59,41 @@ func TestResolverAddress(t *testing.T) {
 	}
 }
 
+// TestResolverHurry asks at once when the peer is silent, and not too often.
+func TestResolverHurry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ns := &names{}
+		ns.set(nil, "203.0.113.1")
+		r := newResolver("gw.rome.example", 51840, ns.lookup, func() bool { return false }, slog.New(slog.DiscardHandler))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- r.run(ctx) }()
+		after := func(d time.Duration) string {
+			<-time.After(d)
+			synctest.Wait()
+			return r.endpoint().Addr().String()
+		}
+		// Every five minutes by now.
+		after(lookupEarlyFor + lookupEarly + time.Second)
+		before := ns.count()
+		ns.set(nil, "203.0.113.2")
+		assert.Equal(t, after(2*time.Minute), "203.0.113.1")
+		assert.Equal(t, ns.count(), before)
+		r.hurry()
+		assert.Equal(t, after(time.Millisecond), "203.0.113.2")
+		<-r.changed
+		assert.Equal(t, ns.count(), before+1)
+
+		for range 100 {
+			r.hurry()
+			after(100 * time.Millisecond)
+		}
+		assert.Assert(t, ns.count() <= before+11, "%d lookups in 10 s", ns.count()-before-1)
+		cancel()
+		assert.NilError(t, <-done)
+	})
+}
+
 func TestResolverName(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ns := &names{}

@@ -162,8 +162,8 @@ func TestSources(t *testing.T) {
 	var wire line
 	nodeConfig.Dial = wire.dial
 	gatewayConfig := as(t, env, admin, "gateway", map[string][]rbacv1.PolicyRule{
-		"": {{APIGroups: group, Verbs: read, Resources: []string{"internalnodes"}}},
-		L:  {{APIGroups: group, Verbs: read, Resources: []string{"routeconfigurations", "firewallconfigurations"}}},
+		"": {{APIGroups: group, Verbs: read, Resources: []string{"internalnodes", "firewallconfigurations"}}},
+		L:  {{APIGroups: group, Verbs: read, Resources: []string{"routeconfigurations"}}},
 		T: {
 			{APIGroups: group, Verbs: read, Resources: []string{"configurations", "publickeies", "genevetunnels", "internalfabrics", "routeconfigurations", "firewallconfigurations"}},
 			{APIGroups: group, Verbs: read, Resources: []string{"gatewayservers"}, ResourceNames: []string{"rome"}},
@@ -205,6 +205,12 @@ func TestSources(t *testing.T) {
 			}}}},
 		}
 	}
+	firewall := func(ns, name, category, subcategory string) *v1beta1.FirewallConfiguration {
+		return &v1beta1.FirewallConfiguration{
+			ObjectMeta: m(ns, name, v1beta1.LabelFirewallCategory, category, v1beta1.LabelFirewallSubcategory, subcategory),
+			Spec:       v1beta1.FirewallConfigurationSpec{Table: v1beta1.Table{Name: name, Family: v1beta1.TableFamilyIPv4}},
+		}
+	}
 	inode := func(name, ip string) *v1beta1.InternalNode {
 		return &v1beta1.InternalNode{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: v1beta1.InternalNodeSpec{
 			Interface: v1beta1.InternalNodeSpecInterface{
@@ -237,6 +243,13 @@ func TestSources(t *testing.T) {
 		route(T, "rome-gw-ext", v1beta1.CategoryGateway, "rome", "10.2.0.0/16"),
 		route(L, "everyone", v1beta1.CategoryGateway, "", "10.3.0.0/16"),
 		route(other, "oslo-gw-ext", v1beta1.CategoryGateway, "rome", "10.4.0.0/16"),
+		firewall(T, "mine", v1beta1.CategoryGateway, v1beta1.SubcategoryAllGateway),
+		firewall(L, "system", v1beta1.CategoryGateway, v1beta1.SubcategoryFabric),
+		firewall(other, "not-mine", v1beta1.CategoryGateway, v1beta1.SubcategoryAllGateway),
+		firewall(T, "a-remap-ipmapping-gw", v1beta1.CategoryGateway, v1beta1.SubcategoryIPMapping),
+		firewall(other, "b-remap-ipmapping-gw", v1beta1.CategoryGateway, v1beta1.SubcategoryIPMapping),
+		firewall("default", "c-remap-ipmapping-gw", v1beta1.CategoryGateway, v1beta1.SubcategoryIPMapping),
+		firewall("default", "c-remap-ipmapping-fabric", v1beta1.CategoryFabric, v1beta1.SubcategoryIPMapping),
 		&v1beta1.GatewayServer{ObjectMeta: m(T, "rome"), Spec: v1beta1.GatewayServerSpec{
 			MTU: 1400, Endpoint: v1beta1.Endpoint{Ports: []int32{51840}},
 		}},
@@ -261,9 +274,17 @@ func TestSources(t *testing.T) {
 
 	gatewayView := eventually(t, gateway, "the gateway's objects", func(v kube.GatewayView) bool {
 		return v.Gateway != nil && v.Connection != nil && len(v.Input.Tunnels) == 2 && len(v.Input.Nodes) == 2 &&
-			len(v.Input.Routes) == 2 && len(v.Input.Configurations) == 1 && len(v.Input.PublicKeys) == 1 && len(v.Input.Fabrics) == 1
+			len(v.Input.Routes) == 2 && len(v.Input.Firewalls) == 5 && len(v.Input.Configurations) == 1 && len(v.Input.PublicKeys) == 1 && len(v.Input.Fabrics) == 1
 	})
 	assert.Equal(t, gatewayView.Gateway.MTU, 1400)
+	var firewalls []string
+	for _, f := range gatewayView.Input.Firewalls {
+		firewalls = append(firewalls, f.Namespace+"/"+f.Name)
+	}
+	slices.Sort(firewalls)
+	assert.DeepEqual(t, firewalls, []string{
+		"default/c-remap-ipmapping-gw", other + "/b-remap-ipmapping-gw", T + "/a-remap-ipmapping-gw", T + "/mine", L + "/system",
+	})
 	assert.Equal(t, gatewayView.Gateway.Port, uint16(51840))
 
 	t.Run("status of the node", func(t *testing.T) {

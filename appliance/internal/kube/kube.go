@@ -88,7 +88,7 @@ type Objects struct {
 
 	Nodes       []corev1.Node
 	Pods        []corev1.Pod
-	Services    []corev1.Service
+	Services    []corev1.Service // of which those that nobody here made need only a name
 	Deployments []appsv1.Deployment
 	Secrets     []corev1.Secret
 	Namespaces  []corev1.Namespace

@@ -220,6 +220,7 @@ func InternalFabric(o *v1beta1.InternalFabric) (cluster.InternalFabric, []cluste
 		Meta:          m,
 		RemoteID:      o.Labels[v1beta1.LabelRemoteClusterID],
 		MTU:           r.mtu("spec.mtu", o.Spec.MTU),
+		TunnelMTU:     r.mtu("spec.tunnelMTU", o.Spec.TunnelMTU),
 		RemoteCIDRs:   prefixes(r, "spec.remoteCIDRs", o.Spec.RemoteCIDRs),
 		NodeInterface: o.Spec.Interface.Node.Name,
 		GatewayIP:     r.addr("spec.gatewayIP", string(o.Spec.GatewayIP)),
@@ -287,7 +288,7 @@ func GeneveTunnel(o *v1beta1.GeneveTunnel) (cluster.GeneveTunnel, []cluster.Inva
 // GatewayReport reads a GatewayReport.
 func GatewayReport(o *v1beta1.GatewayReport) (cluster.GatewayReport, []cluster.InvalidError) {
 	m, r := read(o, "GatewayReport")
-	return cluster.GatewayReport{Meta: m, Applied: applied(o.Status.Applied), Conditions: hostConditions(o.Status.Conditions)}, r.invalid
+	return cluster.GatewayReport{Meta: m, MTU: r.mtu("status.mtu", o.Status.MTU), Applied: applied(o.Status.Applied), Conditions: hostConditions(o.Status.Conditions)}, r.invalid
 }
 
 func hostConditions(list []metav1.Condition) []cluster.Condition {

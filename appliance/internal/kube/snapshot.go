@@ -29,7 +29,15 @@ func Snapshot(o Objects) cluster.Snapshot {
 	}
 	s.Pods = pods(&p, o.Pods, s.Nodes)
 	s.NodeDaemons = nodeDaemons(&p, o.Pods, o.Namespace)
-	s.Services = parse(&p, o.Services, Service, func(v cluster.Service) cluster.Meta { return v.Meta })
+	var services []corev1.Service
+	for i := range o.Services {
+		if svc := &o.Services[i]; Made(svc) {
+			services = append(services, *svc)
+		} else {
+			s.OtherServices = append(s.OtherServices, metaOf(svc, corev1.SchemeGroupVersion, "Service").Ref)
+		}
+	}
+	s.Services = parse(&p, services, Service, func(v cluster.Service) cluster.Meta { return v.Meta })
 	s.Deployments = parse(&p, o.Deployments, Deployment, func(v cluster.Deployment) cluster.Meta { return v.Meta })
 	for i := range o.Secrets {
 		if k, ok := KeySecret(&o.Secrets[i]); ok {
@@ -204,6 +212,16 @@ func nodeDaemons(p *problems, all []corev1.Pod, namespace string) []cluster.Pod 
 	return out
 }
 
+// Made reports whether an object of one of Kubernetes' own kinds was made by the
+// controller: its label says so or, if somebody took that off, its owner.
+func Made(o metav1.Object) bool {
+	if o.GetLabels()[v1beta1.LabelManagedBy] == v1beta1.ManagedBy {
+		return true
+	}
+	owner := metav1.GetControllerOf(o)
+	return owner != nil && strings.Contains(owner.APIVersion, ".liqo.io/")
+}
+
 // Service reads a Service.
 func Service(o *corev1.Service) (cluster.Service, []cluster.InvalidError) {
 	m := metaOf(o, corev1.SchemeGroupVersion, "Service")
@@ -300,6 +318,9 @@ func IP(o *ipamv1alpha1.IP) (cluster.IP, []cluster.InvalidError) {
 		Masquerade: value(o.Spec.Masquerade),
 		Status:     r.addr("status.ip", string(o.Status.IP)),
 		CIDR:       r.prefix("status.cidr", string(o.Status.CIDR)),
+	}
+	if o.Spec.ServiceTemplate != nil {
+		ip.ServiceTemplate = r.json(o.Spec.ServiceTemplate)
 	}
 	if o.Spec.NetworkRef != nil {
 		ip.NetworkRef = refOf(*o.Spec.NetworkRef)

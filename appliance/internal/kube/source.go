@@ -297,7 +297,8 @@ type GatewayView struct {
 // tenant namespace: Configurations, PublicKeys, GeneveTunnels,
 // InternalFabrics, Route- and FirewallConfigurations, the GatewayServer or
 // GatewayClient, the Connection and the GatewayReport of its own; in the
-// system namespace: Route- and FirewallConfigurations; and InternalNodes.
+// system namespace: Route- and FirewallConfigurations; InternalNodes; and in all
+// namespaces the FirewallConfigurations of IPs.
 func NewGatewaySource(cfg GatewaySourceConfig) (*GatewaySource, error) {
 	if cfg.Config == nil || cfg.Name == "" || cfg.Namespace == "" || cfg.System == "" || cfg.RemoteID == "" {
 		return nil, errors.New("kube: Config, Name, Namespace, System and RemoteID are required")
@@ -309,18 +310,23 @@ func NewGatewaySource(cfg GatewaySourceConfig) (*GatewaySource, error) {
 	named := func(name string) cache.ByObject {
 		return cache.ByObject{Namespaces: tenant, Field: fields.OneTermEqualSelector("metadata.name", name)}
 	}
-	category := func(key string) cache.ByObject {
+	ofGateways := func(key string) map[string]cache.Config {
 		c := cache.Config{LabelSelector: labels.SelectorFromSet(labels.Set{key: networkingv1beta1.CategoryGateway})}
-		return cache.ByObject{Namespaces: map[string]cache.Config{cfg.Namespace: c, cfg.System: c}}
+		return map[string]cache.Config{cfg.Namespace: c, cfg.System: c}
 	}
+	firewalls := ofGateways(networkingv1beta1.LabelFirewallCategory)
+	// Those of IPs are where the IP is; in the two others they are among the rest.
+	firewalls[cache.AllNamespaces] = cache.Config{LabelSelector: labels.SelectorFromSet(labels.Set{
+		networkingv1beta1.LabelFirewallCategory: networkingv1beta1.CategoryGateway, networkingv1beta1.LabelFirewallSubcategory: networkingv1beta1.SubcategoryIPMapping,
+	})}
 	selected := map[client.Object]cache.ByObject{
 		&networkingv1beta1.Configuration{}:         {Namespaces: tenant},
 		&networkingv1beta1.PublicKey{}:             {Namespaces: tenant},
 		&networkingv1beta1.GeneveTunnel{}:          {Namespaces: tenant},
 		&networkingv1beta1.InternalFabric{}:        {Namespaces: tenant},
 		&networkingv1beta1.InternalNode{}:          {},
-		&networkingv1beta1.RouteConfiguration{}:    category(networkingv1beta1.LabelRouteCategory),
-		&networkingv1beta1.FirewallConfiguration{}: category(networkingv1beta1.LabelFirewallCategory),
+		&networkingv1beta1.RouteConfiguration{}:    {Namespaces: ofGateways(networkingv1beta1.LabelRouteCategory)},
+		&networkingv1beta1.FirewallConfiguration{}: {Namespaces: firewalls},
 		&networkingv1beta1.Connection{}:            named(plan.GatewayName(cfg.Name)),
 		&networkingv1beta1.GatewayReport{}:         named(plan.GatewayName(cfg.Name)),
 	}

@@ -36,8 +36,9 @@ type Config struct {
 	// ClusterID is sent along and comes back; the public system puts the
 	// ID of the remote cluster in it.
 	ClusterID string
-	// Interval is the time between probes (default 2 s). The tunnel is in
-	// Error when nothing came back for Interval × Threshold (default 5).
+	// Interval is the time between probes (default 2 s). While one is missing
+	// they are four times as many. The tunnel is in Error when nothing came
+	// back for Interval × Threshold (default 5).
 	Interval  time.Duration
 	Threshold int
 	// RoundTrip is told how long each answer took; it must not block.
@@ -70,6 +71,7 @@ type Prober struct {
 	cfg     Config
 	conn    *net.UDPConn
 	changed chan struct{}
+	late    chan struct{}
 
 	mu    sync.Mutex
 	track *tracker
@@ -93,6 +95,7 @@ func Open(ctx context.Context, cfg Config) (*Prober, error) {
 		cfg:     cfg,
 		conn:    pc.(*net.UDPConn),
 		changed: make(chan struct{}, 1),
+		late:    make(chan struct{}, 1),
 		track:   newTracker(time.Now(), cfg.Interval*time.Duration(cfg.Threshold)),
 	}, nil
 }
@@ -104,6 +107,14 @@ func (p *Prober) LocalAddr() netip.AddrPort {
 
 // Changed yields a value after the State changed.
 func (p *Prober) Changed() <-chan struct{} { return p.changed }
+
+// Late yields values while a probe has not been answered for as long as
+// [Prober.Hurry], or for two round trips where that is longer.
+func (p *Prober) Late() <-chan struct{} { return p.late }
+
+// Hurry is the time between probes while one is missing: a quarter of the
+// Interval.
+func (p *Prober) Hurry() time.Duration { return max(p.cfg.Interval/4, time.Millisecond) }
 
 // Status is the reading now.
 func (p *Prober) Status() Status {
@@ -126,30 +137,54 @@ func (p *Prober) Run(ctx context.Context) error {
 	return p.read(ctx)
 }
 
-// ping sends the probes, and looks for silence ten times per threshold.
+// ping sends the probes, and looks for silence four times between two.
 func (p *Prober) ping(ctx context.Context) {
 	send := time.NewTicker(p.cfg.Interval)
 	defer send.Stop()
-	check := time.NewTicker(max(p.cfg.Interval*time.Duration(p.cfg.Threshold)/10, time.Millisecond))
-	defer check.Stop()
-	p.sendPing()
+	look := time.NewTicker(p.Hurry())
+	defer look.Stop()
+	p.sendPing(false)
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-send.C:
-			p.sendPing()
-		case <-check.C:
-			p.update(func(t *tracker) { t.check(time.Now()) })
+			p.sendPing(false)
+		case <-look.C:
+			if p.missing() {
+				p.sendPing(true)
+			}
 		}
 	}
 }
 
+// missing looks for silence, tells when there is some, and reports whether the
+// next probe should hurry: a lost one and a dead tunnel look the same until
+// then.
+func (p *Prober) missing() (hurry bool) {
+	now := time.Now()
+	var late bool
+	p.update(func(t *tracker) {
+		t.check(now)
+		// A probe that left with the last look is as old as this one, but for
+		// what the timers are inexact.
+		late = t.late(now, p.Hurry()*3/4)
+		hurry = late && t.extras < maxExtras
+	})
+	if late {
+		select {
+		case p.late <- struct{}{}:
+		default: // a value is waiting already
+		}
+	}
+	return hurry
+}
+
 // sendPing sends one probe. That the tunnel isn't there yet, or has no
 // endpoint, is what the probe is for: the probe is lost.
-func (p *Prober) sendPing() {
+func (p *Prober) sendPing(hurry bool) {
 	m := message{ClusterID: p.cfg.ClusterID, Type: typePing}
-	p.update(func(t *tracker) { m.Time = t.send(time.Now()) })
+	p.update(func(t *tracker) { m.Time = t.send(time.Now(), hurry) })
 	b, err := m.encode()
 	if err == nil {
 		_, err = p.conn.WriteToUDPAddrPort(b, p.cfg.Peer)

@@ -49,23 +49,23 @@ func TestTracker(t *testing.T) {
 		steps []step
 	}{
 		{"answered, silent, answered again", []step{
-			{"start", func(tr *tracker) { tr.send(at(0)) }, 0, Connecting, 0, 0},
+			{"start", func(tr *tracker) { tr.send(at(0), false) }, 0, Connecting, 0, 0},
 			{"answer", func(tr *tracker) { tr.receive(at(0.003), at(0)) }, 0.003, Connected, 3 * time.Millisecond, 0},
-			{"just in time", func(tr *tracker) { tr.send(at(2)); tr.check(at(10)) }, 10, Connected, 3 * time.Millisecond, 0},
+			{"just in time", func(tr *tracker) { tr.send(at(2), false); tr.check(at(10)) }, 10, Connected, 3 * time.Millisecond, 0},
 			{"overdue", func(tr *tracker) { tr.check(at(10.1)) }, 12.5, Error, 0, 0.5},
-			{"back", func(tr *tracker) { tr.send(at(13)); tr.receive(at(13.001), at(13)) }, 13.001, Connected, time.Millisecond, 1.0 / 3},
+			{"back", func(tr *tracker) { tr.send(at(13), false); tr.receive(at(13.001), at(13)) }, 13.001, Connected, time.Millisecond, 1.0 / 3},
 		}},
 		{"never answered", []step{
-			{"patient", func(tr *tracker) { tr.send(at(0)); tr.check(at(9.9)) }, 9.9, Connecting, 0, 0},
+			{"patient", func(tr *tracker) { tr.send(at(0), false); tr.check(at(9.9)) }, 9.9, Connecting, 0, 0},
 			{"overdue", func(tr *tracker) { tr.check(at(10.5)) }, 10.5, Error, 0, 1},
 		}},
 		{"answers to nothing", []step{
-			{"unknown stamp", func(tr *tracker) { tr.send(at(0)); tr.receive(at(1), at(0.5)) }, 1, Connecting, 0, 0},
+			{"unknown stamp", func(tr *tracker) { tr.send(at(0), false); tr.receive(at(1), at(0.5)) }, 1, Connecting, 0, 0},
 			{"once", func(tr *tracker) { tr.receive(at(1.5), at(0)) }, 1.5, Connected, 1500 * time.Millisecond, 0},
 			{"twice", func(tr *tracker) { tr.receive(at(9), at(0)) }, 9, Connected, 1500 * time.Millisecond, 0},
 		}},
 		{"overtaken", []step{
-			{"two on the way", func(tr *tracker) { tr.send(at(0)); tr.send(at(2)) }, 2, Connecting, 0, 0},
+			{"two on the way", func(tr *tracker) { tr.send(at(0), false); tr.send(at(2), false) }, 2, Connecting, 0, 0},
 			{"the second first", func(tr *tracker) { tr.receive(at(2.001), at(2)) }, 2.001, Connected, time.Millisecond, 0},
 			{"then the first", func(tr *tracker) { tr.receive(at(2.5), at(0)) }, 2.5, Connected, time.Millisecond, 0},
 		}},
@@ -83,11 +83,103 @@ func TestTracker(t *testing.T) {
 	}
 }
 
+// TestTrackerLate asks when a probe is missing.
+func TestTrackerLate(t *testing.T) {
+	start := time.Unix(1000, 0)
+	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
+	const after = 400 * time.Millisecond
+	tr := newTracker(start, 10*time.Second)
+	for _, s := range []struct {
+		name    string
+		do      func()
+		at      int
+		late    bool
+		waiting time.Time
+	}{
+		{"nothing is on its way", func() {}, 300, false, time.Time{}},
+		{"not yet", func() { tr.send(at(0), false) }, 399, false, at(0)},
+		{"the first counts", func() { tr.send(at(300), false) }, 400, true, at(0)},
+		{"answered late", func() { tr.receive(at(500), at(0)) }, 700, false, time.Time{}},
+		{"another, and a way that takes that long", func() { tr.send(at(1000), false) }, 1999, false, at(1000)},
+		{"longer than there and back twice", func() {}, 2000, true, at(1000)},
+		{"a quick answer", func() { tr.receive(at(2100), at(1000)); tr.send(at(2200), true); tr.receive(at(2201), at(2200)) }, 5000, false, time.Time{}},
+		{"soon again", func() { tr.send(at(5000), false) }, 5400, true, at(5000)},
+	} {
+		s.do()
+		assert.Equal(t, tr.late(at(s.at), after), s.late, s.name)
+		assert.Equal(t, tr.status(at(s.at)).Waiting, s.waiting, s.name)
+	}
+}
+
+// TestTrackerExtra sends more probes while one is missing. The loss is that of
+// the others.
+func TestTrackerExtra(t *testing.T) {
+	start := time.Unix(1000, 0)
+	tr := newTracker(start, 10*time.Second)
+	now := start
+	for i := range 10 {
+		tr.send(now, false)
+		if i != 4 {
+			tr.receive(now.Add(time.Millisecond), now)
+			assert.Equal(t, tr.extras, 0)
+		} else {
+			for range 3 {
+				now = now.Add(500 * time.Millisecond)
+				tr.send(now, true)
+			}
+			assert.Equal(t, tr.extras, 3)
+		}
+		now = now.Add(2 * time.Second)
+	}
+	st := tr.status(now.Add(time.Minute))
+	assert.Equal(t, st.Loss, 0.1)
+	assert.Equal(t, st.Sent, uint64(13))
+}
+
+// TestHurry counts the probes that a peer gets that does not answer.
+func TestHurry(t *testing.T) {
+	lo := netip.MustParseAddr("127.0.0.1")
+	peer, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	assert.NilError(t, err)
+	defer peer.Close()
+	p, err := Open(t.Context(), Config{
+		Peer: peer.LocalAddr().(*net.UDPAddr).AddrPort(), Listen: netip.AddrPortFrom(lo, freePort(t, lo)), ClusterID: "rome",
+		Interval: 200 * time.Millisecond, Threshold: 1000,
+	})
+	assert.NilError(t, err)
+	assert.Equal(t, p.Hurry(), 50*time.Millisecond)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	start := time.Now()
+	go func() { done <- p.Run(ctx) }()
+	const enough = 25
+	buf := make([]byte, maxMessage)
+	assert.NilError(t, peer.SetReadDeadline(start.Add(20*time.Second)))
+	for range enough {
+		_, err := peer.Read(buf)
+		assert.NilError(t, err)
+	}
+	took := time.Since(start)
+	cancel()
+	assert.NilError(t, <-done)
+	select {
+	case <-p.Late():
+	default:
+		t.Error("nobody was told")
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	// Not all of them: in the end they are as far apart as ever. A machine that
+	// is busy skips some looks.
+	assert.Equal(t, p.track.extras, maxExtras)
+	assert.Assert(t, took >= (enough-maxExtras-1)*200*time.Millisecond && took < enough*150*time.Millisecond, "%d probes took %v", enough, took)
+}
+
 func TestTrackerForgets(t *testing.T) {
 	start := time.Unix(1000, 0)
 	tr := newTracker(start, 10*time.Second)
 	for i := range 10 * window {
-		tr.send(start.Add(time.Duration(i) * time.Second))
+		tr.send(start.Add(time.Duration(i)*time.Second), false)
 	}
 	assert.Equal(t, len(tr.ring), window)
 	assert.Equal(t, tr.status(start.Add(time.Hour)).Sent, uint64(10*window))
@@ -273,7 +365,7 @@ func TestSilentHour(t *testing.T) {
 	tr := newTracker(now, 10*time.Second)
 	changes := 0
 	for range 1800 {
-		tr.send(now)
+		tr.send(now, false)
 		before := tr.state
 		tr.check(now)
 		if tr.state != before {

@@ -26,6 +26,9 @@ type Status struct {
 	Sent      uint64
 	Received  uint64
 	LastReply time.Time // zero: never
+	// Waiting is when the first of the probes left that were sent since the
+	// latest answer; zero: there is none.
+	Waiting time.Time
 }
 
 // LatencyText writes a latency as Connection.status.latency.value: whole
@@ -51,6 +54,7 @@ type sent struct {
 	stamp    int64     // Unix nanoseconds, as in the message
 	at       time.Time // with the monotonic clock, so that a clock step is no latency
 	answered bool
+	extra    bool // sent in a hurry: what becomes of it is no measure of the loss
 }
 
 // A tracker is the state machine: what was sent, what came back. It has no
@@ -62,6 +66,8 @@ type tracker struct {
 	latency time.Duration
 	last    time.Time // latest answer
 	newest  int64     // stamp of the newest probe answered
+	waiting time.Time // see Status
+	extras  int       // probes sent in a hurry since the latest answer
 	ring    []sent    // at most window entries, oldest first
 	sent    uint64
 	recv    uint64
@@ -71,14 +77,25 @@ func newTracker(now time.Time, timeout time.Duration) *tracker {
 	return &tracker{timeout: timeout, state: Connecting, since: now}
 }
 
-// send notes a probe that leaves now and returns its time stamp.
-func (t *tracker) send(now time.Time) time.Time {
+// maxExtras is how many probes in a row are sent in a hurry: 7.5 s of them at
+// the default interval. Half the window stays with the others.
+const maxExtras = window / 2
+
+// send notes a probe that leaves now, in a hurry or not, and returns its time
+// stamp.
+func (t *tracker) send(now time.Time, hurry bool) time.Time {
 	if len(t.ring) == window {
 		copy(t.ring, t.ring[1:])
 		t.ring = t.ring[:window-1]
 	}
-	t.ring = append(t.ring, sent{stamp: now.UnixNano(), at: now})
+	t.ring = append(t.ring, sent{stamp: now.UnixNano(), at: now, extra: hurry})
 	t.sent++
+	if t.waiting.IsZero() {
+		t.waiting = now
+	}
+	if hurry {
+		t.extras++
+	}
 	return now
 }
 
@@ -99,9 +116,16 @@ func (t *tracker) receive(now, stamp time.Time) (took time.Duration, counts bool
 			t.newest, t.latency = n, took
 		}
 		t.state, t.since, t.last = Connected, now, now
+		t.waiting, t.extras = time.Time{}, 0
 		return took, true
 	}
 	return 0, false
+}
+
+// late reports whether nothing was answered since a probe that left longer ago
+// than the given time and than two round trips.
+func (t *tracker) late(now time.Time, after time.Duration) bool {
+	return !t.waiting.IsZero() && now.Sub(t.waiting) >= max(after, 2*t.latency)
 }
 
 // check ends a silence that has lasted too long.
@@ -113,10 +137,11 @@ func (t *tracker) check(now time.Time) {
 
 // status is the reading at now.
 func (t *tracker) status(now time.Time) Status {
-	st := Status{State: t.state, Latency: t.latency, Sent: t.sent, Received: t.recv, LastReply: t.last}
+	st := Status{State: t.state, Latency: t.latency, Sent: t.sent, Received: t.recv, LastReply: t.last, Waiting: t.waiting}
 	var over, lost int
 	for _, s := range t.ring {
 		switch {
+		case s.extra:
 		case s.answered:
 			over++
 		case now.Sub(s.at) > t.timeout:

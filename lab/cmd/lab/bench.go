@@ -38,7 +38,7 @@ type benchOptions struct {
 
 func newBenchCommand(a *app, root *string) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "measure, as ratios within one run"}
-	cmd.AddCommand(newBenchDatapathCommand(a, root))
+	cmd.AddCommand(newBenchDatapathCommand(a, root), newBenchFirewallCommand(a))
 	return cmd
 }
 

@@ -139,8 +139,12 @@ func (r *groupRun) open(ctx context.Context) error {
 		name += "-run-" + o.seed // beside another run
 	}
 	fmt.Fprintln(r.out, name)
+	warm, err := useSnapshots(o.snapshot)
+	if err != nil {
+		return err
+	}
 	b := builder{r.session.place, r.out}
-	lab, err := b.build(ctx, labConfig{name: name, topology: g.topology, world: g.world, overlay: g.overlay, ephemeral: !o.keep})
+	lab, err := b.build(ctx, labConfig{name: name, topology: g.topology, world: g.world, overlay: g.overlay, ephemeral: !o.keep, snapshots: warm})
 	if lab != nil {
 		r.result.Phases = lab.phases
 	}

@@ -37,6 +37,8 @@ func TestUsage(t *testing.T) {
 		{[]string{"up", bad}, 2, `"10.0.0.0/33" is not a CIDR`},
 		{[]string{"up", "two-clusters", "--world", "moon"}, 2, `--world "moon": auto, native or vm`},
 		{[]string{"up", "two-clusters", "--overlay", "ipip"}, 2, `--overlay "ipip": auto, geneve or vxlan`},
+		{[]string{"up", "two-clusters", "--snapshot", "on"}, 2, `--snapshot "on": auto or off`},
+		{[]string{"run", "--snapshot", "never"}, 2, `--snapshot "never": auto or off`},
 		{[]string{"run", "--sabotage=before"}, 2, "--sabotage=after for rows first"},
 		{[]string{"run", "--jobs", "0"}, 2, "at least one lab at a time"},
 		{[]string{"run", "pod-to-pot"}, 2, `did you mean "pod-to-pod"?`},

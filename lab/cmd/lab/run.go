@@ -22,6 +22,7 @@ import (
 type runOptions struct {
 	world, overlay, seed, shard, junit, pcap, dir string
 	sabotage                                      string // "", sabotageOnly or sabotageAfter
+	snapshot                                      string // auto or off
 	repeat, jobs                                  int
 	keep, asJSON, plan, fresh                     bool
 	ci                                            bool
@@ -82,10 +83,14 @@ row that failed the packets, the state of every host, logs and API objects.`,
 	f.StringVar(&o.pcap, "pcap", "fail", "when to write packets: fail, always or never")
 	f.BoolVar(&o.plan, "plan", false, "print what would run, and run nothing")
 	f.StringVar(&o.dir, "scenarios", "", "folder with scenarios (default: scenarios)")
+	snapshotFlag(cmd, &o.snapshot)
 	return cmd
 }
 
 func (o runOptions) check() error {
+	if _, err := useSnapshots(o.snapshot); err != nil {
+		return err
+	}
 	if o.pcap != "fail" && o.pcap != "always" && o.pcap != "never" {
 		return usageError("--pcap %q: fail, always or never", o.pcap)
 	}

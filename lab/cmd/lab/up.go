@@ -1,13 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -25,6 +28,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -39,7 +43,9 @@ type labConfig struct {
 	name           string
 	topology       *topology.Topology
 	world, overlay string
-	ephemeral      bool // it ends with this process
+	ephemeral      bool     // it ends with this process
+	snapshots      bool     // it may be restored from one, and leaves one
+	image          vm.Image // of the vm world; build sets it
 }
 
 // A built lab is one that runs, with its phases.
@@ -61,34 +67,74 @@ func (b builder) phase(lab *builtLab, name string, took time.Duration) {
 	fmt.Fprintf(b.out, "   %-52s %6s\n", name, report.Duration(took))
 }
 
-// build starts a lab and installs the appliance in its clusters. The lab that
-// failed on its way is taken down.
+// build starts a lab and installs the appliance in its clusters, or restores one
+// that was saved when it had just been built. The lab that failed on its way is
+// taken down.
 func (b builder) build(ctx context.Context, c labConfig) (*builtLab, error) {
+	if c.world != supervisor.VM {
+		return b.fresh(ctx, c)
+	}
+	// Here, where the Internet is: a lab's own network has no way there.
+	var err error
+	if c.image, err = buildImage(ctx, b.place, b.out); err != nil {
+		return nil, err
+	}
+	key := ""
+	if c.snapshots {
+		if key, err = b.snapshotKey(ctx, c); err != nil {
+			fmt.Fprintf(b.out, "   without a snapshot: %v\n", err)
+		}
+	}
+	if key != "" {
+		if lab, err := b.restore(ctx, c, key); lab != nil || err != nil {
+			return lab, err
+		}
+	}
+	lab, err := b.fresh(ctx, c)
+	if err == nil && key != "" {
+		b.save(ctx, c, lab, key)
+	}
+	return lab, err
+}
+
+// start starts the lab.
+func (b builder) start(ctx context.Context, c labConfig, restore string) (*builtLab, error) {
 	lab := &builtLab{name: c.name, topology: c.topology, overlay: c.overlay}
-	if c.world == supervisor.VM {
-		// Here, where the Internet is: a lab's own network has no way there.
-		if _, err := buildImage(ctx, b.place, b.out); err != nil {
-			return nil, err
+	cfg := b.config(c)
+	cfg.Restore = restore
+	cfg.Progress = func(p world.Progress) {
+		switch {
+		case p.Took > 0 || p.Error != "":
+			b.phase(lab, strings.TrimSpace(p.Message+" "+p.Error), p.Took)
+		case p.Message != "":
+			fmt.Fprintln(b.out, "  ", p.Message)
 		}
 	}
 	start := time.Now()
-	client, err := supervisor.Start(ctx, supervisor.Config{
-		Name: c.name, World: c.world, Spec: world.Plan(c.topology), BinDir: b.place.bin(), Ephemeral: c.ephemeral,
-		Progress: func(p world.Progress) {
-			if p.Took > 0 || p.Error != "" {
-				b.phase(lab, strings.TrimSpace(p.Message+" "+p.Error), p.Took)
-			}
-		},
-	})
+	client, err := supervisor.Start(ctx, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("start lab %s: %w", c.name, err)
 	}
 	lab.client = client
 	b.phase(lab, "world and control planes ready", time.Since(start))
-	if err := b.install(ctx, lab, start); err != nil {
-		return lab, err
-	}
 	return lab, nil
+}
+
+func (b builder) config(c labConfig) supervisor.Config {
+	return supervisor.Config{
+		Name: c.name, World: c.world, Spec: world.Plan(c.topology), BinDir: b.place.bin(), Ephemeral: c.ephemeral, Snapshots: c.snapshots,
+		CRDs: filepath.Join(b.place.chart(), "crds"), Image: c.image,
+	}
+}
+
+// fresh builds the lab from nothing.
+func (b builder) fresh(ctx context.Context, c labConfig) (*builtLab, error) {
+	start := time.Now()
+	lab, err := b.start(ctx, c, "")
+	if err != nil {
+		return nil, err
+	}
+	return lab, b.install(ctx, lab, start)
 }
 
 // serviceTime is how long kube-proxies may take: under TCG a binary of that
@@ -150,7 +196,29 @@ func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) er
 		b.phase(lab, "from the peering's objects to converged", time.Since(res.PeeringApplied))
 	}
 	b.phase(lab, "total", time.Since(start))
+	b.processorTime(ctx, lab)
 	return nil
+}
+
+// processorTime prints what the lab's processes have taken so far.
+func (b builder) processorTime(ctx context.Context, lab *builtLab) {
+	if s, err := lab.client.Status(ctx); err == nil && len(s.CPU) > 0 {
+		fmt.Fprintf(b.out, "   processor time: %s\n", processorTime(s.CPU))
+	}
+}
+
+// processorTime lists the programs that took most of it, and the sum.
+func processorTime(of map[string]time.Duration) string {
+	var sum time.Duration
+	for _, d := range of {
+		sum += d
+	}
+	names := slices.SortedFunc(maps.Keys(of), func(a, b string) int { return cmp.Or(cmp.Compare(of[b], of[a]), strings.Compare(a, b)) })
+	var most []string
+	for _, n := range names[:min(5, len(names))] {
+		most = append(most, fmt.Sprintf("%s %s", n, report.Duration(of[n])))
+	}
+	return fmt.Sprintf("%s, of which %s", report.Duration(sum), strings.Join(most, ", "))
 }
 
 // firstReplyTime is how long the first answer may take once both sides have
@@ -197,7 +265,7 @@ func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) err
 }
 
 func newUpCommand(a *app, root *string) *cobra.Command {
-	var worldName, overlay string
+	var worldName, overlay, snapshots string
 	cmd := &cobra.Command{
 		Use:   "up TOPOLOGY",
 		Short: "build a topology, install the appliance in it, and leave it up",
@@ -218,6 +286,10 @@ that take a lab's name are content with how it starts.`,
 			if err != nil {
 				return err
 			}
+			warm, err := useSnapshots(snapshots)
+			if err != nil {
+				return err
+			}
 			c, err := newChooser(worldName, overlay, world.Doctor(cmd.Context(), p.bin()), nil)
 			if err != nil {
 				return err
@@ -233,7 +305,7 @@ that take a lab's name are content with how it starts.`,
 				return infraError(err)
 			}
 			fmt.Fprintf(a.stdout, "%s in the %s world (%s)\n", name, at.world, c.why(at.world, at.lacks, false))
-			lab, err := builder{p, a.stdout}.build(cmd.Context(), labConfig{name: name, topology: t, world: at.world, overlay: at.overlay})
+			lab, err := builder{p, a.stdout}.build(cmd.Context(), labConfig{name: name, topology: t, world: at.world, overlay: at.overlay, snapshots: warm})
 			if err != nil {
 				if lab != nil {
 					err = fmt.Errorf("%w\nit is still up: look at it with lab inspect, take it down with lab down", err)
@@ -254,6 +326,7 @@ Next:
 	}
 	cmd.Flags().StringVar(&worldName, "world", "auto", "auto, native or vm")
 	cmd.Flags().StringVar(&overlay, "overlay", overlayAuto, "between the nodes of a cluster: geneve or vxlan; auto: geneve where the world's kernel has it")
+	snapshotFlag(cmd, &snapshots)
 	return cmd
 }
 
@@ -374,7 +447,11 @@ func printStatus(w io.Writer, s world.Status) {
 		fmt.Fprintf(w, "  error: %s\n", s.Error)
 	}
 	if s.VM != nil {
-		fmt.Fprintf(w, "  machine: %s, kernel %s, booted in %s\n", s.VM.Accelerator, s.VM.Kernel, report.Duration(s.VM.Boot))
+		how := "booted"
+		if s.VM.Restored {
+			how = "restored from a snapshot"
+		}
+		fmt.Fprintf(w, "  machine: %s, kernel %s, %s in %s\n", s.VM.Accelerator, s.VM.Kernel, how, report.Duration(s.VM.Boot))
 		for _, warning := range s.VM.Warnings {
 			fmt.Fprintf(w, "  %s\n", warning)
 		}

@@ -10,15 +10,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/snapshot"
 	"github.com/isthmus-net/isthmus/lab/internal/vm"
 )
 
 func newVMCommand(a *app, root *string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "vm",
-		Short: "the virtual machine of the vm world: its image, and programs run in it",
+		Short: "the virtual machine of the vm world: its image, its snapshots, and programs run in it",
 	}
-	cmd.AddCommand(newVMImageCommand(a, root), newVMTestCommand(a, root))
+	cmd.AddCommand(newVMImageCommand(a, root), newVMTestCommand(a, root), newVMSnapshotsCommand(a))
 	return cmd
 }
 
@@ -60,6 +61,7 @@ func newVMImageCommand(a *app, root *string) *cobra.Command {
 
 func newVMTestCommand(a *app, root *string) *cobra.Command {
 	var modules []string
+	var snapshots string
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "test PROGRAM [-- ARGS...]",
@@ -70,6 +72,16 @@ func newVMTestCommand(a *app, root *string) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
+			warm, err := useSnapshots(snapshots)
+			if err != nil {
+				return err
+			}
+			var store *snapshot.Store
+			if warm {
+				if store, err = openSnapshots(); err != nil {
+					return err
+				}
+			}
 			img, err := a.image(ctx, *root)
 			if err != nil {
 				return err
@@ -79,6 +91,7 @@ func newVMTestCommand(a *app, root *string) *cobra.Command {
 			code, err := vm.Run(ctx, img, vm.RunConfig{
 				Argv: args, Modules: modules, Env: []string{"CI=1"}, Accelerator: accelerator,
 				Stdout: a.stdout, Stderr: a.stderr, Console: a.stderr,
+				Snapshots: store, Progress: func(s string) { fmt.Fprintln(a.stdout, "  ", s) },
 			})
 			if err != nil {
 				return infraError(err)
@@ -91,5 +104,6 @@ func newVMTestCommand(a *app, root *string) *cobra.Command {
 	}
 	cmd.Flags().StringSliceVar(&modules, "module", nil, "kernel module to load first; may be repeated")
 	cmd.Flags().DurationVar(&timeout, "timeout", 15*time.Minute, "for everything")
+	snapshotFlag(cmd, &snapshots)
 	return cmd
 }

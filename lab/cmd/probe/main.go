@@ -44,7 +44,7 @@ func newRoot() *cobra.Command {
 		// Without the privilege everything stays as it is.
 		PersistentPreRun: func(*cobra.Command, []string) { _ = niceness.Set(-15) },
 	}
-	cmd.AddCommand(newServeCommand(), newDialCommand(), newFlowCommand(), newLoadCommand())
+	cmd.AddCommand(newServeCommand(), newDialCommand(), newFlowCommand(), newMTUCommand(), newLoadCommand())
 	return cmd
 }
 
@@ -95,7 +95,7 @@ func newDialCommand() *cobra.Command {
 
 func newFlowCommand() *cobra.Command {
 	var fl prober.Flow
-	var to string
+	var to, from string
 	cmd := &cobra.Command{
 		Use:     "flow",
 		Short:   "send a numbered stream until interrupted and print how it stands, a line of JSON at a time",
@@ -107,15 +107,51 @@ func newFlowCommand() *cobra.Command {
 				return err
 			}
 			fl.To = address
+			if from != "" {
+				if fl.From, err = netip.ParseAddrPort(from); err != nil {
+					return fmt.Errorf("--from %q: write address:port", from)
+				}
+			}
 			return fl.Run(cmd.Context(), cmd.OutOrStdout())
 		},
 	}
 	f := cmd.Flags()
 	f.StringVar(&fl.Proto, "proto", "tcp", "tcp or udp")
 	f.StringVar(&to, "to", "", "address, or address:port")
+	f.StringVar(&from, "from", "", "address:port to send from; default: as the kernel chooses")
 	f.StringVar(&fl.Token, "token", "", "what the stream starts with")
 	f.DurationVar(&fl.Interval, "interval", 50*time.Millisecond, "between two messages")
 	f.DurationVar(&fl.Report, "report", 250*time.Millisecond, "between two lines")
+	return cmd
+}
+
+func newMTUCommand() *cobra.Command {
+	var p prober.PathMTU
+	var to string
+	cmd := &cobra.Command{
+		Use:     "mtu",
+		Short:   "find the longest packet that passes unfragmented, and print it as JSON",
+		Example: "  probe mtu --to 10.1.0.5 --token 5ca1ab1e5ca1ab1e",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			address, err := parseTo(to, prober.Port)
+			if err != nil {
+				return err
+			}
+			p.To = address
+			res, err := p.Search(cmd.Context())
+			if err != nil {
+				return err
+			}
+			return json.NewEncoder(cmd.OutOrStdout()).Encode(res)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&to, "to", "", "address, or address:port")
+	f.StringVar(&p.Token, "token", "", "what the payload starts with")
+	f.IntVar(&p.Least, "least", 576, "length of an IP packet that passes")
+	f.IntVar(&p.Most, "most", 1500, "length of the longest to try")
+	f.DurationVar(&p.Timeout, "timeout", 300*time.Millisecond, "for the answer to one packet")
 	return cmd
 }
 

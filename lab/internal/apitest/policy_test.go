@@ -31,7 +31,7 @@ func policies(t *testing.T, a *api) {
 		"ipam":      map[string]any{"podCIDRs": []any{"10.0.0.0/16"}, "serviceCIDR": "10.96.0.0/16"},
 	})
 	assert.NilError(t, err)
-	kinds := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
+	kinds := []string{"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding", "FirewallConfiguration", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}
 	policies := 0
 	for _, o := range m.Objects {
 		if !slices.Contains(kinds, o.GetKind()) {

@@ -17,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"sync"
@@ -69,12 +70,29 @@ type Config struct {
 	PodCIDR     netip.Prefix // the cluster's; each node gets a /24, or a /64 of IPv6
 	Nodes       []Node
 
+	// CRDs are CustomResourceDefinitions as YAML or JSON, one in each, that
+	// are there and served when Start returns.
+	CRDs [][]byte
+	// CacheDir has copies of the data of control planes that have just come
+	// up. Start starts on the one for this configuration, or makes it when
+	// there is none. Empty: neither.
+	CacheDir string
+	// EtcdData is a directory that SaveEtcd made. Start starts on a copy of
+	// it, with all that is in it, and neither adds CRDs nor uses CacheDir.
+	EtcdData string
+	// Keys is a directory that SaveKeys made, of a control plane of the same
+	// name, address and nodes. Start takes its keys; else it makes new ones.
+	Keys string
+
 	// NetNS is the network namespace of the processes and of all connections
 	// this package makes; nil means the caller's own.
 	NetNS *os.File
 	// Nice is added to the niceness of this process for the components, so
 	// that what runs beside them is not kept waiting (setpriority(2)).
 	Nice int
+	// Serving is called when the API server answers, while the controller
+	// manager and the scheduler start. Optional.
+	Serving func()
 	// Progress is told what is being waited for. Optional.
 	Progress func(format string, args ...any)
 	Logger   *slog.Logger  // optional
@@ -109,6 +127,9 @@ func (c *Config) complete() error {
 	if c.Progress == nil {
 		c.Progress = func(string, ...any) {}
 	}
+	if c.Serving == nil {
+		c.Serving = func() {}
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -124,8 +145,24 @@ type ControlPlane struct {
 	pki    *pki
 	client kubernetes.Interface
 
+	warm bool   // it started on a copy
+	cold string // why not
+
 	mu    sync.Mutex
 	procs map[string]*process
+	took  map[string]time.Duration
+}
+
+// Warm tells whether the control plane started on a copy from Config.CacheDir,
+// or else why it did not; "" when there is no such directory.
+func (c *ControlPlane) Warm() (warm bool, why string) { return c.warm, c.cold }
+
+// Took returns how long each component, and the step CRDs, took to be ready
+// when it was started last.
+func (c *ControlPlane) Took() map[string]time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.took)
 }
 
 // NodeCredentials are what the kubelet and the kube-proxy of one node need.
@@ -133,10 +170,15 @@ type NodeCredentials struct {
 	Node                string
 	Kubeconfig          []byte // system:node:NAME, group system:nodes
 	KubeProxyKubeconfig []byte // system:kube-proxy
+	FlannelKubeconfig   []byte // FlannelUser
 	ServingCert         []byte // PEM, for the kubelet's port
 	ServingKey          []byte // PEM
 	ClientCA            []byte // PEM, signs the API server's client certificate
 }
+
+// FlannelUser is who flanneld is; it may do nothing until somebody grants it
+// what flannel's manifest does.
+const FlannelUser = "flannel"
 
 // Address returns host:port of the API server.
 func (c *ControlPlane) Address() netip.AddrPort {
@@ -177,8 +219,9 @@ func (c *ControlPlane) NodeCredentials(node string) (NodeCredentials, error) {
 }
 
 // Start makes keys, starts the components and returns when the API answers,
-// the controller manager works (the service account default/default exists)
-// and the scheduler is healthy.
+// the CRDs are served, the controller manager works (the service account
+// default/default exists, and the ConfigMap with the cluster's certificate
+// authority beside it) and the scheduler is healthy.
 func Start(ctx context.Context, cfg Config) (*ControlPlane, error) {
 	if err := cfg.complete(); err != nil {
 		return nil, err

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"encoding/pem"
 	"fmt"
 	"math/big"
@@ -32,6 +33,7 @@ var users = []struct {
 	{ControllerManager, "system:kube-controller-manager", nil},
 	{Scheduler, "system:kube-scheduler", nil},
 	{"kube-proxy", "system:kube-proxy", nil},
+	{FlannelUser, FlannelUser, nil},
 }
 
 // pki is every key of one cluster, and the kubeconfigs made of them.
@@ -129,12 +131,52 @@ func newPKI(dir, cluster string, server netip.AddrPort, serviceCIDR netip.Prefix
 			Node:                n.Name,
 			Kubeconfig:          kubeconfig(user, leaf(p.ca, user, []string{"system:nodes"}, nil)),
 			KubeProxyKubeconfig: p.kubeconfigs["kube-proxy"],
+			FlannelKubeconfig:   p.kubeconfigs[FlannelUser],
 			ServingCert:         serving.cert,
 			ServingKey:          serving.key,
 			ClientCA:            p.ca.pem,
 		}
 	}
 	return p, err
+}
+
+// savedPKI is what a pki has in memory only, as JSON.
+type savedPKI struct {
+	CA, AdminCert, AdminKey []byte
+	Kubeconfigs             map[string][]byte
+	Nodes                   map[string]NodeCredentials
+}
+
+const savedPKIFile = "pki.json"
+
+// SaveKeys copies the keys and all that was made of them into dir, which must
+// not exist.
+func (c *ControlPlane) SaveKeys(dir string) error {
+	p := c.pki
+	if _, err := copyTree(p.dir, dir); err != nil {
+		return fmt.Errorf("cluster %s: save keys: %w", c.cfg.Name, err)
+	}
+	b, err := json.Marshal(savedPKI{p.ca.pem, p.adminCert.cert, p.adminCert.key, p.kubeconfigs, p.nodes})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, savedPKIFile), b, 0o600)
+}
+
+// copyPKI takes over what SaveKeys has saved. It makes no more certificates.
+func copyPKI(from, dir string) (*pki, error) {
+	if _, err := copyTree(from, dir); err != nil {
+		return nil, err
+	}
+	b, err := os.ReadFile(filepath.Join(dir, savedPKIFile))
+	if err != nil {
+		return nil, err
+	}
+	var s savedPKI
+	if err := json.Unmarshal(b, &s); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(from, savedPKIFile), err)
+	}
+	return &pki{dir: dir, ca: authority{pem: s.CA}, adminCert: keyPair{s.AdminCert, s.AdminKey}, kubeconfigs: s.Kubeconfigs, nodes: s.Nodes}, nil
 }
 
 func (p *pki) path(name string) string { return filepath.Join(p.dir, name) }

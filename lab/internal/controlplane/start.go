@@ -3,6 +3,7 @@ package controlplane
 import (
 	"context"
 	"crypto/tls"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -19,6 +20,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
 )
 
 // poll is the interval between two looks at a component that starts.
@@ -36,8 +38,14 @@ func start(ctx context.Context, cfg Config) (_ *ControlPlane, err error) {
 	if err := cfg.portsFree(ctx); err != nil {
 		return nil, err
 	}
-	c := &ControlPlane{cfg: cfg, procs: map[string]*process{}}
-	if c.pki, err = newPKI(filepath.Join(cfg.Dir, "pki"), cfg.Name, c.Address(), cfg.ServiceCIDR, cfg.Nodes); err != nil {
+	c := &ControlPlane{cfg: cfg, procs: map[string]*process{}, took: map[string]time.Duration{}}
+	keys := filepath.Join(cfg.Dir, "pki")
+	if cfg.Keys != "" {
+		c.pki, err = copyPKI(cfg.Keys, keys)
+	} else {
+		c.pki, err = newPKI(keys, cfg.Name, c.Address(), cfg.ServiceCIDR, cfg.Nodes)
+	}
+	if err != nil {
 		return nil, fmt.Errorf("cluster %s: keys: %w", cfg.Name, err)
 	}
 	if c.client, err = kubernetes.NewForConfig(c.RESTConfig()); err != nil {
@@ -48,22 +56,96 @@ func start(ctx context.Context, cfg Config) (_ *ControlPlane, err error) {
 			err = errors.Join(err, c.Close())
 		}
 	}()
-	for _, component := range []string{Etcd, APIServer} {
-		if err := c.StartComponent(ctx, component); err != nil {
-			return nil, err
-		}
+	if err := c.startEtcd(ctx); err != nil {
+		return nil, err
 	}
+	if err := c.StartComponent(ctx, APIServer); err != nil {
+		return nil, err
+	}
+	cfg.Serving()
 	g, gctx := errgroup.WithContext(ctx)
 	for _, component := range []string{ControllerManager, Scheduler} {
 		g.Go(func() error { return c.StartComponent(gctx, component) })
 	}
-	g.Go(func() error {
-		return c.until(gctx, "service account default/default of the controller manager", func(ctx context.Context) error {
-			_, err := c.client.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+	g.Go(func() error { return c.until(gctx, "the controller manager", c.controllerManagerWorks) })
+	if !c.warm && c.cfg.EtcdData == "" {
+		g.Go(func() error { return c.installCRDs(gctx) })
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	if c.cfg.CacheDir != "" && c.cfg.EtcdData == "" {
+		if err := c.keepCopy(); err != nil {
+			cfg.Logger.Warn("no copy of the control plane is kept: the next one takes as long", "err", err)
+		}
+	}
+	return c, nil
+}
+
+// controllerManagerWorks tells it from what it writes, which pods need.
+func (c *ControlPlane) controllerManagerWorks(ctx context.Context) error {
+	if _, err := c.client.CoreV1().ServiceAccounts(metav1.NamespaceDefault).Get(ctx, "default", metav1.GetOptions{}); err != nil {
+		return err
+	}
+	root, err := c.client.CoreV1().ConfigMaps(metav1.NamespaceDefault).Get(ctx, "kube-root-ca.crt", metav1.GetOptions{})
+	if err == nil && root.Data["ca.crt"] != string(c.pki.ca.pem) {
+		return errors.New("ConfigMap default/kube-root-ca.crt has another cluster's certificate authority")
+	}
+	return err
+}
+
+const crdsPath = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+
+// installCRDs creates the CRDs and waits until they are established.
+func (c *ControlPlane) installCRDs(ctx context.Context) error {
+	begin := time.Now()
+	g, ctx := errgroup.WithContext(ctx)
+	for _, content := range c.cfg.CRDs {
+		g.Go(func() error { return c.installCRD(ctx, content) })
+	}
+	if err := g.Wait(); err != nil {
+		return fmt.Errorf("cluster %s: %w", c.cfg.Name, err)
+	}
+	c.record("CRDs", time.Since(begin))
+	return nil
+}
+
+func (c *ControlPlane) installCRD(ctx context.Context, content []byte) error {
+	var crd struct {
+		Metadata struct{ Name string }
+		Status   struct {
+			Conditions []struct{ Type, Status string }
+		}
+	}
+	if err := yaml.Unmarshal(content, &crd); err != nil {
+		return fmt.Errorf("CRD: %w", err)
+	}
+	name := crd.Metadata.Name
+	rest := c.client.Discovery().RESTClient()
+	if err := rest.Post().AbsPath(crdsPath).SetHeader("Content-Type", "application/yaml").Body(content).Do(ctx).Error(); err != nil {
+		return fmt.Errorf("create CRD %s: %w", name, err)
+	}
+	return c.until(ctx, "CRD "+name, func(ctx context.Context) error {
+		b, err := rest.Get().AbsPath(crdsPath, name).DoRaw(ctx)
+		if err != nil {
 			return err
-		})
+		}
+		if err := json.Unmarshal(b, &crd); err != nil {
+			return err
+		}
+		for _, cond := range crd.Status.Conditions {
+			if cond.Type == "Established" && cond.Status == "True" {
+				return nil
+			}
+		}
+		return errors.New("it is not established")
 	})
-	return c, g.Wait()
+}
+
+func (c *ControlPlane) record(what string, took time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.took[what] = took
 }
 
 // StartComponent starts a component that is not running and waits until it is
@@ -91,6 +173,7 @@ func (c *ControlPlane) StartComponent(ctx context.Context, component string) err
 	if err := c.until(ctx, component, c.healthy(component)); err != nil {
 		return err
 	}
+	c.record(component, time.Since(begin))
 	c.cfg.Logger.Info("started", "cluster", c.cfg.Name, "component", component, "pid", p.cmd.Process.Pid, "took", time.Since(begin).Round(time.Millisecond))
 	return nil
 }
@@ -241,7 +324,7 @@ func (c *ControlPlane) flags(component string) ([]string, error) {
 	switch component {
 	case Etcd:
 		flags := []string{
-			"--data-dir=" + filepath.Join(cfg.Dir, "etcd"),
+			"--data-dir=" + cfg.dataDir(),
 			"--listen-client-urls=" + etcd,
 			"--listen-peer-urls=http://" + loopbackPort(cfg.Ports.EtcdPeer),
 		}

@@ -9,11 +9,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -230,7 +233,11 @@ func (in *installer) installChart(ctx context.Context, c topology.Cluster, cl cl
 			others = append(others, o)
 		}
 	}
-	if err := applyTogether(ctx, cl, append(m.CRDs, others...)); err != nil {
+	crds, err := missingCRDs(ctx, cl, m.CRDs)
+	if err != nil {
+		return err
+	}
+	if err := applyTogether(ctx, cl, append(crds, others...)); err != nil {
 		return err
 	}
 	select {
@@ -239,6 +246,19 @@ func (in *installer) installChart(ctx context.Context, c topology.Cluster, cl cl
 		return ctx.Err()
 	}
 	return applyTogether(ctx, cl, workloads)
+}
+
+// missingCRDs returns those that the cluster has not: as helm install does, those
+// that are there stay as they are.
+func missingCRDs(ctx context.Context, cl client.Client, crds []*unstructured.Unstructured) ([]*unstructured.Unstructured, error) {
+	have := &metav1.PartialObjectMetadataList{}
+	have.SetGroupVersionKind(apiextensionsv1.SchemeGroupVersion.WithKind("CustomResourceDefinitionList"))
+	if err := cl.List(ctx, have); err != nil {
+		return nil, fmt.Errorf("list CRDs: %w", err)
+	}
+	return slices.DeleteFunc(slices.Clone(crds), func(crd *unstructured.Unstructured) bool {
+		return slices.ContainsFunc(have.Items, func(h metav1.PartialObjectMetadata) bool { return h.Name == crd.GetName() })
+	}), nil
 }
 
 // values are what an operator would pass to helm install.

@@ -90,9 +90,8 @@ func (in *installer) applyPeering(ctx context.Context, p topology.Peering) error
 
 // firstReply waits until pods of the two sides have reached each other.
 func (in *installer) firstReply(ctx context.Context, p topology.Peering) error {
-	from, ok := podOf(in.cfg.Topology, p.Client)
-	to, ok2 := podOf(in.cfg.Topology, p.Server)
-	if in.cfg.Reach == nil || !ok || !ok2 {
+	from, to, ok := EndsOf(in.cfg.Topology, p)
+	if in.cfg.Reach == nil || !ok {
 		return nil
 	}
 	if err := in.cfg.Reach(ctx, from, to); err != nil {
@@ -102,6 +101,14 @@ func (in *installer) firstReply(ctx context.Context, p topology.Peering) error {
 	defer in.mu.Unlock()
 	in.result.FirstReply = time.Now()
 	return nil
+}
+
+// EndsOf returns the pods of the two sides of a peering between which it is
+// tried, or false when a side has none with an address of its own.
+func EndsOf(t *topology.Topology, p topology.Peering) (client, server topology.Pod, ok bool) {
+	client, ok = podOf(t, p.Client)
+	server, ok2 := podOf(t, p.Server)
+	return client, server, ok && ok2
 }
 
 // podOf returns the first pod of a cluster with an address of its own.

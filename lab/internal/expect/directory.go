@@ -131,7 +131,17 @@ func (d *Directory) Address(ctx context.Context, o operand.Operand, viewer strin
 		return netip.Addr{}, err
 	}
 	a, err := d.address(o)
-	if err != nil || d.stale(o, viewer) {
+	if o.Kind == operand.External || o.Kind == operand.Ingress || o.Kind == operand.ClusterIP {
+		if a, err = d.ofObject(ctx, o); err != nil {
+			return a, err
+		}
+		if viewer != "" && viewer != o.Cluster {
+			err = d.Refresh(ctx)
+		}
+		if err != nil {
+			return a, err
+		}
+	} else if err != nil || d.stale(o, viewer) {
 		if err := d.Refresh(ctx); err != nil {
 			return netip.Addr{}, err
 		}
@@ -221,6 +231,8 @@ func (d *Directory) address(o operand.Operand) (netip.Addr, error) {
 		return valid(c.Router, o)
 	case operand.ControlPlane:
 		return valid(c.ControlPlane, o)
+	case operand.Unknown:
+		return valid(c.ExternalCIDR.Masked().Addr(), o)
 	case operand.Outside:
 		for _, h := range d.status.Spec.Outside {
 			if h.Name == o.Name {
@@ -236,6 +248,49 @@ func (d *Directory) address(o operand.Operand) (netip.Addr, error) {
 		return p.IP, nil
 	}
 	return netip.Addr{}, fmt.Errorf("%s %w", o, ErrNoAddress)
+}
+
+// ofObject is an address that stands in an object of a cluster.
+func (d *Directory) ofObject(ctx context.Context, o operand.Operand) (netip.Addr, error) {
+	text := ""
+	if o.Kind == operand.External {
+		host, err := d.Address(ctx, *o.Inner, "")
+		if err != nil {
+			return host, err
+		}
+		ips, err := d.api.List(ctx, o.Cluster, "ips.ipam.liqo.io")
+		if err != nil {
+			return netip.Addr{}, err
+		}
+		for _, ip := range ips {
+			if nested(ip, "spec", "ip") == host.String() {
+				text = nested(ip, "status", "ip")
+			}
+		}
+	} else {
+		s, err := d.api.Find(ctx, o.Cluster, "services/"+o.Name, podNamespace)
+		if err != nil {
+			return netip.Addr{}, err
+		}
+		switch {
+		case s == nil:
+			return netip.Addr{}, fmt.Errorf("%s %w: there is no Service %s", o, ErrNoAddress, o.Name)
+		case o.Kind == operand.ClusterIP:
+			text = nested(*s, "spec", "clusterIP")
+		default:
+			ingress, _, _ := unstructured.NestedSlice(s.Object, "status", "loadBalancer", "ingress")
+			for _, i := range ingress {
+				if m, ok := i.(map[string]any); ok {
+					text, _ = m["ip"].(string)
+				}
+			}
+		}
+	}
+	a, err := netip.ParseAddr(text)
+	if err != nil {
+		return a, fmt.Errorf("%s %w yet", o, ErrNoAddress)
+	}
+	return a, nil
 }
 
 func valid(a netip.Addr, o operand.Operand) (netip.Addr, error) {

@@ -51,6 +51,9 @@ func kinds() map[string]func() Expectation {
 		"reach":       func() Expectation { return &Reach{} },
 		"unreachable": func() Expectation { return &Unreachable{} },
 		"source":      func() Expectation { return &Source{} },
+		"conntrack":   func() Expectation { return &Conntrack{} },
+		"mss":         func() Expectation { return &MSS{} },
+		"mtu":         func() Expectation { return &MTU{} },
 		"path":        func() Expectation { return &Path{} },
 		"never":       func() Expectation { return &Never{} },
 		"kubectl":     func() Expectation { return &Kubectl{} },
@@ -186,12 +189,12 @@ func (l *Linter) Text(field *string) {
 
 // inBraces finds {milan/web.ip} in texts. Jsonpath's {.spec} and Go's {{.X}}
 // are not names.
-var inBraces = regexp.MustCompile(`\{([a-z0-9(][^{}\s"]*(?:, [a-z0-9-]+\))?)\}`)
+var inBraces = regexp.MustCompile(`\{([a-z0-9(][^{}\s"]*(?:, [a-z0-9-]+\)*)*)\}`)
 
 // looksLikeOperand tells a name from other text in braces: it has a cluster,
 // or an attribute.
 func looksLikeOperand(s string) bool {
-	return strings.Contains(s, "/") || strings.HasSuffix(s, ".ip") || strings.HasPrefix(s, "remapped(")
+	return strings.Contains(s, "/") || strings.HasSuffix(s, ".ip") || operand.IsFunction(s)
 }
 
 // Expand replaces {milan/web.ip} and the like by addresses.

@@ -160,7 +160,7 @@ func TestFlow(t *testing.T) {
 	} {
 		w, row := newFake(t)
 		w.fails = tc.breaks
-		f, err := row.OpenFlow(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "tcp", 0)
+		f, err := row.OpenFlow(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "tcp", "", 0)
 		assert.NilError(t, err)
 		defer f.Close()
 		row.Flows["f"] = f
@@ -242,5 +242,79 @@ func TestPathInside(t *testing.T) {
 			assert.Equal(t, res.OK, tc.want == "", "%+v", res)
 			assert.Equal(t, res.Why, tc.want)
 		})
+	}
+}
+
+// TestConntrack: the entry is found by the port that its replies go to.
+func TestConntrack(t *testing.T) {
+	const table = `tcp      6 119 TIME_WAIT src=10.80.0.1 dst=10.1.1.2 sport=7777 dport=8080 src=10.1.1.2 dst=10.70.0.0 sport=8080 dport=7777 [ASSURED] mark=5 use=1
+tcp      6 119 TIME_WAIT src=10.80.0.2 dst=10.1.1.2 sport=40000 dport=8080 src=10.1.1.2 dst=10.70.0.0 sport=8080 dport=40000 [ASSURED] mark=0 use=1
+`
+	for _, tc := range []struct {
+		table string
+		ok    bool
+		got   string
+	}{
+		{table, true, "tcp 6 119 TIME_WAIT src=10.80.0.2 dst=10.1.1.2 sport=40000 dport=8080 src=10.1.1.2 dst=10.70.0.0 sport=8080 dport=40000 [ASSURED] mark=0 use=1"},
+		{strings.ReplaceAll(table, "mark=0", "mark=2"), false, "mark 2"},
+		{strings.ReplaceAll(table, "dport=40000 [", "dport=40001 ["), false, "no entry with replies to port 40000"},
+	} {
+		w, row := newFake(t)
+		w.prints = tc.table
+		_, err := row.Send(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "tcp", 0)
+		assert.NilError(t, err)
+		e := &expect.Conntrack{On: ref(t, row, "milan/gateway"), SeenBy: ref(t, row, "rome/web")}
+		res, err := e.Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Equal(t, res.OK, tc.ok, "%+v", res)
+		assert.Equal(t, res.Got, tc.got)
+	}
+}
+
+func TestMTU(t *testing.T) {
+	for _, tc := range []struct {
+		prints, got string
+		ok          bool
+	}{
+		{`{"largest":1390,"above":"error","pmtu":1390}`, "1390 bytes pass; one more: error; the sender's kernel knows of 1390", true},
+		{`{"largest":1390,"above":"error","pmtu":1340}`, "1390 bytes pass; one more: error; the sender's kernel knows of 1340", false},
+		{`{"largest":1390,"above":"silent","pmtu":1500}`, "1390 bytes pass; one more: silent; the sender's kernel knows of 1500", false},
+		{`{"largest":1400,"above":"error","pmtu":1400}`, "1400 bytes pass; one more: error; the sender's kernel knows of 1400", false},
+	} {
+		w, row := newFake(t)
+		w.prints = tc.prints
+		e := &expect.MTU{From: ref(t, row, "milan/web"), To: ref(t, row, "rome/web"), Is: 1390, Above: "error"}
+		res, err := e.Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Equal(t, res.OK, tc.ok, "%+v", res)
+		assert.Equal(t, res.Got, tc.got)
+	}
+}
+
+// TestAnsweredBy: whoever answers behind an address must be the one meant.
+func TestAnsweredBy(t *testing.T) {
+	for by, want := range map[string]string{"10.1.1.2": "rome/web answers milan/web by tcp", "10.1.2.2": "10.1.2.2 answered (rome/probe)"} {
+		w, row := newFake(t)
+		w.by = netip.MustParseAddr(by)
+		e := &expect.Reach{From: ref(t, row, "milan/web"), To: ref(t, row, "milan/node-1"), AnsweredBy: ref(t, row, "rome/web"), Proto: "tcp", Port: 30080}
+		res, err := e.Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Equal(t, res.OK, by == "10.1.1.2")
+		assert.Equal(t, res.Got, want)
+		assert.Equal(t, w.ran[len(w.ran)-1][len(w.ran[0])-7], "172.18.1.11:30080", "%v", w.ran)
+	}
+}
+
+// TestMSS: what counts is the SYN that came in at the server.
+func TestMSS(t *testing.T) {
+	w, row := newFake(t)
+	w.mss = map[string]int{"milan/web": 1460, "rome/web": 1350}
+	_, err := row.Send(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "tcp", 0)
+	assert.NilError(t, err)
+	for is, ok := range map[int]bool{1350: true, 1460: false} {
+		res, err := (&expect.MSS{SeenBy: ref(t, row, "rome/web"), Is: is}).Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Equal(t, res.OK, ok, "%+v", res)
+		assert.Equal(t, res.Got, "MSS 1350")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -37,6 +38,10 @@ type fakeWorld struct {
 	clearText  bool // the payload is readable on the wide area network
 	lost       int  // packets overwritten in the rings
 	udpOnWAN   int
+
+	by     netip.Addr     // the address that the server says it has
+	prints string         // what other programs print
+	mss    map[string]int // of SYNs, by the host that saw them
 
 	seen []tokenSighting
 	logs []world.Log
@@ -70,6 +75,9 @@ func (w *fakeWorld) Exec(_ context.Context, req world.ExecRequest) (world.ExecRe
 		}
 		return req.Argv[i+1]
 	}
+	if !slices.Contains(req.Argv, "dial") && w.prints != "" {
+		return world.ExecResult{Stdout: []byte(w.prints)}, nil
+	}
 	if !slices.Contains(req.Argv, "dial") {
 		return world.ExecResult{Stdout: []byte("NAME     NODE IP LOCAL   NODE IP REMOTE   AGE\nnode-1   10.0.1.1                         5m2s\n")}, nil
 	}
@@ -83,6 +91,9 @@ func (w *fakeWorld) Exec(_ context.Context, req world.ExecRequest) (world.ExecRe
 		}
 		w.send(arg("--token"), arg("--proto"), back, prober.MarkReply, arg("--to"), req.Target)
 		res.SeenAs = netip.AddrPortFrom(src, 40000)
+		if w.by.IsValid() {
+			res.By = netip.AddrPortFrom(w.by, prober.Port)
+		}
 	} else {
 		res.Error, res.Message = w.fails, "as told"
 	}
@@ -136,6 +147,11 @@ func (w *fakeWorld) RESTConfig(context.Context, string) (*rest.Config, error) {
 
 func (w *fakeWorld) Sightings(_ context.Context, q world.SightingQuery) ([]world.Sighting, error) {
 	var out []world.Sighting
+	for _, host := range slices.Sorted(maps.Keys(w.mss)) {
+		if q.SYN.IsValid() {
+			out = append(out, world.Sighting{Host: host, Interface: "eth0", Direction: world.In, Src: q.SYN, MSS: w.mss[host]})
+		}
+	}
 	for _, s := range w.seen {
 		if s.token == q.Token {
 			out = append(out, s.Sighting)

@@ -101,8 +101,9 @@ type FlowState struct {
 	err     error
 }
 
-// OpenFlow starts a stream; it runs until Close or until ctx ends.
-func (row *Row) OpenFlow(ctx context.Context, from, to operand.Operand, proto string, interval time.Duration) (*FlowState, error) {
+// OpenFlow starts a stream; it runs until Close or until ctx ends. bind is the
+// address and port that it comes from; empty: the kernel chooses.
+func (row *Row) OpenFlow(ctx context.Context, from, to operand.Operand, proto, bind string, interval time.Duration) (*FlowState, error) {
 	addr, err := row.Directory.Address(ctx, to, from.Cluster)
 	if err != nil {
 		return nil, err
@@ -114,6 +115,9 @@ func (row *Row) OpenFlow(ctx context.Context, from, to operand.Operand, proto st
 	argv := []string{ProbeProgram, "flow", "--proto", proto, "--to", addr.String(), "--token", row.NewToken()}
 	if interval > 0 {
 		argv = append(argv, "--interval", interval.String())
+	}
+	if bind != "" {
+		argv = append(argv, "--from", bind)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	f := &FlowState{From: from, To: to, Proto: proto, cancel: cancel, done: make(chan struct{})}

@@ -55,7 +55,7 @@ func (e *Path) Check(ctx context.Context, row *Row) (Result, error) {
 		return Result{Want: fmt.Sprintf("an answered probe from %s to %s", from, to), Got: "none", Final: true}, nil
 	}
 	if e.tried++; e.tried > 2 {
-		again, err := row.Send(ctx, p.From, p.To, p.Proto, 0)
+		again, err := row.SendBy(ctx, p.From, p.Dst, p.To, p.Proto, p.Port)
 		if err != nil {
 			return Result{}, err
 		}

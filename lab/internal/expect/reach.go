@@ -15,13 +15,33 @@ type Reach struct {
 	To    Ref    `lab:"to,required" doc:"who must answer"`
 	Proto string `lab:"proto" enum:"tcp|udp|icmp" doc:"default tcp"`
 	Port  int    `lab:"port" doc:"default 8080, where the lab's pods listen"`
+	// AnsweredBy is for addresses that lead to somebody else.
+	AnsweredBy Ref `lab:"answeredBy" doc:"who is behind the address; default: who has it"`
 }
 
 // Lint resolves the two ends.
 func (e *Reach) Lint(l *Linter) {
-	lintEnds(l, &e.From, &e.To, &e.Proto)
+	l.Resolve(&e.AnsweredBy)
+	if e.AnsweredBy.Kind == "" {
+		lintEnds(l, &e.From, &e.To, &e.Proto)
+	} else {
+		at := e.AnsweredBy
+		lintEnds(l, &e.From, &at, &e.Proto)
+		l.Resolve(&e.To)
+	}
+	if to := e.end(); to.Kind == operand.Ingress || to.Kind == operand.ClusterIP {
+		l.Problem(&e.To, "answeredBy: rome/web", "say who is behind %s", e.To)
+	}
 	l.Controlled = true
-	l.Reached[e.To.HostName(l.Topology)] = true
+	l.Reached[e.end().HostName(l.Topology)] = true
+}
+
+// end is who must answer.
+func (e *Reach) end() operand.Operand {
+	if e.AnsweredBy.Kind != "" {
+		return e.AnsweredBy.Operand
+	}
+	return e.To.Operand
 }
 
 func lintEnds(l *Linter, from, to *Ref, proto *string) {
@@ -44,11 +64,20 @@ func lintEnds(l *Linter, from, to *Ref, proto *string) {
 
 // Check sends one probe.
 func (e *Reach) Check(ctx context.Context, row *Row) (Result, error) {
-	p, err := row.Send(ctx, e.From.Operand, e.To.Operand, e.Proto, e.Port)
+	p, err := row.SendBy(ctx, e.From.Operand, e.To.Operand, e.end(), e.Proto, e.Port)
 	if err != nil {
 		return Result{}, err
 	}
-	want := fmt.Sprintf("%s answers %s by %s", e.To, e.From, e.Proto)
+	want := fmt.Sprintf("%s answers %s by %s", e.end(), e.From, e.Proto)
+	if p.Result.OK && e.AnsweredBy.Kind != "" && p.Result.By.IsValid() {
+		own, err := row.Directory.Address(ctx, e.AnsweredBy.Operand, "")
+		if err != nil {
+			return missing(want, err)
+		}
+		if by := p.Result.By.Addr(); by != own {
+			return Result{Want: want, Got: fmt.Sprintf("%s answered (%s)", by, row.Directory.Name(by))}, nil
+		}
+	}
 	if p.Result.OK {
 		return Result{OK: true, Want: want, Got: want, Notes: []string{fmt.Sprintf("rtt %v", p.Result.RTT.Round(100*time.Microsecond))}}, nil
 	}
@@ -57,7 +86,20 @@ func (e *Reach) Check(ctx context.Context, row *Row) (Result, error) {
 }
 
 // String is the expectation on one line.
-func (e *Reach) String() string { return fmt.Sprintf("%s reaches %s by %s", e.From, e.To, e.Proto) }
+func (e *Reach) String() string {
+	if e.AnsweredBy.Kind != "" {
+		return fmt.Sprintf("%s reaches %s at %s by %s", e.From, e.AnsweredBy, portOf(e.To.Text, e.Port), e.Proto)
+	}
+	return fmt.Sprintf("%s reaches %s by %s", e.From, e.To, e.Proto)
+}
+
+// portOf is an operand with the port that it is reached at.
+func portOf(name string, port int) string {
+	if port == 0 {
+		return name
+	}
+	return fmt.Sprintf("%s:%d", name, port)
+}
 
 func describeFailure(r prober.Result) string {
 	text := map[string]string{
@@ -113,7 +155,7 @@ func (row *Row) explainLost(ctx context.Context, p Probe, res Result) (Result, e
 // about: a SYN has no payload to find it by.
 func (row *Row) explainByDatagram(ctx context.Context, p Probe, res Result) (Result, error) {
 	sent := len(row.Probes)
-	scout, err := row.Send(ctx, p.From, p.To, "udp", 0)
+	scout, err := row.SendBy(ctx, p.From, p.Dst, p.To, "udp", p.Port)
 	row.Probes = row.Probes[:sent] // no step is about this one
 	if err != nil {
 		return res, err
@@ -125,7 +167,7 @@ func (row *Row) explainByDatagram(ctx context.Context, p Probe, res Result) (Res
 	} else {
 		res.Why = "the connection did not come about; of a datagram in its place: " + res.Why
 	}
-	if addr, err := row.Directory.Address(ctx, p.To, p.From.Cluster); err == nil {
+	if addr, err := row.Directory.Address(ctx, p.Dst, p.From.Cluster); err == nil {
 		res.Why += fmt.Sprintf("\n%s is %s", addr, row.Directory.Name(addr))
 	}
 	return res, nil

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -57,10 +58,13 @@ type Row struct {
 	LogMarks map[string]int
 }
 
-// A Probe is a probe that was sent.
+// A Probe is a probe that was sent. Dst is whose address it was sent to: To's
+// own, or one that leads there, such as a Service's.
 type Probe struct {
 	From, To operand.Operand
+	Dst      operand.Operand
 	Proto    string
+	Port     int // 0: where the lab's pods listen
 	Token    string
 	Sent     time.Time
 	Result   prober.Result
@@ -86,10 +90,15 @@ func (row *Row) ExecTarget(ctx context.Context, o operand.Operand) (string, erro
 // ICMP try twice: the first packet may find an empty neighbour table.
 const probeTimeout = time.Second
 
-// Send sends a probe and remembers it.
+// Send sends a probe to an operand's own address and remembers it.
 func (row *Row) Send(ctx context.Context, from, to operand.Operand, proto string, port int) (Probe, error) {
-	p := Probe{From: from, To: to, Proto: proto, Token: row.NewToken()}
-	addr, err := row.Directory.Address(ctx, to, from.Cluster)
+	return row.SendBy(ctx, from, to, to, proto, port)
+}
+
+// SendBy sends a probe to the address of dst, where to is expected to answer.
+func (row *Row) SendBy(ctx context.Context, from, dst, to operand.Operand, proto string, port int) (Probe, error) {
+	p := Probe{From: from, To: to, Dst: dst, Proto: proto, Port: port, Token: row.NewToken()}
+	addr, err := row.Directory.Address(ctx, dst, from.Cluster)
 	if errors.Is(err, ErrNoAddress) {
 		p.Result = prober.Result{Error: "no address", Message: err.Error()}
 		return p, nil
@@ -100,12 +109,9 @@ func (row *Row) Send(ctx context.Context, from, to operand.Operand, proto string
 	if err != nil {
 		return p, err
 	}
-	dst := addr.String()
+	at := addr.String()
 	if proto != "icmp" && port != 0 {
-		dst = fmt.Sprintf("%s:%d", addr, port)
-		if addr.Is6() {
-			dst = fmt.Sprintf("[%s]:%d", addr, port)
-		}
+		at = netip.AddrPortFrom(addr, uint16(port)).String()
 	}
 	p.Sent = time.Now()
 	count := 1
@@ -115,7 +121,7 @@ func (row *Row) Send(ctx context.Context, from, to operand.Operand, proto string
 	res, err := row.World.Exec(ctx, world.ExecRequest{
 		Target: target,
 		Host:   true,
-		Argv: []string{ProbeProgram, "dial", "--proto", proto, "--to", dst, "--token", p.Token,
+		Argv: []string{ProbeProgram, "dial", "--proto", proto, "--to", at, "--token", p.Token,
 			"--timeout", probeTimeout.String(), "--count", strconv.Itoa(count)},
 	})
 	if err != nil {

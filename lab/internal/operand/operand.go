@@ -5,6 +5,7 @@ package operand
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +29,10 @@ const (
 	Controller   Kind = "controller"    // milan/controller
 	Outside      Kind = "outside"       // user
 	WAN          Kind = "wan"
+	Unknown      Kind = "unknown"   // unknown(milan, rome): the address by which rome knows what is none of milan's pods
+	External     Kind = "external"  // external(db, milan): the address that milan gives a host by an IP object
+	Ingress      Kind = "ingress"   // ingress(milan, web): of a Service of type LoadBalancer
+	ClusterIP    Kind = "clusterip" // clusterip(milan, web): of a Service
 )
 
 // An Attr selects one of the addresses of an operand.
@@ -44,7 +49,7 @@ const (
 type Operand struct {
 	Kind    Kind
 	Cluster string
-	Name    string // of a pod or an outside host
+	Name    string // of a pod, an outside host or a Service
 	Node    int    // of a node, a daemon, or of the node of a pod of the topology
 	Host    bool   // a pod in the host network: its packets are the node's
 	Peer    string // of a gateway and its node: the cluster at the other end
@@ -53,6 +58,8 @@ type Operand struct {
 	// RemappedIn is set for remapped(x, cluster): the address by which that
 	// cluster knows x.
 	RemappedIn string
+	// Inner is the host that an external address stands for.
+	Inner *Operand
 
 	text string
 }
@@ -87,8 +94,8 @@ func Parse(text string, t *topology.Topology) (Operand, error) {
 }
 
 func parse(text string, t *topology.Topology) (Operand, error) {
-	if inner, ok := strings.CutPrefix(text, "remapped("); ok {
-		return parseRemapped(text, inner, t)
+	if function, args, ok := strings.Cut(text, "("); ok {
+		return parseFunction(text, function, args, t)
 	}
 	cluster, rest, ok := strings.Cut(text, "/")
 	if !ok {
@@ -183,21 +190,57 @@ func parseGateway(o Operand, attrs []string, t *topology.Topology) (Operand, err
 	return withAttr(o, attrs, o.Cluster+"/gateway")
 }
 
-func parseRemapped(text, inner string, t *topology.Topology) (Operand, error) {
-	args, ok := strings.CutSuffix(inner, ")")
-	x, in, two := strings.Cut(args, ",")
-	if !ok || !two {
-		return Operand{}, fail("write remapped(milan/web, rome)", "%q: remapped takes a name and a cluster", text)
+// functions are what stands before parentheses, with an example each.
+var functions = map[string]string{
+	"remapped":        "remapped(milan/web, rome)",
+	string(Unknown):   "unknown(milan, rome)",
+	string(External):  "external(db, milan)",
+	string(Ingress):   "ingress(milan, web)",
+	string(ClusterIP): "clusterip(milan, web)",
+}
+
+// IsFunction tells whether a text starts like a function of names.
+func IsFunction(text string) bool {
+	name, _, ok := strings.Cut(text, "(")
+	return ok && functions[name] != ""
+}
+
+func parseFunction(text, function, rest string, t *topology.Topology) (Operand, error) {
+	example, known := functions[function]
+	if !known {
+		return Operand{}, fail(yamlfile.DidYouMean(function, slices.Sorted(maps.Keys(functions))), "%q: there is no %s(…)", text, function)
 	}
-	o, err := parse(strings.TrimSpace(x), t)
+	args, ok := strings.CutSuffix(rest, ")")
+	comma := strings.LastIndex(args, ",")
+	if !ok || comma < 0 {
+		return Operand{}, fail("write "+example, "%q: %s takes two names", text, function)
+	}
+	first, second := strings.TrimSpace(args[:comma]), strings.TrimSpace(args[comma+1:])
+	cluster := second
+	if function == string(Ingress) || function == string(ClusterIP) {
+		cluster = first
+	}
+	if _, ok := t.Cluster(cluster); !ok {
+		return Operand{}, fail(yamlfile.DidYouMean(cluster, clusterNames(t)), "there is no cluster %q", cluster)
+	}
+	switch Kind(function) {
+	case Ingress, ClusterIP:
+		return Operand{Kind: Kind(function), Cluster: cluster, Name: second}, nil
+	case Unknown:
+		if _, ok := t.Cluster(first); !ok {
+			return Operand{}, fail(yamlfile.DidYouMean(first, clusterNames(t)), "there is no cluster %q", first)
+		}
+		return Operand{Kind: Unknown, Cluster: first, RemappedIn: cluster}, nil
+	}
+	o, err := parse(first, t)
 	if err != nil {
 		return o, err
 	}
-	in = strings.TrimSpace(in)
-	if _, ok := t.Cluster(in); !ok {
-		return o, fail(yamlfile.DidYouMean(in, clusterNames(t)), "there is no cluster %q", in)
+	if Kind(function) == External {
+		o.text = first
+		return Operand{Kind: External, Cluster: cluster, Inner: &o}, nil
 	}
-	o.RemappedIn = in
+	o.RemappedIn = cluster
 	return o, nil
 }
 
@@ -239,6 +282,10 @@ func (o Operand) HostName(t *topology.Topology) string {
 		return o.Cluster + "/" + string(o.Kind)
 	case WAN:
 		return "wan"
+	case External:
+		return o.Inner.HostName(t)
+	case Unknown, Ingress, ClusterIP:
+		return "" // many, or whoever is behind it
 	}
 	return o.Name
 }

@@ -39,6 +39,11 @@ func TestParse(t *testing.T) {
 		{"user", "outside", "user", ""},
 		{"wan", "wan", "wan", ""},
 		{"remapped(milan/web, rome)", "pod", "milan/web", ""},
+		{"unknown(milan, rome)", "unknown", "", ""},
+		{"external(user, milan)", "external", "user", ""},
+		{"remapped(external(user, milan), rome)", "external", "user", ""},
+		{"ingress(milan, web)", "ingress", "", ""},
+		{"clusterip(rome, web)", "clusterip", "", ""},
 	} {
 		got, err := operand.Parse(tc.text, topo)
 		assert.NilError(t, err, tc.text)
@@ -60,7 +65,10 @@ func TestParseMistakes(t *testing.T) {
 		"milan/gateway.paris":         `milan does not peer with "paris" (possible here: rome, ip, internal, node, othernode)`,
 		"milan/web.internal":          `"milan/web.internal": a pod has no address of the internal CIDR (only nodes and gateways have one)`,
 		"milan/web.ipp":               `"milan/web.ipp": no such part of a pod (did you mean "ip"?)`,
-		"remapped(milan/web)":         `"remapped(milan/web)": remapped takes a name and a cluster (write remapped(milan/web, rome))`,
+		"remapped(milan/web)":         `"remapped(milan/web)": remapped takes two names (write remapped(milan/web, rome))`,
+		"ingress(milan/web)":          `"ingress(milan/web)": ingress takes two names (write ingress(milan, web))`,
+		"remaped(milan/web, rome)":    `"remaped(milan/web, rome)": there is no remaped(…) (did you mean "remapped"?)`,
+		"unknown(milano, rome)":       `there is no cluster "milano" (did you mean "milan"?)`,
 		"remapped(milan/web, naples)": `there is no cluster "naples" (possible here: milan, rome)`,
 	} {
 		_, err := operand.Parse(text, topo)

@@ -29,16 +29,7 @@ func (n *node) keepKubeProxy(ctx context.Context) {
 		n.log.Error("kube-proxy", "err", err)
 		return
 	}
-	for {
-		err := n.runKubeProxy(ctx, kubeconfig)
-		if ctx.Err() != nil {
-			return
-		}
-		n.log.Warn("kube-proxy ended and starts again", "err", err, "log", n.kubeProxyLog())
-		if !pause(ctx, time.Second) {
-			return
-		}
-	}
+	n.keepProgram(ctx, "kube-proxy", func() (*exec.Cmd, error) { return n.kubeProxy(kubeconfig) })
 }
 
 // toolsWithoutIPTables returns a directory with what kube-proxy calls in its
@@ -62,14 +53,8 @@ func (n *node) toolsWithoutIPTables() (string, error) {
 	return dir, nil
 }
 
-func (n *node) kubeProxyLog() string { return filepath.Join(n.cfg.Dir, "log", "kube-proxy.log") }
-
-func (n *node) runKubeProxy(ctx context.Context, kubeconfig string) error {
-	log, err := os.OpenFile(n.kubeProxyLog(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
+// kubeProxy is the command line of kube-proxy.
+func (n *node) kubeProxy(kubeconfig string) (*exec.Cmd, error) {
 	cmd := exec.Command(filepath.Join(n.cfg.BinDir, "kube-proxy"),
 		"--kubeconfig="+kubeconfig,
 		"--hostname-override="+n.cfg.Name,
@@ -86,22 +71,52 @@ func (n *node) runKubeProxy(ctx context.Context, kubeconfig string) error {
 		"--healthz-bind-address="+n.cfg.Addr.String()+":10256",
 		"--metrics-bind-address=127.0.0.1:10249",
 	)
-	cmd.Stdout, cmd.Stderr = log, log
 	if n.cfg.KubeProxy == ModeNFTables {
 		path, err := n.toolsWithoutIPTables()
 		if err != nil {
-			return err
+			return nil, err
 		}
 		cmd.Env = append(os.Environ(), "PATH="+path)
 	}
+	return cmd, nil
+}
+
+func (n *node) logFile(program string) string { return filepath.Join(n.cfg.Dir, "log", program+".log") }
+
+// keepProgram runs a daemon of the node in its namespace and starts it again
+// when it ends, until ctx does.
+func (n *node) keepProgram(ctx context.Context, name string, command func() (*exec.Cmd, error)) {
+	for {
+		err := n.runProgram(ctx, name, command)
+		if ctx.Err() != nil {
+			return
+		}
+		n.log.Warn(name+" ended and starts again", "err", err, "log", n.logFile(name))
+		if !pause(ctx, time.Second) {
+			return
+		}
+	}
+}
+
+func (n *node) runProgram(ctx context.Context, name string, command func() (*exec.Cmd, error)) error {
+	log, err := os.OpenFile(n.logFile(name), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd, err := command()
+	if err != nil {
+		return err
+	}
+	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := netns.Do(n.cfg.NetNS, cmd.Start); err != nil {
-		return fmt.Errorf("start kube-proxy: %w", err)
+		return fmt.Errorf("start %s: %w", name, err)
 	}
 	if err := niceness.SetGroup(cmd.Process.Pid, n.cfg.Nice); err != nil {
-		n.log.Warn("kube-proxy", "err", err)
+		n.log.Warn(name, "err", err)
 	}
-	n.log.Info("kube-proxy started", "mode", n.cfg.KubeProxy, "pid", cmd.Process.Pid)
+	n.log.Info(name+" started", "pid", cmd.Process.Pid)
 	stop := context.AfterFunc(ctx, func() { _ = cmd.Process.Kill() })
 	defer stop()
 	return cmd.Wait()

@@ -2,13 +2,11 @@ package pods
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -26,57 +24,6 @@ type network struct {
 	node *os.File // network namespace
 	cni  *libcni.CNIConfig
 	list *libcni.NetworkConfigList
-}
-
-// bridgeConflist is the profile CNIBridge: what a distribution with the
-// reference plugins installs. There is no masquerade in it, so that a pod's
-// packets keep their source as far as the cluster's routers let them.
-func bridgeConflist(dir string, podCIDRs []netip.Prefix) ([]byte, error) {
-	var ranges [][]map[string]string
-	for _, p := range podCIDRs {
-		ranges = append(ranges, []map[string]string{{"subnet": p.String()}})
-	}
-	return json.MarshalIndent(map[string]any{
-		"cniVersion": "1.0.0",
-		"name":       "lab",
-		"plugins": []map[string]any{
-			{
-				"type": "bridge", "bridge": "cni0",
-				"isDefaultGateway": true, "ipMasq": false, "hairpinMode": true,
-				"ipam": map[string]any{"type": "host-local", "ranges": ranges, "dataDir": filepath.Join(dir, "ipam")},
-			},
-			{"type": "portmap", "capabilities": map[string]bool{"portMappings": true}, "snat": true},
-		},
-	}, "", "  ")
-}
-
-func newNetwork(cfg NodeConfig, podCIDRs []netip.Prefix) (*network, error) {
-	dir := filepath.Join(cfg.Dir, "cni")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	conf, err := bridgeConflist(dir, podCIDRs)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.WriteFile(filepath.Join(dir, "10-lab.conflist"), conf, 0o644); err != nil {
-		return nil, err
-	}
-	list, err := libcni.NetworkConfFromBytes(conf)
-	if err != nil {
-		return nil, err
-	}
-	plugins := filepath.Join(cfg.BinDir, "cni")
-	for _, p := range []string{"bridge", "host-local", "portmap"} {
-		if _, err := os.Stat(filepath.Join(plugins, p)); err != nil {
-			return nil, fmt.Errorf("CNI plugin %s is missing: %w; build it with `make cni`", p, err)
-		}
-	}
-	return &network{
-		node: cfg.NetNS,
-		cni:  libcni.NewCNIConfigWithCacheDir([]string{plugins}, filepath.Join(dir, "cache"), nil),
-		list: list,
-	}, nil
 }
 
 func (n *network) runtime(pod *corev1.Pod, ns *os.File) *libcni.RuntimeConf {

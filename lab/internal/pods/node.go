@@ -44,8 +44,9 @@ type node struct {
 	mu   sync.Mutex
 	pods map[types.UID]*pod
 
-	netReady chan struct{} // closed when net is set
-	net      *network
+	hasPodCIDR chan struct{} // closed when the Node has one
+	netReady   chan struct{} // closed when net is set
+	net        *network
 
 	// idle closes connections to the API server: open ones would keep the
 	// namespace of a node that is gone.
@@ -53,7 +54,7 @@ type node struct {
 }
 
 func newNode(cfg NodeConfig) (*node, error) {
-	n := &node{cfg: cfg, pods: map[types.UID]*pod{}, netReady: make(chan struct{})}
+	n := &node{cfg: cfg, pods: map[types.UID]*pod{}, hasPodCIDR: make(chan struct{}), netReady: make(chan struct{})}
 	n.log = cfg.Logger.With("cluster", cfg.Cluster, "node", cfg.Name)
 	var err error
 	if n.client, err = n.clientset(cfg.Kubeconfig); err != nil {
@@ -112,7 +113,11 @@ func (n *node) run(ctx context.Context) error {
 	if err := n.retry(ctx, "register the node", n.register); err == nil {
 		wg.Go(func() { n.keepLease(ctx) })
 		wg.Go(func() { n.keepStatus(ctx) })
-		wg.Go(func() { n.keepRoutes(ctx) })
+		if n.cfg.CNI == CNIFlannel {
+			wg.Go(func() { n.keepFlannel(ctx) })
+		} else {
+			wg.Go(func() { n.keepRoutes(ctx) })
+		}
 		if n.cfg.KubeProxy != "" {
 			wg.Go(func() { n.keepKubeProxy(ctx) })
 		}
@@ -128,7 +133,7 @@ func (n *node) run(ctx context.Context) error {
 
 // prepare empties what a former run left behind and sets the node's sysctls.
 func (n *node) prepare() error {
-	for _, dir := range []string{"pods", "cni"} {
+	for _, dir := range []string{"pods", "cni", "flannel"} {
 		if err := os.RemoveAll(filepath.Join(n.cfg.Dir, dir)); err != nil {
 			return err
 		}

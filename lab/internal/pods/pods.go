@@ -53,6 +53,22 @@ const (
 	// CNIBridge is bridge, host-local and portmap, without masquerade, and
 	// a route to every other node's podCIDR via that node's address.
 	CNIBridge = "bridge"
+	// CNIPtP is the same with a link per pod instead of a bridge.
+	CNIPtP = "ptp"
+	// CNIFlannel is flanneld with its plug-in: VXLAN between the nodes, and
+	// its own masquerade.
+	CNIFlannel = "flannel"
+)
+
+// Who masquerades pods that leave the cluster, where the profile does not.
+const (
+	// MasqueradeIPTables is what the plug-ins' ipMasq does, but between the
+	// pods of a cluster nothing is masqueraded.
+	MasqueradeIPTables = "iptables"
+	MasqueradeNFTables = "nftables"
+	// MasqueradeKindnet is kindnet's: before kube-proxy's, and of everything
+	// that is forwarded out of the cluster.
+	MasqueradeKindnet = "kindnet"
 )
 
 // NodeConfig is everything that RunNode needs. All fields without "default"
@@ -73,9 +89,13 @@ type NodeConfig struct {
 	BinDir string           // holds probe, kube-proxy and cni/
 	Dir    string           // state, volumes and logs of this node; created, and emptied of old pods
 
-	CNI         string // profile; default CNIBridge
-	ServiceCIDR netip.Prefix
-	ClusterCIDR netip.Prefix // pods of the whole cluster
+	CNI        string // profile; default CNIBridge
+	Masquerade string // of pods that leave the cluster; empty: none
+	MTU        int    // of pods; 0: the plug-ins' default
+	// FlannelKubeconfig is for flanneld; required by CNIFlannel.
+	FlannelKubeconfig []byte
+	ServiceCIDR       netip.Prefix
+	ClusterCIDR       netip.Prefix // pods of the whole cluster
 
 	KubeProxy string // ModeNFTables or ModeIPTables; empty: no kube-proxy
 	// KubeProxyKubeconfig is also what the routes to the other nodes are
@@ -120,8 +140,12 @@ func (c *NodeConfig) complete() error {
 	if c.CNI == "" {
 		c.CNI = CNIBridge
 	}
-	if c.CNI != CNIBridge {
-		errs = append(errs, fmt.Errorf("node %s/%s: CNI profile %q is not known; use %s", c.Cluster, c.Name, c.CNI, CNIBridge))
+	switch c.CNI {
+	case CNIBridge, CNIPtP:
+	case CNIFlannel:
+		need("FlannelKubeconfig", len(c.FlannelKubeconfig) == 0)
+	default:
+		errs = append(errs, fmt.Errorf("node %s/%s: CNI profile %q is not known; use %s, %s or %s", c.Cluster, c.Name, c.CNI, CNIBridge, CNIPtP, CNIFlannel))
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -45,6 +45,7 @@ func (p *pod) keepVolumes(ctx context.Context) {
 	}
 	retry := time.Duration(0)
 	for {
+		woken := p.node.cfg.Registry.wake()
 		wait := time.Hour
 		if next := p.volumes.nextRefresh(); !next.IsZero() {
 			wait = max(time.Until(next), time.Second)
@@ -57,6 +58,9 @@ func (p *pod) keepVolumes(ctx context.Context) {
 		case <-ctx.Done():
 			t.Stop()
 			return
+		case <-woken: // the time has jumped
+			t.Stop()
+			continue
 		case <-p.refresh:
 		case <-t.C:
 		}

@@ -128,8 +128,9 @@ func (n *node) keepStatus(ctx context.Context) {
 			return
 		}
 	}
-	if err := n.retry(ctx, "set up the network of the node", func(context.Context) (err error) {
-		n.net, err = newNetwork(n.cfg, cidrs)
+	close(n.hasPodCIDR)
+	if err := n.retry(ctx, "set up the network of the node", func(ctx context.Context) (err error) {
+		n.net, err = n.newNetwork(ctx, cidrs)
 		return err
 	}); err != nil {
 		return
@@ -137,10 +138,11 @@ func (n *node) keepStatus(ctx context.Context) {
 	close(n.netReady)
 	n.log.Info("node is ready", "podCIDRs", cidrs)
 	for {
+		woken := n.cfg.Registry.wake()
 		if n.retry(ctx, "write the node's status", func(ctx context.Context) error { return n.writeNodeStatus(ctx, true) }) != nil {
 			return
 		}
-		if !pause(ctx, heartbeat) {
+		if !pauseUnlessWoken(ctx, heartbeat, woken) {
 			return
 		}
 	}
@@ -150,6 +152,7 @@ func (n *node) keepStatus(ctx context.Context) {
 func (n *node) keepLease(ctx context.Context) {
 	leases := n.client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
 	for {
+		woken := n.cfg.Registry.wake()
 		err := n.retry(ctx, "renew the node's lease", func(ctx context.Context) error {
 			now, duration := metav1.NowMicro(), int32(leaseDuration)
 			l, err := leases.Get(ctx, n.cfg.Name, metav1.GetOptions{})
@@ -167,7 +170,7 @@ func (n *node) keepLease(ctx context.Context) {
 			_, err = leases.Update(ctx, l, metav1.UpdateOptions{})
 			return err
 		})
-		if err != nil || !pause(ctx, leaseInterval) {
+		if err != nil || !pauseUnlessWoken(ctx, leaseInterval, woken) {
 			return
 		}
 	}

@@ -63,6 +63,7 @@ type Registry struct {
 	pods     map[string]*podEntry
 	watchers map[int]func(Event)
 	next     int
+	woken    chan struct{} // closed, and replaced, by Wake
 }
 
 type podEntry struct {
@@ -72,7 +73,24 @@ type podEntry struct {
 
 // NewRegistry returns an empty registry.
 func NewRegistry() *Registry {
-	return &Registry{pods: map[string]*podEntry{}, watchers: map[int]func(Event){}}
+	return &Registry{pods: map[string]*podEntry{}, watchers: map[int]func(Event){}, woken: make(chan struct{})}
+}
+
+// Wake makes all nodes do at once what they would do in a while: renew their
+// lease, confirm their status, and look whether tokens have to be renewed. It
+// is for machines that have slept.
+func (r *Registry) Wake() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	close(r.woken)
+	r.woken = make(chan struct{})
+}
+
+// wake returns what the next Wake closes.
+func (r *Registry) wake() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.woken
 }
 
 // Pods returns the pods in the order of cluster, namespace and name.

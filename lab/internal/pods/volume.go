@@ -243,7 +243,8 @@ func (v *volumes) token(ctx context.Context, pod *corev1.Pod, volume string, p *
 		return "", fmt.Errorf("token of service account %s/%s: %w", pod.Namespace, pod.Spec.ServiceAccountName, err)
 	}
 	life := time.Until(resp.Status.ExpirationTimestamp.Time)
-	v.tokens[key] = &token{resp.Status.Token, time.Now().Add(life * 4 / 5)}
+	// By the clock on the wall: a machine may sleep.
+	v.tokens[key] = &token{resp.Status.Token, time.Now().Add(life * 4 / 5).Round(0)}
 	return resp.Status.Token, nil
 }
 
@@ -300,15 +301,19 @@ func (r reader) patiently(get func() error) error {
 func isNotFound(err error) bool { return apierrors.IsNotFound(err) }
 
 // pause waits; it returns false when ctx ended first.
-func pause(ctx context.Context, d time.Duration) bool {
+func pause(ctx context.Context, d time.Duration) bool { return pauseUnlessWoken(ctx, d, nil) }
+
+// pauseUnlessWoken waits, at most until woken is closed.
+func pauseUnlessWoken(ctx context.Context, d time.Duration, woken <-chan struct{}) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
 	case <-ctx.Done():
 		return false
 	case <-t.C:
-		return true
+	case <-woken:
 	}
+	return true
 }
 
 func fsGroup(pod *corev1.Pod) int {

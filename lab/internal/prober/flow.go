@@ -5,13 +5,17 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"strconv"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // streamWord behind the marker asks the server for a stream.
@@ -22,6 +26,7 @@ const streamWord = "stream"
 type Flow struct {
 	Proto    string // tcp or udp
 	To       netip.AddrPort
+	From     netip.AddrPort // optional: what to bind to
 	Token    string
 	Interval time.Duration // default 50 ms
 	Report   time.Duration // a line this often; default 250 ms
@@ -68,6 +73,19 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 	s := &stream{next: 1, report: FlowReport{Alive: true}}
 	out := json.NewEncoder(w)
 	d := net.Dialer{Timeout: 5 * time.Second}
+	switch {
+	case !f.From.IsValid():
+	case f.Proto == "tcp":
+		d.LocalAddr = net.TCPAddrFromAddrPort(f.From)
+	default:
+		d.LocalAddr = net.UDPAddrFromAddrPort(f.From)
+	}
+	if f.From.IsValid() { // the stream before may have ended just now
+		d.Control = func(_, _ string, c syscall.RawConn) error {
+			var err error
+			return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }), err)
+		}
+	}
 	conn, err := d.DialContext(ctx, f.Proto, f.To.String())
 	if err != nil {
 		s.end(f.Proto, err)

@@ -50,6 +50,7 @@ type Result struct {
 	OK      bool           `json:"ok"`
 	SeenAs  netip.AddrPort `json:"seenAs,omitzero"` // our address as the server saw it; not for ICMP
 	Local   netip.AddrPort `json:"local,omitzero"`  // our address as we see it
+	By      netip.AddrPort `json:"by,omitzero"`     // the server's address as it sees it; not for ICMP
 	Error   string         `json:"error,omitempty"` // one of the kinds
 	Message string         `json:"message,omitempty"`
 	RTT     time.Duration  `json:"rtt,omitempty"`

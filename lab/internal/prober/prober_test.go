@@ -107,6 +107,25 @@ func TestDialFailures(t *testing.T) {
 	}
 }
 
+// TestPathMTU: over the loopback everything up to the most passes; what a link
+// does not carry is refused at once.
+func TestPathMTU(t *testing.T) {
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		to := serve(t, host)
+		got, err := prober.PathMTU{To: to, Token: "0123456789abcdef", Least: 1300, Most: 1400}.Search(t.Context())
+		assert.NilError(t, err)
+		assert.Equal(t, got.Largest, 1400, host)
+		assert.Equal(t, got.Above, prober.AboveAnswered, host)
+		assert.Assert(t, got.PMTU > 1400, "%s: %+v", host, got)
+	}
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	assert.NilError(t, err)
+	defer silent.Close()
+	got, err := prober.PathMTU{To: netip.MustParseAddrPort(silent.LocalAddr().String()), Token: "t", Timeout: 20 * time.Millisecond}.Search(t.Context())
+	assert.NilError(t, err)
+	assert.Equal(t, got.Largest, 0, "nobody answers")
+}
+
 func TestServePortInUse(t *testing.T) {
 	to := serve(t, "127.0.0.1")
 	err := prober.Serve(t.Context(), to.String(), slog.New(slog.DiscardHandler))

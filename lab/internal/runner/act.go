@@ -61,7 +61,7 @@ func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, un
 		}
 		return nil, r.World.KillContainer(ctx, target, "")
 	case *scenario.Flow:
-		f, err := row.OpenFlow(ctx, a.From.Operand, a.To.Operand, a.Proto, a.Interval)
+		f, err := row.OpenFlow(ctx, a.From.Operand, a.To.Operand, a.Proto, a.Bind, a.Interval)
 		if err != nil {
 			return nil, err
 		}

@@ -230,23 +230,31 @@ func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.REST
 	if err != nil {
 		return err
 	}
-	// Undone last first, so this runs before the policy is removed; what must
-	// come back is waited for at the very end.
-	back := func(ctx context.Context) error {
-		return until(ctx, comebackTime, fmt.Sprintf("%s has not come back to %s", sab.Withhold, sab.In), func(ctx context.Context) (bool, error) {
-			_, err := res.Get(ctx, object.GetName(), metav1.GetOptions{})
-			if apierrors.IsNotFound(err) {
-				return false, nil
-			}
-			return err == nil, err
-		})
-	}
-	*undo = append(undoList{back}, *undo...)
-
 	probe := object.DeepCopy()
 	probe.SetResourceVersion("")
 	probe.SetUID("")
 	probe.SetManagedFields(nil)
+	// Undone last first, so this runs before the policy is removed; what must
+	// come back is waited for at the very end. What the chart installs nobody
+	// makes again: that is for who installed it.
+	installed := object.GetLabels()["app.kubernetes.io/managed-by"] == "Helm"
+	back := func(ctx context.Context) error {
+		return until(ctx, comebackTime, fmt.Sprintf("%s has not come back to %s", sab.Withhold, sab.In), func(ctx context.Context) (bool, error) {
+			_, err := res.Get(ctx, object.GetName(), metav1.GetOptions{})
+			if !apierrors.IsNotFound(err) {
+				return err == nil, err
+			}
+			if installed {
+				_, err = res.Create(ctx, probe, metav1.CreateOptions{FieldManager: fieldOwner})
+				if err != nil && !strings.Contains(err.Error(), policyName) { // which may be in force a moment longer
+					return false, err
+				}
+			}
+			return false, nil
+		})
+	}
+	*undo = append(undoList{back}, *undo...)
+
 	return until(ctx, inForceTime, "the policy is not in force", func(ctx context.Context) (bool, error) {
 		_, err := res.Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err != nil && strings.Contains(err.Error(), policyName), nil

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -74,6 +75,7 @@ type Flow struct {
 	To       expect.Ref    `lab:"to,required"`
 	Proto    string        `lab:"proto" enum:"tcp|udp" doc:"default tcp"`
 	Interval time.Duration `lab:"interval" doc:"between two messages; default 50ms"`
+	Bind     string        `lab:"bind" doc:"address:port to send from; default: as the kernel chooses"`
 }
 
 func actions() map[string]func() Action {
@@ -212,6 +214,9 @@ func (a *Flow) Lint(l *expect.Linter) {
 	l.Resolve(&a.To)
 	if a.Proto == "" {
 		a.Proto = "tcp"
+	}
+	if _, err := netip.ParseAddrPort(a.Bind); a.Bind != "" && err != nil {
+		l.Problem(&a.Bind, "such as 169.254.20.10:5555", "%q is no address with a port", a.Bind)
 	}
 	if l.Flows[a.Name] {
 		l.Problem(&a.Name, "", "a flow is called %q already", a.Name)

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/isthmus-net/isthmus/lab/internal/snapshot"
 	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -144,11 +145,13 @@ func (l *lab) wireMachine() error {
 		return err
 	}
 	defer root.Close()
-	taps := make([]vm.NIC, len(l.cfg.Spec.Clusters)+1)
-	add := func(k int, name string) error {
-		tap, err := world.OpenTap(name)
-		taps[k] = vm.NIC{MAC: world.UplinkMAC(k), Tap: tap}
-		return err
+	taps := make([]*os.File, len(l.cfg.Spec.Clusters)+1)
+	add := func(k int, name string) (err error) {
+		if taps[k], err = world.OpenTap(name); err != nil {
+			return err
+		}
+		// Always the same: a machine that is restored remembers it.
+		return root.SetMAC(name, world.TapMAC(k))
 	}
 	if err := add(0, "management"); err != nil {
 		return err
@@ -175,57 +178,85 @@ func (l *lab) wireMachine() error {
 	return nil
 }
 
-// startMachine boots the virtual machine with the agent in it.
-func (l *lab) startMachine(ctx context.Context) (*agent, error) {
-	start := time.Now()
-	kernel, err := vm.FindKernel(ctx, "", "", l.sayText)
-	if err != nil {
-		return nil, err
+// machineConfig describes the virtual machine of a lab, without what only a lab
+// that runs has: taps and a directory.
+func machineConfig(ctx context.Context, cfg Config, progress func(string)) (c vm.Config, why string, err error) {
+	if c.Image = cfg.Image; c.Image == (vm.Image{}) {
+		kernel, err := vm.FindKernel(ctx, "", "", progress)
+		if err != nil {
+			return c, "", err
+		}
+		if c.Image, err = vm.BuildImage(ctx, kernel, vm.ImageConfig{BinDir: cfg.BinDir, Progress: progress}); err != nil {
+			return c, "", err
+		}
 	}
-	image, err := vm.BuildImage(ctx, kernel, vm.ImageConfig{BinDir: l.cfg.BinDir, Progress: l.sayText})
-	if err != nil {
-		return nil, err
+	c.Accelerator, why = vm.Accelerator(ctx, c.Image, "")
+	c.Memory = machineMemory(cfg.Spec)
+	c.CommandLine = []string{"lab.mode=agent", "lab.agent=" + managementGuest.String()}
+	for k := range len(cfg.Spec.Clusters) + 1 {
+		c.NICs = append(c.NICs, vm.NIC{MAC: world.UplinkMAC(k)})
 	}
-	accelerator, why := vm.Accelerator(ctx, image, "")
-	l.say(world.Progress{Message: fmt.Sprintf("image ready, kernel %s; %s: %s", kernel.Release, accelerator, why), Took: time.Since(start)})
+	return c, why, nil
+}
 
-	start = time.Now()
-	var nics []vm.NIC
-	select {
-	case nics = <-l.taps:
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	dir := l.state("vm")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, err
-	}
-	m, stuck, err := vm.BootAgain(ctx, vm.Config{
-		Image: image, NICs: nics, Dir: dir, Accelerator: accelerator, Memory: l.machineMemory(),
-		CommandLine: []string{"lab.mode=agent", "lab.agent=" + managementGuest.String()},
-	})
+// prepareMachine is machineConfig for this lab.
+func (l *lab) prepareMachine(ctx context.Context) (vm.Config, error) {
+	start := time.Now()
+	c, why, err := machineConfig(ctx, l.cfg, l.sayText)
 	if err != nil {
-		return nil, err
+		return c, err
 	}
-	for _, nic := range nics { // QEMU has its own
-		nic.Tap.Close()
+	l.say(world.Progress{Message: fmt.Sprintf("image ready, kernel %s; %s: %s", c.Image.Kernel.Release, c.Accelerator, why), Took: time.Since(start)})
+	select {
+	case taps := <-l.taps:
+		for k := range c.NICs {
+			c.NICs[k].Tap = taps[k]
+		}
+	case <-ctx.Done():
+		return c, ctx.Err()
 	}
+	c.Dir = l.state("vm")
+	return c, os.MkdirAll(c.Dir, 0o755)
+}
+
+// agentOf is the agent in a machine.
+func agentOf(m *vm.Machine) *agent {
 	dial := func(ctx context.Context) (net.Conn, error) {
 		return (&net.Dialer{}).DialContext(ctx, "tcp", managementGuest.String())
 	}
-	a := &agent{client: world.NewAgentClient(dial), dial: dial, done: m.Done(), why: m.Ended, stop: m.Kill, vm: m}
+	return &agent{client: world.NewAgentClient(dial), dial: dial, done: m.Done(), why: m.Ended, stop: m.Kill, vm: m}
+}
+
+// startMachine brings up the virtual machine with the agent in it.
+func (l *lab) startMachine(ctx context.Context) (*agent, error) {
+	cfg, err := l.prepareMachine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var snapshots *snapshot.Store
+	if l.cfg.Snapshots {
+		if snapshots, err = openSnapshots(); err != nil {
+			return nil, err
+		}
+	}
+	start := time.Now()
+	m, how, err := vm.Start(ctx, cfg, snapshots)
+	if err != nil {
+		return nil, err
+	}
+	for _, nic := range cfg.NICs { // QEMU has its own
+		nic.Tap.Close()
+	}
+	a := agentOf(m)
 	if err := a.waitAnswer(ctx, 90*time.Second); err != nil {
 		m.Kill()
 		return nil, fmt.Errorf("%w; its console's end:\n%s", err, tailLines(m.Console(), 25))
 	}
 	l.mu.Lock()
-	l.status.VM = &world.VMStatus{Accelerator: accelerator, Kernel: kernel.Release, Boot: time.Since(start), Retries: stuck}
+	l.status.VM = &world.VMStatus{Accelerator: cfg.Accelerator, Kernel: cfg.Image.Kernel.Release, Boot: time.Since(start), Restored: how.Restored, Retries: how.Stuck}
 	l.mu.Unlock()
-	message := "virtual machine booted"
-	if stuck > 0 {
-		message += fmt.Sprintf(" (%d stuck boots before)", stuck)
-	}
-	l.say(world.Progress{Message: message, Took: time.Since(start)})
+	l.say(world.Progress{Message: how.String()})
+	l.say(world.Progress{Message: "the machine's agent answers", Took: time.Since(start)})
 	if err := syncClock(ctx, a.client, 0); err != nil {
 		m.Kill()
 		return nil, err
@@ -235,9 +266,9 @@ func (l *lab) startMachine(ctx context.Context) (*agent, error) {
 }
 
 // machineMemory is 1 GiB for the machine and 256 MiB for each node's daemons.
-func (l *lab) machineMemory() int {
+func machineMemory(spec world.Spec) int {
 	nodes := 0
-	for _, c := range l.cfg.Spec.Clusters {
+	for _, c := range spec.Clusters {
 		nodes += len(c.Nodes)
 	}
 	return 1024 + 256*max(nodes, 2)

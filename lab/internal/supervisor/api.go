@@ -35,6 +35,7 @@ func (l *lab) routes() http.Handler {
 		l.end(errors.New("lab down"))
 	})
 	mux.HandleFunc("GET "+world.PathLogs, l.serveLogs)
+	mux.HandleFunc("POST "+world.PathSnapshot, l.serveSnapshot)
 
 	// Commands in a control plane run here, all others in the world.
 	own := http.NewServeMux()
@@ -80,6 +81,8 @@ func (l *lab) currentAgent() *agent {
 
 func (l *lab) currentStatus(ctx context.Context) world.Status {
 	var pods map[string][]world.PodStatus
+	// Without /proc there are no figures.
+	cpu, _ := processorTime("/proc")
 	a := l.currentAgent()
 	if a != nil {
 		// Without an answer the pods are not listed.
@@ -88,6 +91,7 @@ func (l *lab) currentStatus(ctx context.Context) world.Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.status
+	s.CPU = cpu
 	if s.VM != nil && a != nil && a.vm != nil {
 		vm := *s.VM
 		vm.Warnings = a.vm.Alarms()
@@ -102,6 +106,7 @@ func (l *lab) currentStatus(ctx context.Context) world.Status {
 		}
 		if c != nil && c.cp != nil {
 			cs.Server = "https://" + c.cp.Address().String()
+			cs.Took = c.cp.Took()
 			running := c.cp.Running()
 			for _, name := range controlplane.Components() {
 				cs.Components[name] = "stopped"

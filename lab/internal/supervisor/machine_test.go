@@ -22,13 +22,24 @@ func TestTheSameNetworkInAMachine(t *testing.T) {
 	exe, err := os.ReadFile("/proc/self/exe")
 	assert.NilError(t, err)
 	assert.NilError(t, os.WriteFile(filepath.Join(bin, "lab"), exe, 0o755))
-	c, err := supervisor.Start(t.Context(), supervisor.Config{
-		Name: "machine", World: supervisor.VM, Spec: two(t), BinDir: bin, RunDir: runDir(t), Ephemeral: true, KubernetesLess: true,
-		Progress: func(p world.Progress) { t.Log(p.Message, p.Took) },
-	})
-	assert.NilError(t, err)
-	defer c.Close()
+	for _, name := range []string{"first", "restored"} {
+		t.Run(name, func(t *testing.T) {
+			c, err := supervisor.Start(t.Context(), supervisor.Config{
+				Name: name, World: supervisor.VM, Spec: two(t), BinDir: bin, RunDir: runDir(t), Ephemeral: true, KubernetesLess: true, Snapshots: true,
+				Progress: func(p world.Progress) { t.Log(p.Message, p.Took) },
+			})
+			assert.NilError(t, err)
+			defer c.Close()
+			checkMachine(t, c)
+			s, err := c.Status(t.Context())
+			assert.NilError(t, err)
+			assert.Assert(t, s.VM.Restored || name == "first", "the second one was not restored")
+		})
+	}
+}
 
+func checkMachine(t *testing.T, c *world.Client) {
+	t.Helper()
 	sh(t, c, "milan/node-1", "ping -c1 -W5 172.18.1.2") // the control plane, outside of the machine
 	sh(t, c, "rome/control-plane", "busybox ping -c1 -W5 172.18.2.11")
 	sh(t, c, "milan/node-1", "ping -c1 -W5 172.18.2.11")

@@ -152,7 +152,7 @@ func TestTheNetworkIsAsPlanned(t *testing.T) {
 			hosts = append(hosts, h.Host)
 			for _, section := range h.Sections {
 				if h.Host == "milan/router" && section.Command == "nft list ruleset" {
-					assert.Check(t, is.Contains(section.Output, "ip saddr 10.0.0.0/16 masquerade"))
+					assert.Check(t, is.Contains(section.Output, "ip saddr 10.0.0.0/16 ip saddr != 172.18.1.0/24 masquerade"))
 				}
 			}
 		}

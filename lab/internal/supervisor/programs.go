@@ -36,7 +36,7 @@ func checkProgram(dir, name string) error {
 // makes is the target of the Makefile that makes a program.
 func makes(name string) string {
 	switch {
-	case strings.HasPrefix(name, "cni/"):
+	case strings.HasPrefix(name, "cni/"), name == "flanneld":
 		return "cni"
 	case strings.HasPrefix(name, "kube"):
 		return "kubernetes"

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
-	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -76,8 +75,8 @@ type lab struct {
 	clusters map[string]*cluster
 	agent    *agent
 
-	worldNS onceNamespace // native
-	taps    chan []vm.NIC // vm
+	worldNS onceNamespace   // native
+	taps    chan []*os.File // vm: management first
 }
 
 // A cluster is a control plane and its namespace.
@@ -92,7 +91,7 @@ type cluster struct {
 func serve(ctx context.Context, cfg Config, logger *slog.Logger) error {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	l := &lab{cfg: cfg, logger: logger, end: end, changed: make(chan struct{}), clusters: map[string]*cluster{}, taps: make(chan []vm.NIC, 1)}
+	l := &lab{cfg: cfg, logger: logger, end: end, changed: make(chan struct{}), clusters: map[string]*cluster{}, taps: make(chan []*os.File, 1)}
 	l.status = world.Status{Name: cfg.Name, World: cfg.World, Phase: world.PhaseStarting, Started: time.Now(), RunDir: cfg.RunDir, Spec: cfg.Spec, PID: cfg.HostPID}
 	if cfg.Ephemeral {
 		go func() {
@@ -116,7 +115,11 @@ func serve(ctx context.Context, cfg Config, logger *slog.Logger) error {
 	built := make(chan struct{})
 	go func() {
 		defer close(built)
-		if err := l.build(ctx); err != nil {
+		build := l.build
+		if l.cfg.Restore != "" {
+			build = l.restore
+		}
+		if err := build(ctx); err != nil {
 			logger.Error("the lab did not come up", "err", err)
 			l.failed(err)
 			return

@@ -15,6 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -36,9 +38,20 @@ type Config struct {
 	// Executable is started with the argument "supervise", and with "agent"
 	// for the native world; default: this one.
 	Executable string `json:"executable,omitempty"`
+	// CRDs is a directory of CustomResourceDefinitions, a file each, that
+	// every cluster has from its start. Optional.
+	CRDs string `json:"crds,omitempty"`
 	// KubernetesLess labs have no control planes and no kubelets: for tests
 	// of the world itself.
 	KubernetesLess bool `json:"kubernetesLess,omitempty"`
+	// Snapshots lets a virtual machine be restored from a snapshot in the
+	// cache rather than booted, and leave one there.
+	Snapshots bool `json:"snapshots,omitempty"`
+	// Image is the virtual machine's; when it is not set the lab builds it.
+	Image vm.Image `json:"image,omitzero"`
+	// Restore is the key of a snapshot of a lab that has converged, by
+	// SnapshotKey: the lab is restored from it rather than built.
+	Restore string `json:"restore,omitempty"`
 	// HostPID is the supervisor's own number on the host. Start sets it.
 	HostPID int `json:"hostPID,omitempty"`
 	// Progress hears what happens until the lab is ready. Optional.
@@ -85,10 +98,23 @@ func (c *Config) complete() error {
 	return errors.Join(errs...)
 }
 
+// cniBinaries are what a CNI profile needs beyond the bridge's.
+var cniBinaries = map[string][]string{
+	topology.CNIPtP:     {"cni/ptp"},
+	topology.CNIFlannel: {"cni/flannel", "flanneld"},
+}
+
 func (c *Config) binaries() []string {
 	var need []string
 	if !c.KubernetesLess {
 		need = append(need, "kubernetes", "kube-proxy", "isthmus", "lab", "probe", "cni/bridge", "cni/host-local", "cni/portmap")
+		for _, cl := range c.Spec.Clusters {
+			for _, b := range cniBinaries[cl.CNI] {
+				if !slices.Contains(need, b) {
+					need = append(need, b)
+				}
+			}
+		}
 	}
 	if c.World == VM && !slices.Contains(need, "lab") {
 		need = append(need, "lab")

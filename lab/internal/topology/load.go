@@ -1,6 +1,7 @@
 package topology
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"path/filepath"
@@ -20,18 +21,25 @@ type file struct {
 }
 
 type clusterFile struct {
-	Name         string
-	Nodes        int          `lab:"nodes,required" doc:"how many; they are called node-1, node-2, …"`
-	PodCIDR      netip.Prefix `lab:"podCIDR,required"`
-	ServiceCIDR  netip.Prefix `lab:"serviceCIDR,required"`
-	NodeCIDR     netip.Prefix `lab:"nodeCIDR" doc:"default 172.18.<index from 1>.0/24"`
-	ExternalCIDR netip.Prefix `lab:"externalCIDR" doc:"default 10.70.0.0/16"`
-	InternalCIDR netip.Prefix `lab:"internalCIDR" doc:"default 10.80.0.0/16"`
-	CNI          string       `lab:"cni" enum:"bridge" doc:"default bridge"`
-	KubeProxy    string       `lab:"kubeProxy" enum:"nftables|iptables" doc:"default nftables"`
-	Absent       []int        `lab:"absent" doc:"numbers of nodes that join later, by nodeJoins"`
-	RPFilter     *int         `lab:"rpFilter" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
-	SourceCheck  bool         `lab:"sourceCheck" doc:"the underlay drops packets from a node whose source is neither its address nor in its podCIDR, as cloud fabrics do"`
+	Name           string
+	Nodes          int          `lab:"nodes,required" doc:"how many; they are called node-1, node-2, …"`
+	PodCIDR        netip.Prefix `lab:"podCIDR,required"`
+	ServiceCIDR    netip.Prefix `lab:"serviceCIDR,required"`
+	NodeCIDR       netip.Prefix `lab:"nodeCIDR" doc:"default 172.18.<index from 1>.0/24"`
+	ExternalCIDR   netip.Prefix `lab:"externalCIDR" doc:"default 10.70.0.0/16"`
+	InternalCIDR   netip.Prefix `lab:"internalCIDR" doc:"default 10.80.0.0/16"`
+	CNI            string       `lab:"cni" enum:"bridge|ptp|flannel" doc:"default bridge"`
+	Masquerade     string       `lab:"masquerade" enum:"iptables|nftables|kindnet" doc:"who masquerades pods that leave the cluster: a rule of iptables, of nftables, or one as early as kindnet's; default: nobody; flannel does it itself"`
+	KubeProxy      string       `lab:"kubeProxy" enum:"nftables|iptables" doc:"default nftables"`
+	Absent         []int        `lab:"absent" doc:"numbers of nodes that join later, by nodeJoins"`
+	RPFilter       *int         `lab:"rpFilter" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
+	LoadBalancer   netip.Prefix `lab:"loadBalancerCIDR" doc:"of Services of type LoadBalancer; default 198.51.100.<16 × index from 0>/28"`
+	MTU            int          `lab:"mtu" doc:"of the links of the cluster's machines; default 1500"`
+	WANMTU         int          `lab:"wanMTU" doc:"of the router's link to the wide area network: routers before it send ICMP errors; default 1500"`
+	NAT            bool         `lab:"nat" doc:"the router hides the nodes behind its own address, so nobody outside reaches them"`
+	RoutedServices bool         `lab:"routedServices" doc:"other clusters' routers have a route to the serviceCIDR"`
+	Flat           bool         `lab:"flat" doc:"the nodeCIDR is part of the podCIDR, as in flat networks"`
+	SourceCheck    bool         `lab:"sourceCheck" doc:"the underlay drops packets from a node whose source is neither its address nor in its podCIDR, as cloud fabrics do"`
 }
 
 type peeringFile struct {
@@ -44,7 +52,11 @@ type peeringFile struct {
 	Gateways       string `lab:"gateways" enum:"pod|netns" doc:"where they are: pods, or network namespaces of their nodes; default pod"`
 }
 
-type outsideFile struct{ Name string }
+type outsideFile struct {
+	Name    string
+	Address netip.Addr `lab:"address" doc:"default: one of the wide area network"`
+	Via     string     `lab:"via" doc:"cluster whose router leads to the address"`
+}
 
 type podsFile struct {
 	Cluster string
@@ -106,7 +118,7 @@ func load(f *yamlfile.File) (*Topology, error) {
 		if _, ok := t.Cluster(o.Name); ok {
 			f.Problem(f.At(&o.Name), "give it another name", "%q is a cluster already", o.Name)
 		}
-		t.Outside = append(t.Outside, Outside{Name: o.Name})
+		t.Outside = append(t.Outside, t.outside(f, o))
 	}
 	t.addPods(f, in.Pods)
 	if err := f.Err(); err != nil {
@@ -125,13 +137,20 @@ func (t *Topology) addClusters(f *yamlfile.File, in []clusterFile) {
 		if len(c.Name) > 51 {
 			f.Problem(f.At(&c.Name), "", "a cluster ID has at most 51 characters: liqo-tenant-<id> is a namespace")
 		}
-		out := Cluster{c.Name, c.Nodes, c.PodCIDR, c.ServiceCIDR, c.NodeCIDR, c.ExternalCIDR, c.InternalCIDR, c.CNI, c.KubeProxy, c.Absent, RPFilterLoose, c.SourceCheck}
+		out := Cluster{
+			Name: c.Name, Nodes: c.Nodes, Absent: c.Absent,
+			PodCIDR: c.PodCIDR, ServiceCIDR: c.ServiceCIDR, NodeCIDR: c.NodeCIDR, ExternalCIDR: c.ExternalCIDR, InternalCIDR: c.InternalCIDR, LoadBalancer: c.LoadBalancer,
+			CNI: c.CNI, Masquerade: c.Masquerade, KubeProxy: c.KubeProxy,
+			MTU: cmp.Or(c.MTU, DefaultMTU), WANMTU: cmp.Or(c.WANMTU, DefaultMTU), NAT: c.NAT, RoutedServices: c.RoutedServices, Flat: c.Flat,
+			RPFilter: RPFilterLoose, SourceCheck: c.SourceCheck,
+		}
 		if c.RPFilter != nil {
 			out.RPFilter = *c.RPFilter
 		}
 		orPrefix(&out.NodeCIDR, fmt.Sprintf("172.18.%d.0/24", i+1))
 		orPrefix(&out.ExternalCIDR, "10.70.0.0/16")
 		orPrefix(&out.InternalCIDR, "10.80.0.0/16")
+		orPrefix(&out.LoadBalancer, fmt.Sprintf("198.51.%d.%d/28", 100+i/16, 16*(i%16)))
 		orString(&out.CNI, CNIBridge)
 		orString(&out.KubeProxy, ProxyNFTables)
 		checkCluster(f, c, out)
@@ -147,6 +166,17 @@ func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 		f.Problem(f.At(in.RPFilter), "0 is off, 1 strict, 2 loose", "rpFilter: %d is not between 0 and 2", c.RPFilter)
 	}
 	checkAbsent(f, in, c)
+	for _, m := range []*int{&in.MTU, &in.WANMTU} {
+		if *m != 0 && (*m < minMTU || *m > DefaultMTU) {
+			f.Problem(f.At(m), "leave it out for 1500", "an MTU of %d is not between %d and %d", *m, minMTU, DefaultMTU)
+		}
+	}
+	if c.Masquerade != "" && c.CNI == CNIFlannel {
+		f.Problem(f.At(&in.Masquerade), "leave it out", "flannel masquerades by itself")
+	}
+	if c.Flat && c.NodeCIDR.IsValid() && !(c.PodCIDR.Overlaps(c.NodeCIDR) && c.PodCIDR.Bits() < c.NodeCIDR.Bits()) {
+		f.Problem(f.At(&in.Flat), "take a nodeCIDR of its upper half: the nodes' own podCIDRs are the first ones", "the nodeCIDR %s of a flat network must be part of the podCIDR %s", c.NodeCIDR, c.PodCIDR)
+	}
 	if c.PodCIDR.IsValid() {
 		// The controller-manager gives a /24 (or /64) to each node.
 		per := 24
@@ -167,10 +197,11 @@ func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 		{"nodeCIDR", c.NodeCIDR, &in.NodeCIDR},
 		{"externalCIDR", c.ExternalCIDR, &in.ExternalCIDR},
 		{"internalCIDR", c.InternalCIDR, &in.InternalCIDR},
+		{"loadBalancerCIDR", c.LoadBalancer, &in.LoadBalancer},
 	}
 	for i, a := range ranges {
 		for _, b := range ranges[:i] {
-			if !a.prefix.IsValid() || !b.prefix.IsValid() || !a.prefix.Overlaps(b.prefix) {
+			if !a.prefix.IsValid() || !b.prefix.IsValid() || !a.prefix.Overlaps(b.prefix) || c.Flat && a.key == "nodeCIDR" && b.key == "podCIDR" {
 				continue
 			}
 			at := f.At(a.at)
@@ -181,6 +212,22 @@ func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 				"%s %s overlaps %s %s of cluster %s", a.key, a.prefix, b.key, b.prefix, c.Name)
 		}
 	}
+}
+
+// minMTU leaves room for IPv4 inside of both tunnels.
+const minMTU = 1280
+
+// outside checks a host of no cluster.
+func (t *Topology) outside(f *yamlfile.File, o *outsideFile) Outside {
+	switch {
+	case o.Address.IsValid() != (o.Via != ""):
+		f.Problem(f.At(&o.Name), "such as { address: 192.168.40.10, via: "+t.clusterNames()[0]+" }", "a host has both an address and the cluster whose router leads there, or neither")
+	case o.Via != "":
+		if _, ok := t.Cluster(o.Via); !ok {
+			f.Problem(f.At(&o.Via), yamlfile.DidYouMean(o.Via, t.clusterNames()), "there is no cluster %q", o.Via)
+		}
+	}
+	return Outside{o.Name, o.Address, o.Via}
 }
 
 func checkAbsent(f *yamlfile.File, in *clusterFile, c Cluster) {

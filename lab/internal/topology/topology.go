@@ -36,10 +36,19 @@ type Cluster struct {
 	ExternalCIDR netip.Prefix // default 10.70.0.0/16
 	InternalCIDR netip.Prefix // default 10.80.0.0/16
 	CNI          string       // default CNIBridge
+	Masquerade   string       // of pods that leave the cluster, on their nodes; empty: none
 	KubeProxy    string       // default ProxyNFTables
-	Absent       []int        // nodes, from 1, that join later: no host, no Node object
-	RPFilter     int          // of the nodes' links; default RPFilterLoose
-	SourceCheck  bool         // the LAN drops packets with a source that is not their node's
+	LoadBalancer netip.Prefix // of Services of that type; default 198.51.100.<16 × index from 0>/28
+	MTU          int          // of the machines' network; default DefaultMTU
+	WANMTU       int          // of the router's link to the wide area network; default DefaultMTU
+	NAT          bool         // the router hides the nodes behind its own address, as a home router does
+	// RoutedServices: other networks have a route to the serviceCIDR, as
+	// inside of a company.
+	RoutedServices bool
+	Flat           bool  // nodes have addresses of the podCIDR, as pods of flat networks do
+	Absent         []int // nodes, from 1, that join later: no host, no Node object
+	RPFilter       int   // of the nodes' links; default RPFilterLoose
+	SourceCheck    bool  // the LAN drops packets with a source that is not their node's
 }
 
 // Reverse-path filters of a node's links, as the kernel counts them
@@ -63,10 +72,22 @@ func (c Cluster) Present() []int {
 
 // What a cluster can be made of.
 const (
-	CNIBridge     = "bridge"
+	CNIBridge  = "bridge"  // bridge and host-local, routes between the nodes
+	CNIPtP     = "ptp"     // ptp and host-local, routes between the nodes
+	CNIFlannel = "flannel" // flanneld, VXLAN between the nodes
+
 	ProxyNFTables = "nftables"
 	ProxyIPTables = "iptables"
+
+	// Who masquerades pods that leave the cluster, as its CNI would: a rule of
+	// iptables, one of nftables, or one of nftables as early as kindnet's.
+	MasqueradeIPTables = "iptables"
+	MasqueradeNFTables = "nftables"
+	MasqueradeKindnet  = "kindnet"
 )
+
+// DefaultMTU is that of Ethernet.
+const DefaultMTU = 1500
 
 // A Peering joins two clusters by a gateway each. The client dials.
 type Peering struct {
@@ -99,9 +120,12 @@ const (
 	ObjectsTunnelEndpoint = "TunnelEndpoint"
 )
 
-// An Outside is a host that is in no cluster, on the wide area network.
+// An Outside is a host that is in no cluster: on the wide area network, or on a
+// network of its own behind a cluster's router.
 type Outside struct {
-	Name string
+	Name    string
+	Address netip.Addr // invalid: one of the wide area network
+	Via     string     // the cluster whose router leads to it; empty: none
 }
 
 // A Pod is a pod that scenarios talk to and from: it runs the lab's probe.

@@ -1,8 +1,10 @@
 package topology_test
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -30,10 +32,10 @@ func TestMistakes(t *testing.T) {
 func TestLoad(t *testing.T) {
 	src := "# drawing\n" + `
 clusters:
-  milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 }
-  rome:  { nodes: 1, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, kubeProxy: iptables, internalCIDR: "fd00:80::/64" }
+  milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, masquerade: kindnet }
+  rome:  { nodes: 1, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, kubeProxy: iptables, internalCIDR: "fd00:80::/64", cni: flannel, mtu: 1400 }
 peerings: [{ server: milan, client: rome, mtu: 1340 }]
-outside: { user: {}, other: }
+outside: { user: {}, other: , db: { address: 192.168.40.10, via: rome } }
 pods:
   rome: { web: { node: 1, hostNetwork: true } }
 `
@@ -47,7 +49,12 @@ pods:
 	assert.Equal(t, got.Clusters[0].KubeProxy, "nftables")
 	assert.Equal(t, got.Clusters[1].KubeProxy, "iptables")
 	assert.DeepEqual(t, got.Peerings, []topology.Peering{{Server: "milan", Client: "rome", Service: "NodePort", MTU: 1340, Implementation: "auto", Objects: "Configuration", Gateways: "pod"}})
-	assert.DeepEqual(t, got.Outside, []topology.Outside{{Name: "user"}, {Name: "other"}})
+	assert.Assert(t, slices.Equal(got.Outside, []topology.Outside{{Name: "user"}, {Name: "other"}, {Name: "db", Address: netip.MustParseAddr("192.168.40.10"), Via: "rome"}}), "%+v", got.Outside)
+	milan, rome := got.Clusters[0], got.Clusters[1]
+	assert.Equal(t, milan.LoadBalancer.String()+" "+rome.LoadBalancer.String(), "198.51.100.0/28 198.51.100.16/28")
+	assert.Equal(t, milan.MTU, 1500)
+	assert.Equal(t, rome.MTU, 1400)
+	assert.Equal(t, milan.Masquerade+" "+rome.CNI, "kindnet flannel")
 	assert.DeepEqual(t, got.Pods, []topology.Pod{{Cluster: "rome", Name: "web", Node: 1, HostNetwork: true}})
 	assert.DeepEqual(t, got.Peers("rome"), []string{"milan"})
 }

@@ -20,7 +20,7 @@ import (
 // tools are the programs of this machine that the guest gets, with the
 // libraries they need. Those of optional are left out where they are missing.
 var (
-	tools    = []string{"nft", "ip", "bridge", "tc", "ss", "conntrack", "wg", "tcpdump", "modprobe", "busybox"}
+	tools    = []string{"nft", "ip", "bridge", "tc", "ss", "conntrack", "wg", "tcpdump", "modprobe", "perl", "busybox"}
 	optional = []string{"bridge", "tc", "ss", "wg", "tcpdump"}
 	// xtables are names of one program.
 	xtables = []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"}
@@ -57,30 +57,51 @@ func BuildImage(ctx context.Context, k Kernel, cfg ImageConfig) (Image, error) {
 	}
 	h := newHash()
 	h.text(k.Release + k.Image + guestInit + initScript("") + strings.Join(slices.Concat(applets, xtables, moduleDirs, bootModules), " "))
-	for _, b := range binaries {
-		if err := h.file(filepath.Join(cfg.BinDir, b)); err != nil {
-			return Image{}, err
-		}
-	}
 	for _, dst := range slices.Sorted(mapKeys(files)) {
 		h.text(dst)
 		if err := h.file(files[dst]); err != nil {
 			return Image{}, err
 		}
 	}
-	dir := filepath.Join(cfg.CacheDir, "image")
-	made, err := cached(ctx, dir, h.String(), func(tmp string) error {
+	base, err := kept(ctx, filepath.Join(cfg.CacheDir, "base"), h, func(tmp string) error {
 		cfg.Progress("building the virtual machine's image")
-		return buildImage(ctx, tmp, k, cfg.BinDir, binaries, files)
+		return buildBase(ctx, tmp, k, files)
 	})
 	if err != nil {
-		return Image{}, fmt.Errorf("virtual machine image: %w", err)
+		return Image{}, err
 	}
-	prune(dir, made)
-	return Image{Kernel: k, Disk: filepath.Join(made, "disk"), Initrd: filepath.Join(made, "initrd")}, nil
+	img := Image{Kernel: k, Disk: filepath.Join(base, "disk"), Initrd: filepath.Join(base, "initrd")}
+	if len(binaries) == 0 {
+		return img, nil
+	}
+	h = newHash()
+	for _, b := range binaries {
+		h.text(b)
+		if err := h.file(filepath.Join(cfg.BinDir, b)); err != nil {
+			return Image{}, err
+		}
+	}
+	dir, err := kept(ctx, filepath.Join(cfg.CacheDir, "binaries"), h, func(tmp string) error {
+		cfg.Progress("building the virtual machine's disk of binaries")
+		return buildBinaries(ctx, tmp, cfg.BinDir, binaries)
+	})
+	img.Binaries = filepath.Join(dir, "disk")
+	return img, err
 }
 
-// keepImages is how many images are kept: each change of a binary makes one.
+// kept returns the directory of that content below dir, and removes those
+// that have not been of use for long.
+func kept(ctx context.Context, dir string, h hash, fill func(tmp string) error) (string, error) {
+	made, err := cached(ctx, dir, h.String(), fill)
+	if err != nil {
+		return "", fmt.Errorf("virtual machine image: %w", err)
+	}
+	prune(dir, made)
+	return made, nil
+}
+
+// keepImages is how many of each kind are kept: each change of a binary makes
+// one.
 const keepImages = 3
 
 // prune removes the oldest images but never the one in hand. A machine that
@@ -112,7 +133,7 @@ func binariesIn(dir string) ([]string, error) {
 		return nil, nil
 	}
 	var out []string
-	for _, name := range []string{"isthmus", "lab", "probe", "kube-proxy"} {
+	for _, name := range []string{"isthmus", "lab", "probe", "kube-proxy", "flanneld"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
 			out = append(out, name)
 		}
@@ -214,9 +235,10 @@ func guestPath(p string) string {
 	return "/usr" + p
 }
 
-func buildImage(ctx context.Context, tmp string, k Kernel, binDir string, binaries []string, files map[string]string) error {
+// buildBase makes the initramfs and the disk with the tools.
+func buildBase(ctx context.Context, tmp string, k Kernel, files map[string]string) error {
 	root := filepath.Join(tmp, "root")
-	for _, d := range []string{"dev", "proc", "sys", "run", "tmp", "var", "root", "etc", "opt/lab/bin/cni", "usr/bin", "usr/sbin", "usr/lib", "usr/lib64"} {
+	for _, d := range []string{"dev", "proc", "sys", "run", "tmp", "var", "root", "etc", "opt/lab/bin", "usr/bin", "usr/sbin", "usr/lib", "usr/lib64"} {
 		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
 			return err
 		}
@@ -257,23 +279,33 @@ func buildImage(ctx context.Context, tmp string, k Kernel, binDir string, binari
 			return err
 		}
 	}
-	for _, b := range binaries {
-		if err := place(filepath.Join(binDir, b), filepath.Join(root, GuestBinDir, b)); err != nil {
-			return err
-		}
-	}
 	if err := placeModules(ctx, k, root); err != nil {
 		return err
 	}
 	if err := writeInitrd(filepath.Join(tmp, "initrd"), k, files["/usr/sbin/busybox"]); err != nil {
 		return err
 	}
+	return makeDisk(ctx, root, filepath.Join(tmp, "disk"))
+}
+
+// buildBinaries makes the disk with the lab's binaries.
+func buildBinaries(ctx context.Context, tmp, binDir string, binaries []string) error {
+	root := filepath.Join(tmp, "root")
+	for _, b := range binaries {
+		if err := place(filepath.Join(binDir, b), filepath.Join(root, b)); err != nil {
+			return err
+		}
+	}
+	return makeDisk(ctx, root, filepath.Join(tmp, "disk"))
+}
+
+// makeDisk makes a file system of a tree, and removes the tree.
+func makeDisk(ctx context.Context, root, disk string) error {
 	size, err := treeSize(root)
 	if err != nil {
 		return err
 	}
 	// A file system that is never written needs neither journal nor reserve.
-	disk := filepath.Join(tmp, "disk")
 	err = run(ctx, "mkfs.ext4", "-q", "-F", "-d", root, "-O", "^has_journal,^metadata_csum", "-m", "0", "-E", "lazy_itable_init=1,nodiscard", "-L", "lab",
 		disk, fmt.Sprintf("%dM", size*11/10>>20+64))
 	if err != nil {

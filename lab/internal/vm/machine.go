@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -23,7 +24,8 @@ type NIC struct {
 }
 
 // A Port is a character device of the guest, /dev/vport*p<n> in the order of
-// Config.Ports, from 1: what the guest writes goes to the file.
+// Config.Ports, from 2: what the guest writes goes to the file. The first one
+// is for the guest's orders.
 type Port struct {
 	Name string
 	To   *os.File
@@ -34,7 +36,7 @@ type Config struct {
 	Image       Image
 	NICs        []NIC
 	Ports       []Port
-	Disks       []string // raw and read-only, after the image's own
+	Payload     string   // path of one more disk, raw and read-only; optional
 	CommandLine []string // added to the kernel's
 	Dir         string   // for the console's log
 	Accelerator string   // TCG or KVM; default TCG
@@ -74,6 +76,8 @@ type Machine struct {
 	stderr  bytes.Buffer
 	done    chan struct{}
 	err     error
+	monitor *monitor
+	control *net.UnixConn // the guest's first port
 }
 
 // kernelArgs leave out what an emulated machine only loses time with. A guest
@@ -82,52 +86,90 @@ type Machine struct {
 var kernelArgs = []string{"console=ttyS0", "panic=-1", "oops=panic", "loglevel=5", "mitigations=off", "nokaslr", "no_timer_check", "audit=0", "noautogroup", "apparmor=0", "cryptomgr.notests",
 	"8250.nr_uarts=1", "random.trust_cpu=on", "net.ifnames=0"}
 
-// Boot starts a machine. It does not wait for anything in it.
-func Boot(cfg Config) (*Machine, error) {
-	qemu, err := look("qemu-system-x86_64")
-	if err != nil {
-		return nil, fmt.Errorf("virtual machine: %w", err)
+// complete sets the defaults.
+func (c *Config) complete() {
+	if c.Memory == 0 {
+		c.Memory = 2048
 	}
-	if cfg.Memory == 0 {
-		cfg.Memory = 2048
+	if c.CPUs == 0 {
+		c.CPUs = cpus(c.Accelerator)
 	}
-	if cfg.CPUs == 0 {
-		cfg.CPUs = cpus(cfg.Accelerator)
+	if c.Start == nil {
+		c.Start = (*exec.Cmd).Start
 	}
-	if cfg.Start == nil {
-		cfg.Start = (*exec.Cmd).Start
+}
+
+// arguments are QEMU's for this machine. All files and all that tells one
+// start of the machine from another come from the functions.
+func (c Config) arguments(path func(string) string, inherit func(*os.File) int, monitor, control *os.File) []string {
+	disks := []string{c.Image.Disk}
+	commandLine := slices.Concat(kernelArgs, c.CommandLine)
+	for _, late := range []struct{ name, path string }{{"binaries", c.Image.Binaries}, {"payload", c.Payload}} {
+		if late.path != "" {
+			commandLine = append(commandLine, fmt.Sprintf("lab.%s=vd%c", late.name, 'a'+len(disks)))
+			disks = append(disks, late.path)
+		}
 	}
-	m := &Machine{console: filepath.Join(cfg.Dir, "console.log"), done: make(chan struct{})}
 	args := []string{"-M", "pc", "-nodefaults", "-no-user-config", "-nographic", "-no-reboot", "-rtc", "base=utc",
-		"-m", fmt.Sprint(cfg.Memory), "-smp", fmt.Sprint(cfg.CPUs),
-		"-serial", "file:" + m.console,
-		"-kernel", cfg.Image.Kernel.Image, "-initrd", cfg.Image.Initrd,
-		"-append", strings.Join(append(append([]string(nil), kernelArgs...), cfg.CommandLine...), " "),
+		"-m", fmt.Sprint(c.Memory), "-smp", fmt.Sprint(c.CPUs),
+		"-serial", "file:" + path(filepath.Join(c.Dir, consoleFile)),
+		"-kernel", path(c.Image.Kernel.Image), "-initrd", path(c.Image.Initrd),
+		"-append", strings.Join(commandLine, " "),
 		"-device", "virtio-rng-pci"}
-	if cfg.Accelerator == KVM {
+	if c.Accelerator == KVM {
 		args = append(args, "-accel", "kvm", "-cpu", "host")
 	} else {
 		args = append(args, "-accel", "tcg,thread=multi", "-cpu", emulatedCPU)
 	}
-	for i, disk := range append([]string{cfg.Image.Disk}, cfg.Disks...) {
-		args = append(args, "-drive", fmt.Sprintf("file=%s,if=none,id=d%d,format=raw,readonly=on,cache=unsafe,aio=threads", disk, i),
+	for i, disk := range disks {
+		args = append(args, "-drive", fmt.Sprintf("file=%s,if=none,id=d%d,format=raw,readonly=on,cache=unsafe,aio=threads", path(disk), i),
 			"-device", fmt.Sprintf("virtio-blk-pci,drive=d%d", i))
 	}
+	for i, nic := range c.NICs {
+		args = append(args, "-netdev", fmt.Sprintf("tap,id=n%d,fd=%d", i, inherit(nic.Tap)),
+			"-device", fmt.Sprintf("virtio-net-pci,netdev=n%d,mac=%s,romfile=", i, nic.MAC))
+	}
+	args = append(args, "-chardev", fmt.Sprintf("socket,id=qmp,fd=%d", inherit(monitor)), "-mon", "chardev=qmp,mode=control",
+		"-device", "virtio-serial-pci",
+		"-chardev", fmt.Sprintf("socket,id=control,fd=%d", inherit(control)), "-device", "virtserialport,chardev=control,name=lab.control,nr=1")
+	for i, p := range c.Ports {
+		args = append(args, "-chardev", fmt.Sprintf("file,id=p%d,path=/proc/self/fd/%d", i, inherit(p.To)),
+			"-device", fmt.Sprintf("virtserialport,chardev=p%d,name=%s,nr=%d", i, p.Name, i+2))
+	}
+	return args
+}
+
+// consoleFile is in Config.Dir.
+const consoleFile = "console.log"
+
+// Boot starts a machine. It does not wait for anything in it.
+func Boot(cfg Config) (*Machine, error) { return launch(cfg, nil) }
+
+// launch starts QEMU. With incoming it waits for a machine's memory from there.
+func launch(cfg Config, incoming *os.File) (*Machine, error) {
+	qemu, err := look("qemu-system-x86_64")
+	if err != nil {
+		return nil, fmt.Errorf("virtual machine: %w", err)
+	}
+	cfg.complete()
+	m := &Machine{console: filepath.Join(cfg.Dir, consoleFile), done: make(chan struct{})}
 	var files []*os.File
 	inherit := func(f *os.File) int {
 		files = append(files, f)
 		return 2 + len(files)
 	}
-	for i, nic := range cfg.NICs {
-		args = append(args, "-netdev", fmt.Sprintf("tap,id=n%d,fd=%d", i, inherit(nic.Tap)),
-			"-device", fmt.Sprintf("virtio-net-pci,netdev=n%d,mac=%s,romfile=", i, nic.MAC))
+	var theirs [2]*os.File
+	var ours [2]*net.UnixConn
+	for i := range theirs {
+		if ours[i], theirs[i], err = socketPair(); err != nil {
+			return nil, err
+		}
+		defer theirs[i].Close()
 	}
-	if len(cfg.Ports) > 0 {
-		args = append(args, "-device", "virtio-serial-pci")
-	}
-	for i, p := range cfg.Ports {
-		args = append(args, "-chardev", fmt.Sprintf("file,id=p%d,path=/proc/self/fd/%d", i, inherit(p.To)),
-			"-device", fmt.Sprintf("virtserialport,chardev=p%d,name=%s,nr=%d", i, p.Name, i+1))
+	m.monitor, m.control = newMonitor(ours[0]), ours[1]
+	args := cfg.arguments(func(p string) string { return p }, inherit, theirs[0], theirs[1])
+	if incoming != nil {
+		args = append(args, "-incoming", fmt.Sprintf("fd:%d", inherit(incoming)))
 	}
 	m.cmd = exec.Command(qemu, args...)
 	m.cmd.ExtraFiles = files
@@ -137,10 +179,15 @@ func Boot(cfg Config) (*Machine, error) {
 		return nil, err
 	}
 	if err := cfg.Start(m.cmd); err != nil {
+		ours[0].Close()
+		ours[1].Close()
 		return nil, fmt.Errorf("virtual machine: start %s: %w", qemu, err)
 	}
 	go func() {
 		m.err = m.cmd.Wait()
+		for _, c := range ours {
+			c.Close()
+		}
 		close(m.done)
 	}()
 	return m, nil
@@ -194,14 +241,14 @@ const (
 // errStuck is a boot that did not get anywhere.
 var errStuck = errors.New("the virtual machine did not boot")
 
-// WaitBooted waits until the guest has mounted its disk.
+// WaitBooted waits until the guest has come so far that it waits for its orders.
 func (m *Machine) WaitBooted(ctx context.Context) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	deadline := time.NewTimer(stuckAfter)
 	defer deadline.Stop()
 	for {
-		if b, err := os.ReadFile(m.console); err == nil && bytes.Contains(b, []byte(markRoot)) {
+		if b, err := os.ReadFile(m.console); err == nil && bytes.Contains(b, []byte(markReady)) {
 			return nil
 		}
 		select {
@@ -216,9 +263,9 @@ func (m *Machine) WaitBooted(ctx context.Context) error {
 	}
 }
 
-// BootAgain boots a machine until its disk is mounted; a boot that is stuck is
-// tried again, twice. It returns how often that was so.
-func BootAgain(ctx context.Context, cfg Config) (m *Machine, stuck int, err error) {
+// bootAgain boots a machine until it waits for its orders; a boot that is stuck
+// is tried again, twice. It returns how often that was so.
+func bootAgain(ctx context.Context, cfg Config) (m *Machine, stuck int, err error) {
 	for stuck = 0; ; stuck++ {
 		if m, err = Boot(cfg); err != nil {
 			return nil, stuck, err

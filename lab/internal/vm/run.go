@@ -17,6 +17,8 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+
+	"github.com/isthmus-net/isthmus/lab/internal/snapshot"
 )
 
 // RunConfig is what Run does in a machine.
@@ -28,6 +30,10 @@ type RunConfig struct {
 	Stdout, Stderr io.Writer
 	Console        io.Writer // gets the console when the machine failed; optional
 	Accelerator    string    // default TCG
+	// Snapshots has machines that have booted already; optional. Progress
+	// hears how the machine came up; optional too.
+	Snapshots *snapshot.Store
+	Progress  func(string)
 }
 
 // Run boots a machine, runs one command in it, and returns its exit code. A
@@ -68,9 +74,12 @@ func Run(ctx context.Context, img Image, cfg RunConfig) (int, error) {
 		cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
 		return cmd.Start()
 	}
-	m, _, err := BootAgain(ctx, Config{Start: start, Image: img, Ports: ports, Disks: []string{payload}, CommandLine: []string{"lab.mode=run"}, Dir: dir, Accelerator: cfg.Accelerator})
+	m, how, err := Start(ctx, Config{Start: start, Image: img, Ports: ports, Payload: payload, CommandLine: []string{"lab.mode=run"}, Dir: dir, Accelerator: cfg.Accelerator}, cfg.Snapshots)
 	if err != nil {
 		return 0, err
+	}
+	if cfg.Progress != nil {
+		cfg.Progress(how.String())
 	}
 	select {
 	case <-m.Done():

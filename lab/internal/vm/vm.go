@@ -1,6 +1,6 @@
-// Package vm boots a virtual machine: a Debian cloud kernel, a small initramfs
-// and a read-only disk with the lab's binaries and the tools they need. It
-// knows QEMU, and nothing of labs.
+// Package vm boots a virtual machine, or restores it from a snapshot: a Debian
+// cloud kernel, a small initramfs, a read-only disk with tools and another one
+// with the lab's binaries. It knows QEMU, and nothing of labs.
 //
 // The kernel comes from Debian's package as it is; the disk holds what of this
 // machine the guest needs, libraries included, so nothing is downloaded but
@@ -29,11 +29,14 @@ type Kernel struct {
 	Modules string // directory that has lib/modules/<release>, with modules.dep
 }
 
-// An Image is the read-only disk and the initramfs that go with a kernel.
+// An Image is the initramfs and the read-only disks that go with a kernel. What
+// changes often has a disk of its own: a snapshot of a booted machine does not
+// depend on it.
 type Image struct {
-	Kernel Kernel
-	Disk   string // path of the ext4 file system
-	Initrd string // path of the cpio archive
+	Kernel   Kernel
+	Disk     string // path of the ext4 file system with the tools
+	Initrd   string // path of the cpio archive
+	Binaries string // path of the ext4 file system with the lab's binaries; empty without
 }
 
 // ImageConfig says what goes into an image.
@@ -43,7 +46,8 @@ type ImageConfig struct {
 	Progress func(string) // optional: hears what takes long
 }
 
-// GuestBinDir is where the binaries are in the guest.
+// GuestBinDir is where the binaries are in the guest: the mount point of their
+// disk.
 const GuestBinDir = "/opt/lab/bin"
 
 // ErrMissing is a program that this machine lacks; the message says which

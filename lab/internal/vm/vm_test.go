@@ -12,8 +12,8 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
 
-// image is the image without the lab's binaries, which is enough here.
-func image(t *testing.T) Image {
+// testImage is the image without the lab's binaries, which is enough here.
+func testImage(t *testing.T) Image {
 	t.Helper()
 	nettest.Need(t, "qemu-system-x86_64")
 	nettest.Slow(t, "boots a virtual machine")
@@ -26,7 +26,7 @@ func image(t *testing.T) Image {
 }
 
 func TestCommandsRunInTheMachine(t *testing.T) {
-	img := image(t)
+	img := testImage(t)
 	start := time.Now()
 	var stdout, stderr bytes.Buffer
 	script := `uname -r

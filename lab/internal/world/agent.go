@@ -138,6 +138,9 @@ func (a *agent) build(ctx context.Context, req BuildRequest, progress func(Progr
 	if len(req.Nodes) == 0 { // a network without Kubernetes
 		return nil
 	}
+	if err := a.serveOutside(ctx, n); err != nil {
+		return err
+	}
 	start = time.Now()
 	count := 0
 	for _, c := range req.Spec.Clusters {

@@ -26,7 +26,10 @@ type Status struct {
 	RunDir   string          `json:"runDir"`
 	Clusters []ClusterStatus `json:"clusters"`
 	VM       *VMStatus       `json:"vm,omitempty"`
-	Spec     Spec            `json:"spec"`
+	// CPU is the processor time that the lab's programs have taken, by their
+	// names: those of a virtual machine count as qemu's.
+	CPU  map[string]time.Duration `json:"cpu,omitempty"`
+	Spec Spec                     `json:"spec"`
 }
 
 // A ClusterStatus is what there is of a cluster.
@@ -35,7 +38,9 @@ type ClusterStatus struct {
 	Server     string            `json:"server"`     // URL, inside the lab
 	Components map[string]string `json:"components"` // name → "running" or "stopped"
 	Nodes      []string          `json:"nodes"`      // that are there
-	Pods       []PodStatus       `json:"pods,omitempty"`
+	// Took is how long each component took to be ready, and the CRDs.
+	Took map[string]time.Duration `json:"took,omitempty"`
+	Pods []PodStatus              `json:"pods,omitempty"`
 }
 
 // A PodStatus is a pod that runs in the world.
@@ -60,9 +65,23 @@ type ContainerStatus struct {
 type VMStatus struct {
 	Accelerator string        `json:"accelerator"` // tcg or kvm
 	Kernel      string        `json:"kernel"`
-	Boot        time.Duration `json:"boot"`    // from QEMU's start to the agent's first answer
-	Retries     int           `json:"retries"` // boots that got stuck before
+	Boot        time.Duration `json:"boot"`               // from QEMU's start to the agent's first answer
+	Restored    bool          `json:"restored,omitempty"` // from a snapshot, rather than booted
+	Retries     int           `json:"retries"`            // boots that got stuck before
 	Warnings    []string      `json:"warnings,omitempty"`
+}
+
+// A SnapshotRequest says what a lab of the vm world shall be saved as.
+type SnapshotRequest struct {
+	Key      string `json:"key"`
+	Topology string `json:"topology"`
+	Overlay  string `json:"overlay"`
+}
+
+// A SnapshotAnswer says what was saved.
+type SnapshotAnswer struct {
+	Size  int64         `json:"size"`  // bytes
+	Pause time.Duration `json:"pause"` // for which the world stood still
 }
 
 // A Progress is one line of what is happening while a lab comes up.
@@ -130,6 +149,7 @@ type Sighting struct {
 	Proto     string         `json:"proto"`            // tcp, udp, icmp, icmpv6
 	Marker    string         `json:"marker,omitempty"` // the byte after the token: '>' request, '<' reply, as the sender wrote it
 	Length    int            `json:"length"`           // of the frame as captured
+	MSS       int            `json:"mss,omitempty"`    // of a SYN; 0: it says none
 }
 
 // String is the sighting on one line.
@@ -141,11 +161,14 @@ func (s Sighting) String() string {
 	return fmt.Sprintf("%s %s:%s %s %s %s → %s%s", s.Time.Format("15:04:05.000000"), s.Host, s.Interface, s.Direction, s.Proto, s.Src, s.Dst, outer)
 }
 
-// A SightingQuery asks for packets with a token.
+// A SightingQuery asks for packets with a token, or for those that began a TCP
+// connection.
 type SightingQuery struct {
-	Token string    `json:"token"`
-	Since time.Time `json:"since,omitzero"`
-	Until time.Time `json:"until,omitzero"`
+	Token string `json:"token,omitempty"`
+	// SYN is the address and port that a connection comes from.
+	SYN   netip.AddrPort `json:"syn,omitzero"`
+	Since time.Time      `json:"since,omitzero"`
+	Until time.Time      `json:"until,omitzero"`
 }
 
 // A WireQuery asks what passed between the hosts of a network.

@@ -20,6 +20,12 @@ func UplinkMAC(k int) net.HardwareAddr {
 	return net.HardwareAddr{0x52, 0x54, 0x00, 0x15, 0x74, byte(k)}
 }
 
+// TapMAC is the hardware address of the other end of that link, outside of the
+// virtual machine.
+func TapMAC(k int) net.HardwareAddr {
+	return net.HardwareAddr{0x52, 0x54, 0x00, 0x15, 0x75, byte(k)}
+}
+
 // A host is a namespace with a name: a node, a router, an outside host, or the
 // one with the bridges.
 type host struct {
@@ -81,18 +87,11 @@ func buildNetwork(ctx context.Context, spec Spec, root *Namespace, built func(*h
 		}
 	}
 	for i, o := range spec.Outside {
-		ns, err := n.newHost(o.Name, "", fmt.Sprintf("w-out%d", i+1), WANHost, netip.PrefixFrom(o.Addr, spec.WAN.Bits()))
-		if err != nil {
-			return n, fmt.Errorf("host %s: %w", o.Name, err)
-		}
-		n.wanPorts = append(n.wanPorts, fmt.Sprintf("w-out%d", i+1))
-		for _, c := range spec.reachable("") {
-			if err := ns.ns.AddRoute(c.LAN, c.RouterWAN); err != nil {
-				return n, fmt.Errorf("host %s: %w", o.Name, err)
-			}
-		}
-		if err := add(ns); err != nil {
+		if err := ctx.Err(); err != nil {
 			return n, err
+		}
+		if err := n.buildOutside(o, i+1, add); err != nil {
+			return n, fmt.Errorf("host %s: %w", o.Name, err)
 		}
 	}
 	return n, nil
@@ -107,7 +106,7 @@ func (n *network) buildCluster(c ClusterSpec, add func(*host) error) error {
 		return err
 	}
 
-	router, err := n.newHost(c.Name+"/"+RouterHost, c.Name, fmt.Sprintf("l%d-router", c.Index), lan, netip.PrefixFrom(c.Router, c.LAN.Bits()), forwarding...)
+	router, err := n.newHost(c.Name+"/"+RouterHost, c.Name, fmt.Sprintf("l%d-router", c.Index), lan, netip.PrefixFrom(c.Router, c.LAN.Bits()), c.MTU, forwarding...)
 	if err != nil {
 		return err
 	}
@@ -122,10 +121,14 @@ func (n *network) buildCluster(c ClusterSpec, add func(*host) error) error {
 	if err := router.ns.AddAddress("eth1", netip.PrefixFrom(c.RouterWAN, n.spec.WAN.Bits())); err != nil {
 		return err
 	}
-	for _, peer := range n.spec.reachable(c.Name) {
-		if err := router.ns.AddRoute(peer.LAN, peer.RouterWAN); err != nil {
-			return err
-		}
+	if err := n.setMTU(wanPort, router, "eth1", c.WANMTU); err != nil {
+		return err
+	}
+	if err := n.routeWAN(router.ns, c); err != nil {
+		return err
+	}
+	if err := n.routeLoadBalancer(router.ns, c); err != nil {
+		return err
 	}
 	if err := router.ns.nft(masquerade(c)); err != nil {
 		return err
@@ -167,7 +170,7 @@ func (n *network) newNode(c ClusterSpec, name string) (*host, error) {
 	// Links have it from "default" when they are made; "all" is 0, and the
 	// kernel takes the larger of the two.
 	settings := append(slices.Clone(forwarding), fmt.Sprintf("net.ipv4.conf.default.rp_filter=%d", c.RPFilter))
-	h, err := n.newHost(c.Name+"/"+name, c.Name, nodePort(c, number), fmt.Sprintf("lan%d", c.Index), netip.PrefixFrom(node.Addr, c.LAN.Bits()), settings...)
+	h, err := n.newHost(c.Name+"/"+name, c.Name, nodePort(c, number), fmt.Sprintf("lan%d", c.Index), netip.PrefixFrom(node.Addr, c.LAN.Bits()), c.MTU, settings...)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
@@ -178,8 +181,9 @@ func (n *network) newNode(c ClusterSpec, name string) (*host, error) {
 	return h, nil
 }
 
-// newHost makes a namespace with eth0 on a bridge.
-func (n *network) newHost(name, cluster, port, bridge string, addr netip.Prefix, settings ...string) (*host, error) {
+// newHost makes a namespace with eth0 on a bridge. An MTU of 0 leaves the
+// default.
+func (n *network) newHost(name, cluster, port, bridge string, addr netip.Prefix, mtu int, settings ...string) (*host, error) {
 	ns, err := NewNamespace()
 	if err != nil {
 		return nil, err
@@ -188,6 +192,7 @@ func (n *network) newHost(name, cluster, port, bridge string, addr netip.Prefix,
 	steps := []func() error{
 		func() error { return ns.sysctl(slices.Concat(hostSettings, settings)...) },
 		func() error { return Wire(n.root, port, ns, NodeInterface) },
+		func() error { return n.setMTU(port, h, NodeInterface, mtu) },
 		func() error { return ns.setMAC(NodeInterface, hostMAC(addr.Addr())) },
 		func() error { return n.root.enslave(port, bridge) },
 		func() error { return ns.AddAddress(NodeInterface, addr) },
@@ -206,44 +211,6 @@ func (n *network) newHost(name, cluster, port, bridge string, addr netip.Prefix,
 func hostMAC(addr netip.Addr) net.HardwareAddr {
 	b := addr.AsSlice()
 	return append(net.HardwareAddr{0x02, 0x15}, b[len(b)-4:]...)
-}
-
-// reachable are the clusters whose LAN can be routed to from a cluster, or
-// from outside when its name is empty: LANs that overlap with its own, or with
-// one before, have no unique way.
-func (s Spec) reachable(from string) []ClusterSpec {
-	own, _ := s.Cluster(from)
-	taken := []netip.Prefix{own.LAN}
-	var out []ClusterSpec
-	for _, c := range s.Clusters {
-		overlaps := false
-		for _, p := range taken {
-			overlaps = overlaps || p.IsValid() && p.Overlaps(c.LAN)
-		}
-		if c.Name == from || overlaps {
-			continue
-		}
-		taken = append(taken, c.LAN)
-		out = append(out, c)
-	}
-	return out
-}
-
-// masquerade is the ruleset of a cluster's router: pods reach the outside by
-// the router's address; nodes are known there by their own.
-func masquerade(c ClusterSpec) string {
-	family := "ip"
-	if c.PodCIDR.Addr().Is6() {
-		family = "ip6"
-	}
-	return strings.NewReplacer("FAMILY", family, "PODS", c.PodCIDR.String()).Replace(`
-table FAMILY lab {
-	chain postrouting {
-		type nat hook postrouting priority srcnat; policy accept;
-		oifname "eth1" FAMILY saddr PODS masquerade
-	}
-}
-`)
 }
 
 func (n *network) add(h *host) {

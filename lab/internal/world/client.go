@@ -436,6 +436,19 @@ func (c *Client) Clock(ctx context.Context, now time.Time) (was time.Time, err e
 	return a.Was, err
 }
 
+// Awake tells the agent of a machine that was restored from a snapshot what it
+// missed. Only the supervisor does that.
+func (c *Client) Awake(ctx context.Context, req AwakeRequest) error {
+	return c.call(ctx, http.MethodPost, pathAwake, req, nil)
+}
+
+// SaveSnapshot saves a lab of the vm world that has converged, with its control
+// planes. The world stands still meanwhile, for a second or two.
+func (c *Client) SaveSnapshot(ctx context.Context, req SnapshotRequest) (s SnapshotAnswer, err error) {
+	err = c.call(ctx, http.MethodPost, PathSnapshot, req, &s)
+	return s, err
+}
+
 // Pods are the pods that run, by cluster.
 func (c *Client) Pods(ctx context.Context) (p map[string][]PodStatus, err error) {
 	err = c.call(ctx, http.MethodGet, pathPods, nil, &p)

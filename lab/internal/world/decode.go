@@ -30,6 +30,8 @@ type decoded struct {
 	src, dst           netip.AddrPort
 	proto              string
 	icmpError          bool // quotes another packet
+	syn                bool // the first packet of a TCP connection
+	mss                int  // of a SYN
 	payload            []byte
 }
 
@@ -69,6 +71,12 @@ func (d *decoded) read(data []byte, first gopacket.Decoder) {
 			d.addresses(src, 0, dst, 0, strings.ToLower(l.NextHeader.String()), l.Payload)
 		case *layers.TCP:
 			d.addresses(src, uint16(l.SrcPort), dst, uint16(l.DstPort), "tcp", l.Payload)
+			d.syn = l.SYN && !l.ACK
+			for _, o := range l.Options {
+				if d.syn && o.OptionType == layers.TCPOptionKindMSS && len(o.OptionData) == 2 {
+					d.mss = int(binary.BigEndian.Uint16(o.OptionData))
+				}
+			}
 			return
 		case *layers.UDP:
 			d.addresses(src, uint16(l.SrcPort), dst, uint16(l.DstPort), "udp", l.Payload)
@@ -128,11 +136,21 @@ func addr(ip []byte) netip.Addr {
 const MarkerError = "!"
 
 // sightings are the packets of a capture that have the token in their
-// innermost payload.
+// innermost payload, or are the SYN that is asked for.
 func (c *capture) sightings(host string, q SightingQuery) []Sighting {
 	token := []byte(q.Token)
 	packets, _ := c.ring.between(q.Since, q.Until)
 	var out []Sighting
+	if q.SYN.IsValid() {
+		for _, p := range packets {
+			if d := decode(p); d.syn && d.src == q.SYN {
+				s := c.sighting(host, p, d)
+				s.MSS = d.mss
+				out = append(out, s)
+			}
+		}
+		return out
+	}
 	for _, p := range packets {
 		if !bytes.Contains(p.data, token) {
 			continue
@@ -142,11 +160,7 @@ func (c *capture) sightings(host string, q SightingQuery) []Sighting {
 		if i < 0 {
 			continue
 		}
-		s := Sighting{
-			Time: p.time, Host: host, Interface: c.linkName(p.ifindex), Direction: p.direction,
-			Outer: d.outer, OuterSrc: d.outerSrc, OuterDst: d.outerDst,
-			Src: d.src, Dst: d.dst, Proto: d.proto, Length: p.length,
-		}
+		s := c.sighting(host, p, d)
 		if rest := d.payload[i+len(token):]; len(rest) > 0 {
 			s.Marker = string(rest[:1])
 		}
@@ -156,6 +170,14 @@ func (c *capture) sightings(host string, q SightingQuery) []Sighting {
 		out = append(out, s)
 	}
 	return out
+}
+
+func (c *capture) sighting(host string, p packet, d decoded) Sighting {
+	return Sighting{
+		Time: p.time, Host: host, Interface: c.linkName(p.ifindex), Direction: p.direction,
+		Outer: d.outer, OuterSrc: d.outerSrc, OuterDst: d.outerDst,
+		Src: d.src, Dst: d.dst, Proto: d.proto, Length: p.length,
+	}
 }
 
 // wire counts the packets that entered by the given interfaces, or by all when

@@ -24,12 +24,14 @@ const (
 	PathComponent  = "/v1/clusters/{cluster}/components/{component}/{action}" // start, stop
 	PathNode       = "/v1/clusters/{cluster}/nodes/{node}/{action}"           // join, leave
 	PathDown       = "/v1/down"
+	PathSnapshot   = "/v1/snapshot"
 
 	PathExec       = "/v1/exec"        // POST; ?target=
 	PathExecStream = "/v1/exec/stream" // websocket; ?target=
 	PathLogs       = "/v1/logs"
 	pathBuild      = "/v1/build"
 	pathClock      = "/v1/clock"
+	pathAwake      = "/v1/awake"
 	pathPods       = "/v1/pods"
 	pathSightings  = "/v1/sightings"
 	pathWire       = "/v1/wire"
@@ -142,6 +144,7 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 		}
 		return clockAnswer{was}, a.setClock(r.Now)
 	}))
+	mux.HandleFunc("POST "+pathAwake, answer(func(ctx context.Context, r AwakeRequest) (struct{}, error) { return struct{}{}, a.awake(ctx, r) }))
 	mux.HandleFunc("GET "+pathPods, answer(func(context.Context, struct{}) (map[string][]PodStatus, error) { return a.podStatus(), nil }))
 	mux.HandleFunc("POST "+pathSightings, answer(func(_ context.Context, q SightingQuery) ([]Sighting, error) { return a.sightings(q) }))
 	mux.HandleFunc("POST "+pathWire, answer(func(_ context.Context, q WireQuery) (WireReport, error) { return a.wire(q) }))
@@ -199,8 +202,8 @@ func (a *agent) podStatus() map[string][]PodStatus {
 }
 
 func (a *agent) sightings(q SightingQuery) ([]Sighting, error) {
-	if q.Token == "" {
-		return nil, errors.New("sightings: the token is empty")
+	if q.Token == "" && !q.SYN.IsValid() {
+		return nil, errors.New("sightings: say a token, or where a connection comes from")
 	}
 	var out []Sighting
 	for _, c := range a.namedCaptures() {

@@ -60,6 +60,9 @@ func (n *Namespace) rename(name, newName string) error {
 	return nil
 }
 
+// SetMAC gives a link its hardware address.
+func (n *Namespace) SetMAC(name string, mac net.HardwareAddr) error { return n.setMAC(name, mac) }
+
 func (n *Namespace) setMAC(name string, mac net.HardwareAddr) error {
 	l, err := n.nl.LinkByName(name)
 	if err != nil {
@@ -67,6 +70,18 @@ func (n *Namespace) setMAC(name string, mac net.HardwareAddr) error {
 	}
 	if err := n.nl.LinkSetHardwareAddr(l, mac); err != nil {
 		return fmt.Errorf("ip link set %s address %s: %w", name, mac, err)
+	}
+	return nil
+}
+
+// setMTU sets the MTU of a link.
+func (n *Namespace) setMTU(name string, mtu int) error {
+	l, err := n.nl.LinkByName(name)
+	if err != nil {
+		return fmt.Errorf("link %s: %w", name, err)
+	}
+	if err := n.nl.LinkSetMTU(l, mtu); err != nil {
+		return fmt.Errorf("ip link set %s mtu %d: %w", name, mtu, err)
 	}
 	return nil
 }
@@ -96,6 +111,16 @@ func (n *Namespace) AddRoute(dst netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice()}
 	if err := n.nl.RouteReplace(r); err != nil {
 		return fmt.Errorf("ip route replace %s via %s: %w", dst, via, err)
+	}
+	return nil
+}
+
+// addNarrowRoute is AddRoute for a way on which a link carries less than the
+// first one: who forwards to it must know, and tell the sender.
+func (n *Namespace) addNarrowRoute(dst netip.Prefix, via netip.Addr, mtu int) error {
+	r := &netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice(), MTU: mtu, MTULock: true}
+	if err := n.nl.RouteReplace(r); err != nil {
+		return fmt.Errorf("ip route replace %s via %s mtu lock %d: %w", dst, via, mtu, err)
 	}
 	return nil
 }

@@ -80,7 +80,7 @@ func (a *agent) startNode(ctx context.Context, n *network, c ClusterSpec, cred c
 		Cluster: c.Name, Name: node.Name, Addr: node.Addr, NetNS: h.ns.File,
 		Kubeconfig: cred.Kubeconfig, ServingCert: cred.ServingCert, ServingKey: cred.ServingKey, ClientCA: cred.ClientCA,
 		Images: images(a.cfg.BinDir), BinDir: a.cfg.BinDir, Dir: filepath.Join(a.cfg.Dir, c.Name, node.Name),
-		CNI: c.CNI, ServiceCIDR: c.ServiceCIDR, ClusterCIDR: c.PodCIDR,
+		CNI: c.CNI, Masquerade: c.Masquerade, MTU: c.MTU, FlannelKubeconfig: cred.FlannelKubeconfig, ServiceCIDR: c.ServiceCIDR, ClusterCIDR: c.PodCIDR,
 		KubeProxy: c.KubeProxy, KubeProxyKubeconfig: cred.KubeProxyKubeconfig,
 		Registry: a.registry, Logger: a.cfg.Logger.With("node", name),
 		Nice: a.niceOfDaemons(),

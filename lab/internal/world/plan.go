@@ -16,6 +16,9 @@ const (
 	firstOutsideHostPart = 101 // below are the routers
 )
 
+// hostLAN is the length of the network of a host behind a router.
+const hostLAN = 24
+
 // wan is TEST-NET-3: no lab needs it for anything else.
 var wan = netip.AddrFrom4([4]byte{203, 0, 113, 0})
 
@@ -31,7 +34,9 @@ func Plan(t *topology.Topology) Spec {
 			Name: c.Name, Index: i + 1, LAN: lan,
 			Router: nth(lan, routerHostPart), RouterWAN: nth(s.WAN, i+1), ControlPlane: nth(lan, controlPlaneHostPart),
 			PodCIDR: c.PodCIDR, ServiceCIDR: c.ServiceCIDR, ExternalCIDR: c.ExternalCIDR, InternalCIDR: c.InternalCIDR,
-			CNI: c.CNI, KubeProxy: c.KubeProxy,
+			LoadBalancer: c.LoadBalancer,
+			CNI:          c.CNI, Masquerade: c.Masquerade, KubeProxy: c.KubeProxy,
+			MTU: c.MTU, WANMTU: c.WANMTU, NAT: c.NAT, RoutedServices: c.RoutedServices,
 			RPFilter: c.RPFilter, SourceCheck: c.SourceCheck,
 		}
 		for n := range c.Nodes {
@@ -42,7 +47,12 @@ func Plan(t *topology.Topology) Spec {
 		s.Clusters = append(s.Clusters, cs)
 	}
 	for i, o := range t.Outside {
-		s.Outside = append(s.Outside, HostSpec{Name: o.Name, Addr: nth(s.WAN, firstOutsideHostPart+i)})
+		h := HostSpec{Name: o.Name, Addr: nth(s.WAN, firstOutsideHostPart+i)}
+		if o.Via != "" {
+			// The router has the first address of the host's own network.
+			h = HostSpec{Name: o.Name, Addr: o.Address, LAN: netip.PrefixFrom(o.Address, min(hostLAN, o.Address.BitLen())).Masked(), Via: o.Via}
+		}
+		s.Outside = append(s.Outside, h)
 	}
 	return s
 }

@@ -35,9 +35,19 @@ type ClusterSpec struct {
 	ServiceCIDR  netip.Prefix `json:"serviceCIDR"`
 	ExternalCIDR netip.Prefix `json:"externalCIDR"`
 	InternalCIDR netip.Prefix `json:"internalCIDR"`
-	CNI          string       `json:"cni"`       // a profile of package topology
-	KubeProxy    string       `json:"kubeProxy"` // its mode
-	RPFilter     int          `json:"rpFilter"`  // of the nodes' links, as in ip-sysctl
+	// LoadBalancer are the addresses of Services of that type. The router sends
+	// each to one node; see LoadBalancerNode.
+	LoadBalancer netip.Prefix `json:"loadBalancer"`
+	CNI          string       `json:"cni"`        // a profile of package topology
+	Masquerade   string       `json:"masquerade"` // who masquerades pods that leave the cluster; empty: nobody
+	KubeProxy    string       `json:"kubeProxy"`  // its mode
+	MTU          int          `json:"mtu"`        // of the LAN
+	WANMTU       int          `json:"wanMTU"`     // of the router's link to the WAN
+	NAT          bool         `json:"nat,omitempty"`
+	// RoutedServices: other clusters' routers have a route to the service
+	// addresses.
+	RoutedServices bool `json:"routedServices,omitempty"`
+	RPFilter       int  `json:"rpFilter"` // of the nodes' links, as in ip-sysctl
 	// SourceCheck drops what leaves a node with a source that is neither the
 	// node's address nor in its podCIDRs.
 	SourceCheck bool `json:"sourceCheck,omitempty"`
@@ -50,10 +60,12 @@ type NodeSpec struct {
 	Absent bool       `json:"absent,omitempty"` // at the start; it may join later
 }
 
-// A HostSpec is a host of no cluster, on the WAN.
+// A HostSpec is a host of no cluster: on the WAN, or behind a cluster's router.
 type HostSpec struct {
-	Name string     `json:"name"`
-	Addr netip.Addr `json:"addr"`
+	Name string       `json:"name"`
+	Addr netip.Addr   `json:"addr"`
+	LAN  netip.Prefix `json:"lan,omitzero"` // its network behind the router
+	Via  string       `json:"via,omitempty"`
 }
 
 // APIServerPort is where every cluster's API server listens.
@@ -79,6 +91,28 @@ func (c ClusterSpec) Node(name string) (n NodeSpec, number int, ok bool) {
 		}
 	}
 	return NodeSpec{}, 0, false
+}
+
+// LoadBalancerNode is the node that the router sends a load balancer's address
+// to, the i-th of the range from 1: one that is there from the start.
+func (c ClusterSpec) LoadBalancerNode(i int) (NodeSpec, bool) {
+	var there []NodeSpec
+	for _, n := range c.Nodes {
+		if !n.Absent {
+			there = append(there, n)
+		}
+	}
+	if len(there) == 0 {
+		return NodeSpec{}, false
+	}
+	return there[(i-1)%len(there)], true
+}
+
+// LoadBalancerAddress is the i-th address of the range, from 1; false: there
+// are not so many.
+func (c ClusterSpec) LoadBalancerAddress(i int) (netip.Addr, bool) {
+	a := nth(c.LoadBalancer, i)
+	return a, c.LoadBalancer.Contains(a) && c.LoadBalancer.Contains(a.Next())
 }
 
 // Cluster returns the cluster of that name.

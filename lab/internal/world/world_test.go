@@ -52,7 +52,7 @@ func TestPlan(t *testing.T) {
 			{Name: "rome", Nodes: 1, NodeCIDR: cidr("192.168.255.0/23"), PodCIDR: cidr("10.0.0.0/16"), ServiceCIDR: cidr("10.96.0.0/16"), RPFilter: 1, SourceCheck: true},
 			{Name: "oslo", Nodes: 1, NodeCIDR: cidr("fd00:3::/64"), PodCIDR: cidr("fd00:30::/48"), ServiceCIDR: cidr("fd00:31::/112")},
 		},
-		Outside: []topology.Outside{{Name: "user"}, {Name: "other"}},
+		Outside: []topology.Outside{{Name: "user"}, {Name: "other"}, {Name: "db", Address: netip.MustParseAddr("192.168.40.10"), Via: "rome"}},
 	})
 	type place struct{ lan, router, wan, controlPlane, lastNode string }
 	var got []place
@@ -65,6 +65,7 @@ func TestPlan(t *testing.T) {
 		{"fd00:3::/64", "fd00:3::1", "203.0.113.3", "fd00:3::2", "fd00:3::b"},
 	}, cmp.AllowUnexported(place{}))
 	assert.Equal(t, s.Outside[1].Addr.String(), "203.0.113.102")
+	assert.Equal(t, s.Outside[2], HostSpec{Name: "db", Addr: netip.MustParseAddr("192.168.40.10"), LAN: cidr("192.168.40.0/24"), Via: "rome"})
 	assert.DeepEqual(t, []bool{s.Clusters[0].Nodes[0].Absent, s.Clusters[0].Nodes[1].Absent}, []bool{false, true})
 	assert.Check(t, s.Clusters[1].RPFilter == 1 && s.Clusters[1].SourceCheck)
 }
@@ -96,6 +97,41 @@ func TestSourceCheck(t *testing.T) {
 		for _, want := range tt.want {
 			assert.Check(t, is.Contains(got, want))
 		}
+	}
+}
+
+// TestLoadBalancer: the addresses lead to the nodes that are there, in turn.
+func TestLoadBalancer(t *testing.T) {
+	c := ClusterSpec{LoadBalancer: netip.MustParsePrefix("198.51.100.16/29"), Nodes: []NodeSpec{{Name: "node-1"}, {Name: "node-2", Absent: true}, {Name: "node-3"}}}
+	var got []string
+	for i := 1; ; i++ {
+		a, ok := c.LoadBalancerAddress(i)
+		if !ok {
+			break
+		}
+		n, ok := c.LoadBalancerNode(i)
+		assert.Assert(t, ok)
+		got = append(got, a.String()+" "+n.Name)
+	}
+	assert.DeepEqual(t, got, []string{
+		"198.51.100.17 node-1", "198.51.100.18 node-3", "198.51.100.19 node-1", "198.51.100.20 node-3", "198.51.100.21 node-1", "198.51.100.22 node-3",
+	})
+	_, ok := (ClusterSpec{}).LoadBalancerAddress(1)
+	assert.Assert(t, !ok)
+}
+
+// TestRouterMasquerade: pods have the router's address outside, nodes their
+// own, unless the router hides them.
+func TestRouterMasquerade(t *testing.T) {
+	c := ClusterSpec{PodCIDR: netip.MustParsePrefix("10.0.0.0/16"), LAN: netip.MustParsePrefix("10.0.200.0/24")}
+	assert.Check(t, is.Contains(masquerade(c), `oifname "eth1" ip saddr 10.0.0.0/16 ip saddr != 10.0.200.0/24 masquerade`))
+	c.NAT = true
+	assert.Check(t, is.Contains(masquerade(c), `oifname "eth1"  masquerade`))
+}
+
+func TestNarrowest(t *testing.T) {
+	for _, tt := range []struct{ a, b, want int }{{0, 0, 0}, {1500, 1500, 0}, {1500, 1400, 1400}, {1450, 0, 1450}} {
+		assert.Check(t, is.Equal(narrowest(tt.a, tt.b), tt.want))
 	}
 }
 

@@ -44,6 +44,12 @@ type InternalFabricSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=65535
 	MTU int `json:"mtu,omitempty"`
+	// TunnelMTU is the MTU of the gateway's tunnel, as the gateway reported it; 0: not known yet.
+	// Routes of nodes to RemoteCIDRs have it where their link takes more.
+	// +optional
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=65535
+	TunnelMTU int `json:"tunnelMTU,omitempty"`
 	// RemoteCIDRs are the networks that the gateway leads to, as this cluster calls them.
 	// +optional
 	RemoteCIDRs []CIDR `json:"remoteCIDRs,omitempty"`

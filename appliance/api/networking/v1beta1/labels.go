@@ -57,6 +57,8 @@ const (
 	// LabelNotRemapped: the network must get exactly the CIDR it asks for.
 	LabelNotRemapped = "ipam.liqo.io/network-not-remapped"
 	LabelShared      = "ipam.liqo.io/network-shared"
+	// LabelHostUnreachable on an IP: gateways do not translate its address.
+	LabelHostUnreachable = "networking.liqo.io/host-unreachable"
 
 	AnnotationPreinstalled = "liqo.io/preinstalled"
 	// AnnotationNetNS is on the pod of a gateway in a network namespace of its

@@ -1,0 +1,196 @@
+package daemon
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
+)
+
+// A client whose server was replaced, on another node say, goes on with a
+// session that the new server has never heard of. WireGuard begins anew after
+// 15 s without an answer; these numbers are what a client waits instead. They
+// are told in lost probes, whose time while one is missing is
+// [probe.Prober.Hurry], 500 ms by default.
+//
+// A handshake costs a session that works few packets, but a tunnel that loses
+// many must not lose its sessions as well. So the first ones in a row come
+// after two lost probes, 1 s: as many as fit into the five seconds that a
+// gateway may take to move. Every further one waits twice as long as the one
+// before it, up to what WireGuard does by itself. That leaves little to gain:
+// a peer that was begun anew with initiates every 5 s on its own
+// (REKEY_TIMEOUT).
+//
+// What was spent comes back when the last one was what the tunnel needed: an
+// answer came right after it. Otherwise it comes back slowly, while the tunnel
+// is well: the answers that were missing were lost on the way, perhaps, and a
+// handshake is no cure for that.
+const (
+	quickProbes     = 2
+	quickHandshakes = 5
+	ownPatience     = 15 * time.Second // KEEPALIVE_TIMEOUT + REKEY_TIMEOUT
+	regainEvery     = 10 * time.Second
+)
+
+// A patience says how long a peer may be silent before WireGuard is told to
+// begin anew. It has no clock of its own.
+type patience struct {
+	quick time.Duration // after which the first handshakes come
+	spent int           // handshakes in a row, less what came back
+	since time.Time     // the last one
+}
+
+// silence is how long the peer may be silent.
+func (p *patience) silence() time.Duration {
+	d := p.quick
+	for i := quickHandshakes; i <= p.spent && d < ownPatience; i++ {
+		d *= 2
+	}
+	return min(d, ownPatience)
+}
+
+// spend notes a handshake.
+func (p *patience) spend(now time.Time) {
+	if p.silence() < ownPatience { // beyond that it makes no difference
+		p.spent++
+	}
+	p.since = now
+}
+
+// begin notes that the tunnel, which was in order since the last handshake, is
+// silent from now on, and returns what is spent.
+func (p *patience) begin(now time.Time) (spent int) {
+	p.spent = max(0, p.spent-int(now.Sub(p.since)/regainEvery))
+	return p.spent
+}
+
+// end notes an answer, in an outage that began with so much spent.
+func (p *patience) end(answer time.Time, spent int) {
+	if answer.Sub(p.since) <= p.quick {
+		p.spent = spent
+	}
+}
+
+// An outage is the time from the first lost probe to the next answer.
+type outage struct {
+	began time.Time // when the lost probe left
+	rx    uint64    // bytes that the peer had sent when that was noticed, or later
+	heard time.Time // when those had become more, at the latest; began if they haven't
+
+	// Where the peer was and where it was configured to be. A peer that roams is
+	// known at the first place only, and one that ceased to roam at the others.
+	learned    netip.AddrPort
+	configured []netip.AddrPort
+	handshakes int
+}
+
+// listen notes what the peer has sent by now. Whatever it is, WireGuard has
+// authenticated it: the session works, though a probe was lost.
+func (o *outage) listen(rx uint64, now time.Time) {
+	if rx != o.rx {
+		o.rx, o.heard = rx, now
+	}
+}
+
+// endpoint is where to try next, in turn: where the peer was, unless that is a
+// place where it is no longer configured to be, and then wherever it is.
+func (o *outage) endpoint(configured []netip.AddrPort) netip.AddrPort {
+	places := configured
+	was := slices.Contains(o.configured, o.learned)
+	switch i := slices.Index(configured, o.learned); {
+	case i > 0:
+		places = slices.Concat(configured[i:], configured[:i])
+	case i < 0 && o.learned.IsValid() && !was:
+		places = slices.Concat([]netip.AddrPort{o.learned}, configured)
+	}
+	if len(places) == 0 {
+		return netip.AddrPort{} // it stays where it is
+	}
+	return places[o.handshakes%len(places)]
+}
+
+// endpoints returns where the peer is configured to be, as far as that is known.
+func (gw *gateway) endpoints() []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, r := range gw.resolvers {
+		if e := r.endpoint(); e.IsValid() && !slices.Contains(out, e) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// lookUp has the names of the endpoint looked up soon.
+func (gw *gateway) lookUp() {
+	for _, r := range gw.resolvers {
+		r.hurry()
+	}
+}
+
+// watchSession has WireGuard begin anew when the peer is silent. That is for
+// clients: a server would have to know where its client is.
+func (gw *gateway) watchSession(ctx context.Context) error {
+	p := patience{quick: quickProbes * gw.prober.Hurry()}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-gw.prober.Late():
+			gw.endSilence(ctx, &p)
+		}
+	}
+}
+
+// endSilence lasts until the peer answers.
+func (gw *gateway) endSilence(ctx context.Context, p *patience) {
+	o := outage{began: gw.prober.Status().Waiting, configured: gw.endpoints()}
+	if o.began.IsZero() {
+		return // it has answered meanwhile
+	}
+	gw.lookUp()
+	spent := p.begin(o.began)
+	o.heard = o.began
+	if peer, ok := gw.peer(); ok {
+		o.rx, o.learned = peer.Rx, peer.Endpoint
+	}
+	for ctx.Err() == nil {
+		pause(ctx, gw.prober.Hurry())
+		if last := gw.prober.Status().LastReply; last.After(o.began) {
+			if o.handshakes > 0 {
+				p.end(last, spent)
+				gw.log.Info("the peer answers again", "silent", last.Sub(o.began).Round(time.Millisecond), "handshakes", o.handshakes)
+			}
+			return
+		}
+		peer, ok := gw.peer()
+		if !ok {
+			continue // a pass is about to add it
+		}
+		now := time.Now()
+		o.listen(peer.Rx, now)
+		if now.Sub(o.heard) >= p.silence() {
+			gw.rehandshake(&o, peer, now)
+			p.spend(now)
+		}
+	}
+}
+
+// rehandshake has WireGuard begin anew, and the name of the endpoint looked up.
+func (gw *gateway) rehandshake(o *outage, peer kernel.PeerStatus, now time.Time) {
+	endpoint := o.endpoint(gw.endpoints())
+	log := gw.log.Debug
+	if o.handshakes == 0 {
+		log = gw.log.Info // the others are told of in the end
+	}
+	log("the peer is silent: a new handshake", "silent", now.Sub(o.began).Round(time.Millisecond), "endpoint", endpoint)
+	if err := gw.ns.Rehandshake(desired.TunnelInterface, peer.PublicKey, endpoint); err != nil {
+		gw.log.Warn("no new handshake", "err", err)
+		notify(gw.repair)
+	}
+	gw.lookUp()
+	o.handshakes++
+	o.rx, o.heard = 0, now // WireGuard counts from the beginning
+}

@@ -1,0 +1,218 @@
+package daemon
+
+import (
+	"crypto/ecdh"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
+)
+
+// TestPatience spends handshakes as fast as the patience allows.
+func TestPatience(t *testing.T) {
+	const second = time.Second
+	start := time.Unix(1000, 0)
+	p := patience{quick: second}
+	now := start
+	var waits []time.Duration
+	spend := func(n int) (took time.Duration) {
+		from := now
+		for range n {
+			waits = append(waits, p.silence())
+			now = now.Add(p.silence())
+			p.spend(now)
+		}
+		return now.Sub(from)
+	}
+	spend(11)
+	assert.DeepEqual(t, waits, []time.Duration{
+		second, second, second, second, second, 2 * second, 4 * second, 8 * second, 15 * second, 15 * second, 15 * second,
+	})
+	for _, tc := range []struct {
+		name string
+		well time.Duration // after the handshakes before
+		want time.Duration
+	}{
+		{"at once", 0, 15 * second},
+		{"what is spent comes back", 10 * second, 8 * second},
+		{"slowly", 30 * second, 2 * second},
+		{"until it is all there", time.Hour, second},
+	} {
+		q := p
+		q.begin(now.Add(tc.well))
+		assert.Equal(t, q.silence(), tc.want, tc.name)
+	}
+
+	for _, tc := range []struct {
+		name   string
+		answer time.Duration // after the last handshake
+		last   time.Duration // how long the peer may be silent in the end
+	}{
+		{"a server that moves again and again, each time three handshakes away", second / 2, second},
+		{"a tunnel that loses many packets", 2 * second, ownPatience},
+	} {
+		p, now = patience{quick: second}, start
+		for range 20 {
+			spent := p.begin(now)
+			spend(3)
+			now = now.Add(tc.answer)
+			p.end(now, spent)
+			now = now.Add(3 * second)
+		}
+		assert.Equal(t, p.silence(), tc.last, tc.name)
+	}
+}
+
+func TestOutage(t *testing.T) {
+	start := time.Unix(1000, 0)
+	o := outage{began: start, heard: start, rx: 100}
+	o.listen(100, start.Add(time.Second))
+	assert.Equal(t, o.heard, start)
+	o.listen(132, start.Add(2*time.Second)) // a keepalive: the session works
+	assert.Equal(t, o.heard, start.Add(2*time.Second))
+
+	learned, configured, later := netip.MustParseAddrPort("192.0.2.1:7"), netip.MustParseAddrPort("192.0.2.2:51840"), netip.MustParseAddrPort("192.0.2.3:51840")
+	only, both := []netip.AddrPort{configured}, []netip.AddrPort{configured, later}
+	for _, tc := range []struct {
+		name string
+		o    outage
+		now  []netip.AddrPort // configured by now
+		want []netip.AddrPort
+	}{
+		{"it roamed", outage{learned: learned, configured: only}, only, []netip.AddrPort{learned, configured, learned, configured}},
+		{"the name has another address", outage{learned: configured, configured: only}, []netip.AddrPort{later}, []netip.AddrPort{later, later, later}},
+		{"the name has an address", outage{}, only, []netip.AddrPort{configured, configured}},
+		{"nobody knows where", outage{}, nil, []netip.AddrPort{{}, {}}},
+		{"only configured", outage{configured: only}, only, []netip.AddrPort{configured, configured}},
+		{"several", outage{learned: configured, configured: both}, both, []netip.AddrPort{configured, later, configured}},
+		{"the second of several", outage{learned: later, configured: both}, both, []netip.AddrPort{later, configured, later}},
+		{"roamed from several", outage{learned: learned, configured: both}, both, []netip.AddrPort{learned, configured, later, learned}},
+	} {
+		for i, want := range tc.want {
+			tc.o.handshakes = i
+			assert.Equal(t, tc.o.endpoint(tc.now), want, "%s: %d", tc.name, i)
+		}
+	}
+}
+
+// TestServerReplaced kills a server and starts another one in its place, as
+// when a gateway moves to another node: it has the key, the address and nothing
+// else, so that only the client can begin. Probes are as far apart as in a
+// cluster.
+func TestServerReplaced(t *testing.T) {
+	nettest.Need(t, "ip")
+	milan, rome := nettest.Another(t), nettest.Another(t)
+	impl := implementation(t, milan)
+	wire(t, milan, rome, milanAddr, romeAddr)
+	const everyTwoSeconds = 2 * time.Second
+	serverSide := child{Mode: cluster.Server, KeysDir: t.TempDir(), Implementation: impl, Ping: everyTwoSeconds}
+	clientSide := child{Mode: cluster.Client, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: impl, Ping: everyTwoSeconds, Endpoint: milanAddr.String()}
+	serverPrivate, clientPrivate := writeKeys(t, serverSide.KeysDir), writeKeys(t, clientSide.KeysDir)
+	serverSide.PeerKey, clientSide.PeerKey = clientPrivate.PublicKey().Bytes(), serverPrivate.PublicKey().Bytes()
+	for _, ns := range []*nettest.NS{milan, rome} { // through the tunnel or not at all
+		ns.Run("ip", "route", "add", "unreachable", "169.254.0.0/16")
+	}
+	logs := &logBuffer{}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of both:\n%s", logs)
+		}
+	})
+	start := func() func() {
+		serverSide.StateDir = t.TempDir()
+		p := serverSide.start(t, milan, logs)
+		return func() {
+			assert.NilError(t, p.Process.Kill())
+			_ = p.Wait()
+		}
+	}
+	kill := start()
+	clientSide.start(t, rome, logs)
+	up := through(t, rome, milan)
+	within(t, 20*time.Second, up)
+	within(t, 5*time.Second, func() error {
+		if _, body, err := get(rome, "http://127.0.0.1:8081/metrics"); !strings.Contains(body, "\nliqo_peer_is_connected{cluster_id=\"milan\",driver=\"wireguard\"} 1") {
+			return fmt.Errorf("no probe was answered: %v", err)
+		}
+		return nil
+	})
+
+	before := answersAgain(logs)
+	for i := range 2 {
+		kill()
+		if impl == kernel.Kernel {
+			milan.Run("ip", "link", "del", desired.TunnelInterface) // it outlives its process, but not its node
+		}
+		began := time.Now()
+		kill = start()
+		within(t, 30*time.Second, up)
+		gap := time.Since(began)
+		t.Logf("%v without an answer (%s WireGuard)", gap.Round(time.Millisecond), impl)
+		assert.Assert(t, gap < 5*time.Second, "it took %v", gap)
+		within(t, 5*time.Second, func() error { // of the next probe
+			if answersAgain(logs) == before+i {
+				return errors.New("the client has not told of it")
+			}
+			return nil
+		})
+	}
+	for _, k := range []*ecdh.PrivateKey{serverPrivate, clientPrivate} {
+		assert.Assert(t, !strings.Contains(logs.String(), base64.StdEncoding.EncodeToString(k.Bytes())), "a private key is logged")
+	}
+}
+
+// TestNextEndpoint takes the server's address away and gives it another one, as
+// when the node is lost whose NodePort the client dials. Both are configured.
+func TestNextEndpoint(t *testing.T) {
+	nettest.Need(t, "ip")
+	milan, rome := nettest.Another(t), nettest.Another(t)
+	impl := implementation(t, milan)
+	wire(t, milan, rome, milanAddr, romeAddr)
+	const other = "203.0.113.3"
+	serverSide := child{Mode: cluster.Server, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: impl}
+	clientSide := child{Mode: cluster.Client, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: impl, Ping: 2 * time.Second, Endpoint: milanAddr.String() + "," + other}
+	serverSide.PeerKey = writeKeys(t, clientSide.KeysDir).PublicKey().Bytes()
+	clientSide.PeerKey = writeKeys(t, serverSide.KeysDir).PublicKey().Bytes()
+	for _, ns := range []*nettest.NS{milan, rome} { // through the tunnel or not at all
+		ns.Run("ip", "route", "add", "unreachable", "169.254.0.0/16")
+	}
+	logs := &logBuffer{}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("log of both:\n%s", logs)
+		}
+	})
+	server := serverSide.start(t, milan, logs)
+	clientSide.start(t, rome, logs)
+	up := through(t, rome, milan)
+	within(t, 20*time.Second, up)
+
+	assert.NilError(t, server.Process.Kill())
+	_ = server.Wait()
+	if impl == kernel.Kernel {
+		milan.Run("ip", "link", "del", desired.TunnelInterface)
+	}
+	milan.Run("ip", "address", "flush", "dev", "eth0")
+	milan.Run("ip", "address", "add", other+"/24", "dev", "eth0")
+	milan.Run("ip", "route", "add", "default", "via", romeAddr.String())
+	began := time.Now()
+	serverSide.StateDir = t.TempDir()
+	serverSide.start(t, milan, logs)
+	within(t, 40*time.Second, up)
+	gap := time.Since(began)
+	t.Logf("%v without an answer (%s WireGuard)", gap.Round(time.Millisecond), impl)
+	assert.Assert(t, gap < 6*time.Second, "it took %v", gap) // one place more than when it is the same
+}
+
+// answersAgain counts the outages that ended, as the client's log tells.
+func answersAgain(log *logBuffer) int { return strings.Count(log.String(), "the peer answers again") }

@@ -1,0 +1,56 @@
+package kernel
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// Rehandshake makes the WireGuard of a device begin anew with a peer, now: its
+// peer is removed and added again, so that the session is gone and the next
+// packet begins a handshake. A valid endpoint is where the peer is dialled; else
+// that is where its packets went last. [netstate.Diff] finds nothing to do
+// afterwards: the link's alias goes on naming the endpoint that is configured.
+//
+// WireGuard by itself holds on to a session that its peer has lost for 15 s
+// (https://www.wireguard.com/papers/wireguard.pdf, KEEPALIVE_TIMEOUT and
+// REKEY_TIMEOUT in §6), and has no other means to hurry it.
+//
+// After an error the peer may be missing: a pass adds it.
+func (ns *NetNS) Rehandshake(dev string, key netstate.Key, endpoint netip.AddrPort) error {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	d, err := ns.readWireGuard(dev)
+	if err != nil {
+		return fmt.Errorf("wireguard %s: %w", dev, err)
+	}
+	i := slices.IndexFunc(d.Peers, func(p wgtypes.Peer) bool { return netstate.Key(p.PublicKey) == key })
+	if i < 0 {
+		return fmt.Errorf("wireguard %s: there is no peer %s", dev, key)
+	}
+	if err := ns.wireGuard(dev).set(wgtypes.Config{Peers: anew(d.Peers[i], endpoint)}); err != nil {
+		return fmt.Errorf("wireguard %s: add peer %s anew: %w", dev, key, err)
+	}
+	return nil
+}
+
+// anew returns how to remove a peer and to add it again. With a keepalive the
+// kernel's WireGuard initiates by itself then; ours does always.
+func anew(p wgtypes.Peer, endpoint netip.AddrPort) []wgtypes.PeerConfig {
+	again := wgtypes.PeerConfig{
+		PublicKey:                   p.PublicKey,
+		Endpoint:                    p.Endpoint,
+		PersistentKeepaliveInterval: &p.PersistentKeepaliveInterval,
+		ReplaceAllowedIPs:           true,
+		AllowedIPs:                  p.AllowedIPs,
+	}
+	if endpoint.IsValid() {
+		again.Endpoint = net.UDPAddrFromAddrPort(endpoint)
+	}
+	return []wgtypes.PeerConfig{{PublicKey: p.PublicKey, Remove: true}, again}
+}

@@ -1,0 +1,203 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/poll"
+
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// A stream sends a numbered datagram every millisecond and counts what
+// arrives.
+type stream struct {
+	stop chan struct{}
+	sent chan uint32     // how many in the end
+	got  chan streamTold // what arrived in the end
+}
+
+type streamTold struct {
+	received uint32
+	longest  uint32 // numbers in a row that are missing
+}
+
+const streamPeriod = time.Millisecond
+
+func startStream(t *testing.T, from, to *side, dst string, port uint16) *stream {
+	t.Helper()
+	in := listen(t, to.test, netip.AddrPortFrom(netip.IPv4Unspecified(), port))
+	out := listen(t, from.test, netip.MustParseAddrPort("0.0.0.0:0"))
+	s := &stream{stop: make(chan struct{}), sent: make(chan uint32, 1), got: make(chan streamTold, 1)}
+	at := netip.AddrPortFrom(addr(dst), port)
+	go func() {
+		tick := time.NewTicker(streamPeriod)
+		defer tick.Stop()
+		n := uint32(0)
+		for {
+			select {
+			case <-s.stop:
+				s.sent <- n
+				return
+			case <-tick.C:
+			}
+			n++
+			_, _ = out.WriteToUDPAddrPort(binary.BigEndian.AppendUint32(nil, n), at)
+		}
+	}()
+	go func() {
+		var told streamTold
+		seen := uint32(0)
+		buf := make([]byte, 100)
+		for {
+			// Half a second of silence is the end: nothing is as late as that.
+			_ = in.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+			n, _, err := in.ReadFromUDPAddrPort(buf)
+			if err != nil || n != 4 {
+				s.got <- told
+				return
+			}
+			told.received++
+			if is := binary.BigEndian.Uint32(buf); is > seen {
+				told.longest = max(told.longest, is-seen-1)
+				seen = is
+			}
+		}
+	}()
+	return s
+}
+
+// end returns how many datagrams were sent and lost.
+func (s *stream) end() (sent, lost, longest uint32) {
+	close(s.stop)
+	sent = <-s.sent
+	told := <-s.got
+	return sent, sent - told.received, told.longest
+}
+
+// TestRehandshake begins a session anew that works, under traffic of 1000
+// datagrams a second in both directions, and counts what that costs.
+func TestRehandshake(t *testing.T) {
+	both(t, func(t *testing.T, impl Implementation) {
+		server, client := tunnelSides(t, impl)
+		converge(t, server.NetNS, serverState())
+		// The endpoint in use is a learned one: there is nobody at the
+		// configured one.
+		want := clientState()
+		want.WireGuard[0].Peers[0].Keepalive = 25
+		converge(t, client.NetNS, want)
+		exchange(t, client, server, "169.254.18.1")
+		want.WireGuard[0].Peers[0].Endpoint = netip.MustParseAddrPort("192.0.2.99:51840")
+		converge(t, client.NetNS, want)
+		exchange(t, server, client, "169.254.18.2")
+		place := func() string {
+			t.Helper()
+			peers, err := client.Peers(tunnel)
+			assert.NilError(t, err)
+			assert.Equal(t, len(peers), 1)
+			return endpointText(peers[0].Endpoint)
+		}
+		assert.Equal(t, place(), "192.0.2.1:51840")
+
+		const times = 5
+		up := startStream(t, client, server, "169.254.18.1", 7001)
+		down := startStream(t, server, client, "169.254.18.2", 7002)
+		var slowest time.Duration // handshake: under emulation it takes its time
+		for range times {
+			client.rest(t)
+			began := time.Now()
+			assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}))
+			assert.Equal(t, place(), "192.0.2.1:51840")
+			left := netstate.Diff(observe(t, client.NetNS), want)
+			assert.Assert(t, left.Empty(), left.String())
+			poll.WaitOn(t, func(poll.LogT) poll.Result {
+				peers, err := client.Peers(tunnel)
+				switch {
+				case err != nil:
+					return poll.Error(err)
+				case peers[0].LastHandshake.IsZero():
+					return poll.Continue("no handshake yet")
+				case peers[0].LastHandshake.Before(began):
+					return poll.Error(fmt.Errorf("the old session is still there: %+v", peers[0]))
+				}
+				return poll.Success()
+			}, poll.WithDelay(time.Millisecond))
+			slowest = max(slowest, time.Since(began))
+		}
+		// What the server had sent with the old keys is lost, and what it sends
+		// until it has the new ones. What is for it waits.
+		for name, s := range map[string]*stream{"to the server": up, "from the server": down} {
+			sent, lost, longest := s.end()
+			t.Logf("%s: %d of %d datagrams lost in %d times, %d in a row at most; a handshake took %v", name, lost, sent, times, longest, slowest.Round(time.Millisecond))
+			assert.Assert(t, sent > 100, "%s: %d sent", name, sent)
+			few := 20 + 2*uint32(slowest/streamPeriod)
+			assert.Assert(t, lost <= few*times && longest <= few, "%s: %d of %d datagrams lost, %d in a row", name, lost, sent, longest)
+		}
+
+		// An endpoint that is given is taken, one that leads nowhere too.
+		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.MustParseAddrPort("192.0.2.99:51840")))
+		assert.Equal(t, place(), "192.0.2.99:51840")
+		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.MustParseAddrPort("192.0.2.1:51840")))
+		exchange(t, client, server, "169.254.18.1")
+		left := netstate.Diff(observe(t, client.NetNS), want)
+		assert.Assert(t, left.Empty(), left.String())
+
+		// Errors name public keys only.
+		err := client.Rehandshake(tunnel, public(3), netip.AddrPort{})
+		assert.ErrorContains(t, err, "there is no peer "+public(3).String())
+		assert.ErrorContains(t, client.Rehandshake("absent", public(1), netip.AddrPort{}), "absent")
+		assert.Assert(t, !strings.Contains(err.Error(), wgtypes.Key(key(2)).String()))
+	})
+}
+
+// TestServerReplaced ends the server and starts one that has its key and its
+// address and has never heard of the client. The client goes on with the
+// session that is gone; a new handshake brings the tunnel back at once.
+func TestServerReplaced(t *testing.T) {
+	both(t, func(t *testing.T, impl Implementation) {
+		server, client := tunnelSides(t, impl)
+		converge(t, server.NetNS, serverState())
+		want := clientState()
+		want.WireGuard[0].Peers[0].Keepalive = 25
+		converge(t, client.NetNS, want)
+		exchange(t, client, server, "169.254.18.1")
+		client.rest(t)
+
+		replace(t, server)
+		in := listen(t, server.test, netip.MustParseAddrPort("169.254.18.1:7000"))
+		out := listen(t, client.test, netip.MustParseAddrPort("0.0.0.0:0"))
+		send(t, out, netip.MustParseAddrPort("169.254.18.1:7000"))
+		assert.NilError(t, in.SetReadDeadline(time.Now().Add(300*time.Millisecond)))
+		_, _, err := in.ReadFromUDPAddrPort(make([]byte, 100))
+		assert.ErrorContains(t, err, "timeout") // else the session was not lost
+
+		start := time.Now()
+		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}))
+		send(t, out, netip.MustParseAddrPort("169.254.18.1:7000"))
+		receive(t, in)
+		took := time.Since(start)
+		t.Logf("back after %v", took.Round(time.Millisecond))
+		assert.Assert(t, took < 2*time.Second, "it took %v", took)
+		left := netstate.Diff(observe(t, client.NetNS), want)
+		assert.Assert(t, left.Empty(), left.String())
+	})
+}
+
+// replace ends a side with all that it has, and starts it again on an empty
+// disk.
+func replace(t *testing.T, s *side) {
+	t.Helper()
+	closeAlone(t, s)
+	if s.impl == Kernel {
+		s.test.Run("ip", "link", "del", tunnel)
+	}
+	s.cfg.StateDir = t.TempDir()
+	s.open(t)
+	converge(t, s.NetNS, serverState())
+}

@@ -1,0 +1,111 @@
+package netstate
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// An AddrMap tells by one address of a packet whether a NAT rule is about it,
+// and what the new address is: one rule instead of one for every entry (nft(8),
+// "MAPS"). What it costs to look an address up hardly depends on how many
+// there are.
+type AddrMap struct {
+	Dir string // "src" or "dst": the address of the packet that is looked up
+	// Entries are sorted by Addr, and no address is in two of them.
+	Entries []MapEntry
+}
+
+// A MapEntry is what an AddrMap knows of some addresses.
+type MapEntry struct {
+	Addr AddrRange
+	// To is Action.To for packets with these addresses. It is invalid for
+	// Masquerade, which asks only whether there is an entry.
+	To   netip.Prefix
+	Name string // kept as the element's comment
+}
+
+// Find returns the entry that an address has.
+func (m AddrMap) Find(a netip.Addr) (MapEntry, bool) {
+	i, found := slices.BinarySearchFunc(m.Entries, a, func(e MapEntry, a netip.Addr) int {
+		switch {
+		case a.Less(e.Addr.From):
+			return 1
+		case e.Addr.To.Less(a):
+			return -1
+		}
+		return 0
+	})
+	if !found {
+		return MapEntry{}, false
+	}
+	return m.Entries[i], true
+}
+
+// Intervals reports whether an entry stands for more than one address.
+func (m AddrMap) Intervals() bool {
+	return slices.ContainsFunc(m.Entries, func(e MapEntry) bool { return e.Addr.From != e.Addr.To })
+}
+
+// key returns what is looked up in the language of nft(8).
+func (m AddrMap) key() string {
+	return fmt.Sprintf("%s %saddr", ipKeyword(m.Entries[0].Addr.From), m.Dir[:1])
+}
+
+// elements returns the entries in the language of nft(8). The value of a prefix
+// map is a prefix, even if it is of one address.
+func (m AddrMap) elements(prefix bool) string {
+	var b strings.Builder
+	for i, e := range m.Entries {
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		b.WriteString(e.Addr.String())
+		if e.Name != "" {
+			fmt.Fprintf(&b, " comment %q", e.Name)
+		}
+		switch {
+		case !e.To.IsValid():
+		case prefix:
+			b.WriteString(" : " + e.To.Masked().String())
+		default:
+			b.WriteString(" : " + e.To.Addr().String())
+		}
+	}
+	return "{ " + b.String() + " }"
+}
+
+// validate says what is wrong with the map of an action.
+func (m AddrMap) validate(a Action, is6 bool) error {
+	switch {
+	case m.Dir != "src" && m.Dir != "dst":
+		return fmt.Errorf("position %q: must be src or dst", m.Dir)
+	case a.Kind != SNAT && a.Kind != DNAT && a.Kind != Masquerade:
+		return fmt.Errorf("%s takes no map", a.Kind)
+	case a.To.IsValid():
+		return fmt.Errorf("to %s: the map says it", a.To)
+	case a.Prefix && a.Kind == Masquerade:
+		return errors.New("masquerade takes no prefix")
+	}
+	for i, e := range m.Entries {
+		switch {
+		case e.Addr.From.BitLen() != e.Addr.To.BitLen() || !e.Addr.From.IsValid() || e.Addr.To.Less(e.Addr.From):
+			return fmt.Errorf("%s-%s: not a range of addresses", e.Addr.From, e.Addr.To)
+		case e.Addr.From.Is6() != is6:
+			return fmt.Errorf("%s: the rule is about the other IP family", e.Addr)
+		case i > 0 && !m.Entries[i-1].Addr.To.Less(e.Addr.From):
+			return fmt.Errorf("%s: must come before %s, and have no address in common with it", e.Addr, m.Entries[i-1].Addr)
+		case a.Kind == Masquerade && e.To.IsValid():
+			return fmt.Errorf("%s: masquerade takes no address", e.Addr)
+		case a.Kind != Masquerade && !e.To.IsValid():
+			return fmt.Errorf("%s: no new address", e.Addr)
+		case e.To.IsValid() && e.To.Addr().Is6() != is6:
+			return fmt.Errorf("%s to %s: not of one IP family", e.Addr, e.To)
+		case !comment(e.Name):
+			return fmt.Errorf("%s: name %q: must have at most %d bytes, without quote and line break", e.Addr, e.Name, maxComment)
+		}
+	}
+	return nil
+}

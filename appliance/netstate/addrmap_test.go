@@ -1,0 +1,121 @@
+package netstate
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+)
+
+// entry is written as in nft(8), without the new address for masquerade.
+func entry(key, to string) MapEntry {
+	e := MapEntry{Addr: RangeOf(prefix(key))}
+	if to != "" {
+		e.To = prefix(to)
+	}
+	return e
+}
+
+func natTable(f Family, hook string, a Action, ms ...Match) Table {
+	return Table{Family: f, Name: "t", Chains: []Chain{{Name: "c", Type: "nat", Hook: hook, Rules: []FirewallRule{{Name: "r", Matches: ms, Action: a}}}}}
+}
+
+func TestMapText(t *testing.T) {
+	one, two := entry("10.70.0.7/32", "192.168.40.10/32"), entry("10.70.0.8/32", "192.168.40.11/32")
+	one.Name = "ip-1"
+	for _, tt := range []struct {
+		family Family
+		hook   string
+		action Action
+		want   string
+	}{
+		{FamilyIPv4, "prerouting", Action{Kind: DNAT, Map: AddrMap{"dst", []MapEntry{one, two}}},
+			`dnat to ip daddr map { 10.70.0.7 comment "ip-1" : 192.168.40.10, 10.70.0.8 : 192.168.40.11 }`},
+		{FamilyINET, "postrouting", Action{Kind: SNAT, Map: AddrMap{"src", []MapEntry{entry("fd00::/64", "fd70::1/128")}}},
+			`snat ip6 to ip6 saddr map { fd00::/64 : fd70::1 }`},
+		{FamilyIPv4, "prerouting", Action{Kind: DNAT, Prefix: true, Map: AddrMap{"dst", []MapEntry{entry("10.71.1.0/24", "10.1.1.0/24"), entry("10.71.2.7/32", "10.1.2.7/32")}}},
+			`dnat ip prefix to ip daddr map { 10.71.1.0/24 : 10.1.1.0/24, 10.71.2.7 : 10.1.2.7/32 }`},
+		{FamilyIPv6, "postrouting", Action{Kind: Masquerade, Map: AddrMap{"dst", []MapEntry{entry("fd40::1/128", ""), entry("fd40::2/128", "")}}},
+			`ip6 daddr { fd40::1, fd40::2 } masquerade`},
+	} {
+		table := natTable(tt.family, tt.hook, tt.action)
+		assert.NilError(t, table.Validate())
+		assert.Check(t, is.Contains(table.String(), "\t\t"+tt.want+` comment "r"`+"\n"))
+	}
+}
+
+func TestValidateMap(t *testing.T) {
+	key := entry("10.70.0.7/32", "192.168.40.10/32")
+	with := func(kind ActionKind, es ...MapEntry) Action { return Action{Kind: kind, Map: AddrMap{"dst", es}} }
+	odd := func(f func(*Action)) Action {
+		a := with(DNAT, key)
+		f(&a)
+		return a
+	}
+	for _, tt := range []struct {
+		action Action
+		want   string
+	}{
+		{with(DNAT, key, key), "map: 10.70.0.7: must come before 10.70.0.7, and have no address in common with it"},
+		{with(DNAT, entry("10.70.0.0/24", "10.1.0.1/32"), key), "must come before 10.70.0.0/24"},
+		{with(DNAT, entry("10.70.0.9/32", "10.1.0.1/32"), key), "must come before 10.70.0.9"},
+		{with(DNAT, entry("10.70.0.7/32", "fd00::1/128")), "10.70.0.7 to fd00::1/128: not of one IP family"},
+		{with(DNAT, entry("fd00::7/128", "fd00::1/128")), "fd00::7: the rule is about the other IP family"},
+		{with(DNAT, entry("10.70.0.7/32", "")), "10.70.0.7: no new address"},
+		{with(Masquerade, key), "only at postrouting"},
+		{with(Drop, key), "map: drop takes no map"},
+		{with(DNAT, MapEntry{Addr: AddrRange{addr("10.0.0.2"), addr("10.0.0.1")}}), "map: 10.0.0.2-10.0.0.1: not a range"},
+		{odd(func(a *Action) { a.Map.Dir = "in" }), `map: position "in": must be src or dst`},
+		{odd(func(a *Action) { a.To = prefix("10.0.0.1/32") }), "map: to 10.0.0.1/32: the map says it"},
+		{odd(func(a *Action) { a.Map.Entries[0].Name = "a\"b" }), "without quote"},
+	} {
+		assert.Check(t, is.ErrorContains(natTable(FamilyIPv4, "prerouting", tt.action).Validate(), tt.want))
+	}
+	masquerade := with(Masquerade, key)
+	assert.Check(t, is.ErrorContains(natTable(FamilyIPv4, "postrouting", masquerade).Validate(), "10.70.0.7: masquerade takes no address"))
+	counted := natTable(FamilyIPv4, "prerouting", with(DNAT, key))
+	counted.Chains[0].Rules[0].Counter = true
+	assert.Check(t, is.ErrorContains(counted.Validate(), "counter: it would count what is not in the map"))
+}
+
+// TestMapFinds compares the search in a map with a walk through it, and shows
+// that a table with another map is another one: another digest, to be replaced
+// whole.
+func TestMapFinds(t *testing.T) {
+	for range 300 {
+		var m AddrMap
+		m.Dir = "dst"
+		next := 0
+		for next < 60 {
+			from, to := next+rand.IntN(6), 0
+			to = from + rand.IntN(2)*rand.IntN(6)
+			m.Entries = append(m.Entries, MapEntry{Addr: AddrRange{last(from), last(to)}, To: prefix(fmt.Sprintf("10.1.0.%d/32", from))})
+			next = to + 1
+		}
+		table := natTable(FamilyIPv4, "prerouting", Action{Kind: DNAT, Map: m})
+		assert.NilError(t, table.Validate())
+		for i := range 80 {
+			var want MapEntry
+			for _, e := range m.Entries {
+				if !last(i).Less(e.Addr.From) && !e.Addr.To.Less(last(i)) {
+					want = e
+				}
+			}
+			got, found := m.Find(last(i))
+			assert.Equal(t, got, want)
+			assert.Equal(t, found, want.To.IsValid())
+		}
+		other := table
+		other.Chains = natTable(FamilyIPv4, "prerouting", Action{Kind: DNAT, Map: AddrMap{"dst", append([]MapEntry{}, m.Entries...)}}).Chains
+		observed := table
+		observed.Seen = table.Digest()
+		assert.Assert(t, Diff(State{Tables: []Table{observed}}, State{Tables: []Table{other}}).Empty())
+		other.Chains[0].Rules[0].Action.Map.Entries[rand.IntN(len(m.Entries))].To = prefix("10.2.0.1/32")
+		assert.Equal(t, len(Diff(State{Tables: []Table{observed}}, State{Tables: []Table{other}}).SetTables), 1)
+	}
+}
+
+func last(n int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, byte(n)}) }

@@ -1,0 +1,132 @@
+package expect
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// Conntrack expects that a host's connection table has the last probe's
+// connection, with the mark of a node.
+type Conntrack struct {
+	On     Ref `lab:"on,required" doc:"host whose table it is"`
+	SeenBy Ref `lab:"seenBy,required" doc:"the end that the probe reached"`
+	Mark   Ref `lab:"mark" doc:"the node whose mark it has: the number of its address in the internal CIDR; default: none"`
+}
+
+// Lint resolves the names; there must be a probe to look at.
+func (e *Conntrack) Lint(l *Linter) {
+	l.Resolve(&e.On)
+	l.Resolve(&e.SeenBy)
+	l.Resolve(&e.Mark)
+	if e.Mark.Kind != "" && e.Mark.Kind != operand.Node && e.Mark.Kind != operand.GatewayNode {
+		l.Problem(&e.Mark, "such as milan/node-1, or milan/gateway.node", "%s is no node, so it has no mark", e.Mark)
+	}
+	if e.SeenBy.Kind != "" && !l.Reached[e.SeenBy.HostName(l.Topology)] {
+		l.Problem(&e.SeenBy, "put a reach to it into this step or an earlier one", "nothing has reached %s up to here", e.SeenBy)
+	}
+}
+
+// Check asks conntrack for the connection whose replies go to the port that
+// the server saw.
+func (e *Conntrack) Check(ctx context.Context, row *Row) (Result, error) {
+	p, ok := row.lastProbe(func(p Probe) bool { return same(p.To, e.SeenBy.Operand) && p.Proto != "icmp" })
+	if !ok {
+		return Result{Want: "an answered probe to " + e.SeenBy.Text + " by tcp or udp", Got: "none", Final: true}, nil
+	}
+	want := 0
+	if e.Mark.Kind != "" {
+		var err error
+		if want, err = row.mark(ctx, e.Mark.Operand); err != nil {
+			return missing(e.Mark.Text, err)
+		}
+	}
+	target, err := row.ExecTarget(ctx, e.On.Operand)
+	if err != nil {
+		return Result{}, err
+	}
+	ran, err := row.World.Exec(ctx, world.ExecRequest{Target: target, Host: true, Argv: []string{"conntrack", "-L", "-p", p.Proto}})
+	if err != nil {
+		return Result{}, err
+	}
+	if ran.Code != 0 {
+		return Result{}, fmt.Errorf("conntrack on %s: exit code %d: %s", e.On, ran.Code, strings.TrimSpace(string(ran.Stderr)))
+	}
+	res := Result{Want: fmt.Sprintf("%s has the connection of %s to %s with mark %d", e.On, p.From, e.SeenBy, want)}
+	port := strconv.Itoa(int(p.Result.SeenAs.Port()))
+	var got []string
+	for line := range strings.Lines(string(ran.Stdout)) {
+		if repliesTo(line) == port {
+			got = append(got, strings.Join(strings.Fields(line), " "))
+		}
+	}
+	switch {
+	case len(got) == 0:
+		res.Got = fmt.Sprintf("no entry with replies to port %s", port)
+	case markOf(got[0]) == want:
+		res.OK, res.Got = true, got[0]
+	default:
+		res.Got = fmt.Sprintf("mark %d", markOf(got[0]))
+		res.Why = strings.Join(got, "\n")
+	}
+	return res, nil
+}
+
+// mark is the number by which gateways mark a node's connections.
+func (row *Row) mark(ctx context.Context, node operand.Operand) (int, error) {
+	node, err := row.Directory.Settle(ctx, node)
+	if err != nil {
+		return 0, err
+	}
+	node.Attr = operand.Internal
+	a, err := row.Directory.Address(ctx, node, "")
+	if err != nil {
+		return 0, err
+	}
+	c, _ := row.Topology.Cluster(node.Cluster)
+	return offset(a, c.InternalCIDR), nil
+}
+
+// offset is the number of an address in a network.
+func offset(a netip.Addr, network netip.Prefix) int {
+	n, first := 0, network.Masked().Addr().AsSlice()
+	for i, b := range a.AsSlice() {
+		n = n<<8 | int(b^first[i])
+	}
+	return n
+}
+
+// repliesTo is the port that the replies of an entry go to: the last one of
+// the line.
+func repliesTo(line string) string {
+	port := ""
+	for _, f := range strings.Fields(line) {
+		if p, ok := strings.CutPrefix(f, "dport="); ok {
+			port = p
+		}
+	}
+	return port
+}
+
+func markOf(line string) int {
+	for _, f := range strings.Fields(line) {
+		if m, ok := strings.CutPrefix(f, "mark="); ok {
+			n, _ := strconv.Atoi(m) // conntrack writes numbers
+			return n
+		}
+	}
+	return 0
+}
+
+// String is the expectation on one line.
+func (e *Conntrack) String() string {
+	if e.Mark.Kind == "" {
+		return fmt.Sprintf("%s tracks the connection to %s, without a mark", e.On, e.SeenBy)
+	}
+	return fmt.Sprintf("%s tracks the connection to %s with the mark of %s", e.On, e.SeenBy, e.Mark)
+}

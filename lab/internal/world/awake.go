@@ -1,0 +1,168 @@
+package world
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+	"unsafe"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// An AwakeRequest is what a machine that was restored from a snapshot must be
+// told. It is never logged.
+type AwakeRequest struct {
+	Now  time.Time `json:"now"`
+	Seed []byte    `json:"seed"` // for the random pool
+}
+
+// awake makes a machine that was restored from a snapshot one of its own: its
+// clock is set and its random pool reseeded; the sessions of WireGuard, whose
+// keys another machine of the same snapshot has too, end; so do the connections
+// to API servers that know nothing of them, at once rather than when somebody
+// next sends something; and the kubelets report to the new ones.
+//
+// What cannot be renewed: the keys in the clusters' objects, WireGuard's among
+// them, and the secrets by which this kernel numbers TCP connections. Machines
+// of one snapshot share those; they never meet.
+func (a *agent) awake(ctx context.Context, req AwakeRequest) error {
+	a.mu.Lock()
+	n := a.network
+	a.mu.Unlock()
+	if n == nil {
+		return errNotBuilt
+	}
+	if err := a.setClock(req.Now); err != nil {
+		return err
+	}
+	if err := reseed(req.Seed); err != nil {
+		return err
+	}
+	servers := map[netip.AddrPort]bool{}
+	for _, at := range apiServices(n.spec) {
+		servers[at] = true
+	}
+	for _, c := range n.spec.Clusters {
+		servers[netip.AddrPortFrom(c.ControlPlane, APIServerPort)] = true
+	}
+	for _, h := range a.namespaces() {
+		var wireguard bool
+		if err := h.ns.Do(func() (err error) {
+			wireguard, err = hasWireGuard()
+			return errors.Join(err, endConnections(servers))
+		}); err != nil {
+			return fmt.Errorf("%s: %w", h.name, err)
+		}
+		if wireguard {
+			if err := endSessions(ctx, h.ns); err != nil {
+				return fmt.Errorf("%s: %w", h.name, err)
+			}
+		}
+	}
+	a.registry.Wake()
+	return nil
+}
+
+// reseed adds to the kernel's random pool and makes it use that at once
+// (random(4)).
+func reseed(seed []byte) error {
+	const rndAddEntropy, rndReseedCRNG = 0x40085203, 0x5207
+	pool, err := os.OpenFile("/dev/urandom", os.O_RDWR, 0)
+	if err != nil {
+		return fmt.Errorf("random pool: %w", err)
+	}
+	defer pool.Close()
+	// struct rand_pool_info: the entropy in bits, the size in bytes, the bytes.
+	info := binary.NativeEndian.AppendUint32(nil, uint32(8*len(seed)))
+	info = binary.NativeEndian.AppendUint32(info, uint32(len(seed)))
+	info = append(info, seed...)
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, pool.Fd(), rndAddEntropy, uintptr(unsafe.Pointer(&info[0]))); errno != 0 {
+		return fmt.Errorf("random pool: add entropy: %w", errno)
+	}
+	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, pool.Fd(), rndReseedCRNG, 0); errno != 0 {
+		return fmt.Errorf("random pool: reseed: %w", errno)
+	}
+	return nil
+}
+
+// endConnections ends the TCP connections of the thread's namespace to those
+// addresses. Programs see them aborted.
+func endConnections(to map[netip.AddrPort]bool) error {
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		sockets, err := netlink.SocketDiagTCP(family)
+		if err != nil {
+			return fmt.Errorf("list TCP sockets: %w", err)
+		}
+		for _, s := range sockets {
+			remote, _ := netip.AddrFromSlice(s.ID.Destination)
+			if !to[netip.AddrPortFrom(remote.Unmap(), s.ID.DestinationPort)] {
+				continue
+			}
+			if err := destroySocket(family, s.ID); err != nil && !errors.Is(err, unix.ENOENT) { // it has ended itself
+				return fmt.Errorf("end the TCP connection to %s: %w", remote, err)
+			}
+		}
+	}
+	return nil
+}
+
+// destroySocket ends a connection (SOCK_DESTROY of sock_diag(7)).
+func destroySocket(family uint8, id netlink.SocketID) error {
+	// struct inet_diag_req_v2 with a struct inet_diag_sockid.
+	b := []byte{family, unix.IPPROTO_TCP, 0, 0}
+	b = binary.NativeEndian.AppendUint32(b, ^uint32(0)) // in every state
+	b = binary.BigEndian.AppendUint16(b, id.SourcePort)
+	b = binary.BigEndian.AppendUint16(b, id.DestinationPort)
+	for _, addr := range [][]byte{id.Source, id.Destination} {
+		ip, _ := netip.AddrFromSlice(addr)
+		var full [16]byte
+		if family == unix.AF_INET {
+			ip = ip.Unmap()
+		}
+		copy(full[:], ip.AsSlice())
+		b = append(b, full[:]...)
+	}
+	b = binary.NativeEndian.AppendUint32(b, id.Interface)
+	b = binary.NativeEndian.AppendUint32(b, id.Cookie[0])
+	b = binary.NativeEndian.AppendUint32(b, id.Cookie[1])
+	req := nl.NewNetlinkRequest(nl.SOCK_DESTROY, unix.NLM_F_ACK)
+	req.AddRawData(b)
+	_, err := req.Execute(unix.NETLINK_INET_DIAG, 0)
+	return err
+}
+
+func hasWireGuard() (bool, error) {
+	links, err := netlink.LinkList()
+	for _, l := range links {
+		if l.Type() == "wireguard" {
+			return true, nil
+		}
+	}
+	return false, err
+}
+
+// endSessions makes WireGuard forget the keys of its sessions: it does when its
+// private key changes (wg_set_device), so it gets another one and its own back.
+// The next packet makes a new handshake. A userspace WireGuard, of which the
+// kernel knows nothing, makes new ones within its two minutes.
+func endSessions(ctx context.Context, ns *Namespace) error {
+	const script = `for i in $(wg show interfaces); do
+	key=$(wg show $i private-key) && wg genkey | wg set $i private-key /proc/self/fd/0 && echo $key | wg set $i private-key /proc/self/fd/0 || exit 1
+done`
+	var out strings.Builder
+	code, err := RunIn(ctx, ns, ExecRequest{Argv: []string{"sh", "-c", script}}, Streams{Stdout: &out, Stderr: &out})
+	if err == nil && code != 0 {
+		err = errors.New(strings.TrimSpace(out.String()))
+	}
+	if err != nil {
+		return fmt.Errorf("end WireGuard's sessions: %w", err)
+	}
+	return nil
+}
