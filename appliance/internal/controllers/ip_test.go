@@ -48,12 +48,20 @@ func (w *world) testIP() {
 	service := &corev1.Service{ObjectMeta: m("db")}
 	w.until("the Service is there", func() bool { return w.get(service) && service.Labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy })
 
+	// What Kubernetes makes of our Services is not ours, though it has their labels.
+	kubernetes := &discoveryv1.EndpointSlice{ObjectMeta: m("db-x7k2p"), AddressType: discoveryv1.AddressTypeIPv4}
+	kubernetes.Labels = map[string]string{
+		v1beta1.LabelManagedBy: v1beta1.ManagedBy, discoveryv1.LabelServiceName: "db", discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io",
+	}
+	w.create(kubernetes)
+
 	// It is not written again and again.
 	w.settle()
 	before := w.log.writes()
 	w.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, `{"metadata":{"labels":{"touched":"ip"}}}`)
 	w.settle()
 	assert.Check(w.t, is.Equal(w.log.writes()-before, 0))
+	assert.Check(w.t, w.get(kubernetes), "the controller deleted an EndpointSlice of Kubernetes")
 	w.patch(slice, `{"endpoints":[{"addresses":["192.168.40.99"]}]}`)
 	w.until("the endpoint is put right", func() bool { return w.get(slice) && slice.Endpoints[0].Addresses[0] == "192.168.40.10" })
 

@@ -47,8 +47,10 @@ func cacheOptions(namespace string, newInformer kube.InformerFunc) cache.Options
 				Namespaces: map[string]cache.Config{namespace: {}},
 				Label:      labels.SelectorFromSet(labels.Set{v1beta1.LabelAppName: v1beta1.ClusterIDConfigMap}),
 			},
-			&corev1.Secret{}:             {Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelGatewayResource: "true"})},
-			&discoveryv1.EndpointSlice{}: ours,
+			&corev1.Secret{}: {Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelGatewayResource: "true"})},
+			&discoveryv1.EndpointSlice{}: {Label: labels.SelectorFromSet(labels.Set{
+				v1beta1.LabelManagedBy: v1beta1.ManagedBy, discoveryv1.LabelManagedBy: v1beta1.ManagedBy,
+			})},
 			&corev1.ServiceAccount{}:     ours,
 			&appsv1.Deployment{}:         ours,
 			&rbacv1.Role{}:               ours,

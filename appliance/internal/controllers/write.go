@@ -7,10 +7,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -201,7 +203,7 @@ func (w *writer) put(ctx context.Context, key objectKey, want plan.Object) error
 	if live == nil {
 		return w.create(ctx, key, want, digest)
 	}
-	if live.GetLabels()[v1beta1.LabelManagedBy] != v1beta1.ManagedBy && !adoptable(want, live) {
+	if !made(live) && !adoptable(want, live) {
 		if writtenByUsers(key.Kind) {
 			return errOvertaken
 		}
@@ -230,7 +232,7 @@ func (w *writer) create(ctx context.Context, key objectKey, want plan.Object, di
 	if getErr := w.direct.Get(ctx, key.ObjectKey, live); getErr != nil {
 		return errors.Join(err, client.IgnoreNotFound(getErr))
 	}
-	if live.GetLabels()[v1beta1.LabelManagedBy] == v1beta1.ManagedBy {
+	if made(live) {
 		return err
 	}
 	if !adoptable(want, live) {
@@ -349,7 +351,19 @@ func (w *writer) list(ctx context.Context, kind schema.GroupVersionKind) ([]clie
 	if err := w.cache.List(ctx, list, client.MatchingLabels{v1beta1.LabelManagedBy: v1beta1.ManagedBy}); err != nil {
 		return nil, fmt.Errorf("read %s: %w", kind.Kind, err)
 	}
-	return elements(list)
+	all, err := elements(list)
+	return slices.DeleteFunc(all, func(o client.Object) bool { return !made(o) }), err
+}
+
+// made reports whether the controller made an object, by its label. Kubernetes
+// gives the labels of a Service to the EndpointSlices that it makes of it, the
+// gateways' among them: those say themselves who manages them.
+func made(o client.Object) bool {
+	labels := o.GetLabels()
+	if _, is := o.(*discoveryv1.EndpointSlice); is && labels[discoveryv1.LabelManagedBy] != v1beta1.ManagedBy {
+		return false
+	}
+	return labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy
 }
 
 // apply writes the few fields of somebody else's object that the plan asks for.
