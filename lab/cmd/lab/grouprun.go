@@ -221,9 +221,17 @@ func (r *groupRun) runner() *runner.Runner {
 			},
 			Progress: r.session.progress(),
 		}
+		if r.group.world == supervisor.VM {
+			lab.runner.ProbeTimeout = emulatedTimeout
+		}
 	}
 	return r.lab.runner
 }
+
+// emulatedTimeout is how long a probe waits for its answer in a machine that is
+// likely emulated: there a new connection took 0.66 s while an API server
+// started on the same two cores.
+const emulatedTimeout = 4 * time.Second
 
 func (r *groupRun) bundle(ctx context.Context, lab *builtLab, row *report.Row) (string, error) {
 	dir, err := r.session.dir.RowDir(*row)

@@ -81,7 +81,7 @@ func (e *Reach) Check(ctx context.Context, row *Row) (Result, error) {
 	if p.Result.OK {
 		return Result{OK: true, Want: want, Got: want, Notes: []string{fmt.Sprintf("rtt %v", p.Result.RTT.Round(100*time.Microsecond))}}, nil
 	}
-	res := Result{Want: want, Got: describeFailure(p.Result)}
+	res := Result{Want: want, Got: describeFailure(p)}
 	return row.explainLost(ctx, p, res)
 }
 
@@ -101,9 +101,10 @@ func portOf(name string, port int) string {
 	return fmt.Sprintf("%s:%d", name, port)
 }
 
-func describeFailure(r prober.Result) string {
+func describeFailure(p Probe) string {
+	r := p.Result
 	text := map[string]string{
-		prober.ErrorTimeout:  "no answer within " + probeTimeout.String(),
+		prober.ErrorTimeout:  "no answer within " + p.Timeout.String(),
 		prober.ErrorRefused:  "refused: the host answers, nothing listens there",
 		prober.ErrorReset:    "the connection was reset",
 		prober.ErrorICMPPort: "ICMP port unreachable",

@@ -1,6 +1,7 @@
 package expect
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -50,6 +51,8 @@ type Row struct {
 	Before Leftovers
 	// StepStarted is when the present step began to act.
 	StepStarted time.Time
+	// ProbeTimeout is how long a probe waits for its answer; 0: a second.
+	ProbeTimeout time.Duration
 
 	Probes  []Probe               // in the order they were sent
 	Flows   map[string]*FlowState // by name
@@ -66,6 +69,7 @@ type Probe struct {
 	Proto    string
 	Port     int // 0: where the lab's pods listen
 	Token    string
+	Timeout  time.Duration
 	Sent     time.Time
 	Result   prober.Result
 }
@@ -86,8 +90,9 @@ func (row *Row) ExecTarget(ctx context.Context, o operand.Operand) (string, erro
 	return o.HostName(row.Topology), err
 }
 
-// probeTimeout is how long a probe waits for its answer. Within it UDP and
-// ICMP try twice: the first packet may find an empty neighbour table.
+// probeTimeout is how long a probe waits for its answer unless the row says
+// so. Within it UDP and ICMP try twice: the first packet may find an empty
+// neighbour table.
 const probeTimeout = time.Second
 
 // Send sends a probe to an operand's own address and remembers it.
@@ -97,7 +102,7 @@ func (row *Row) Send(ctx context.Context, from, to operand.Operand, proto string
 
 // SendBy sends a probe to the address of dst, where to is expected to answer.
 func (row *Row) SendBy(ctx context.Context, from, dst, to operand.Operand, proto string, port int) (Probe, error) {
-	p := Probe{From: from, To: to, Dst: dst, Proto: proto, Port: port, Token: row.NewToken()}
+	p := Probe{From: from, To: to, Dst: dst, Proto: proto, Port: port, Token: row.NewToken(), Timeout: cmp.Or(row.ProbeTimeout, probeTimeout)}
 	addr, err := row.Directory.Address(ctx, dst, from.Cluster)
 	if errors.Is(err, ErrNoAddress) {
 		p.Result = prober.Result{Error: "no address", Message: err.Error()}
@@ -122,7 +127,7 @@ func (row *Row) SendBy(ctx context.Context, from, dst, to operand.Operand, proto
 		Target: target,
 		Host:   true,
 		Argv: []string{ProbeProgram, "dial", "--proto", proto, "--to", at, "--token", p.Token,
-			"--timeout", probeTimeout.String(), "--count", strconv.Itoa(count)},
+			"--timeout", p.Timeout.String(), "--count", strconv.Itoa(count)},
 	})
 	if err != nil {
 		return p, fmt.Errorf("probe from %s: %w", from, err)

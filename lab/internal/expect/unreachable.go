@@ -55,9 +55,9 @@ func (e *Unreachable) Check(ctx context.Context, row *Row) (Result, error) {
 		res.Path, res.Reply = t.request, t.reply
 		res.Why = "by way of " + strings.Join(t.request, ", ")
 	case slices.Contains(errorsOf(e.As), p.Result.Error):
-		res.OK, res.Got = true, describeFailure(p.Result)
+		res.OK, res.Got = true, describeFailure(p)
 	default:
-		res.Got = describeFailure(p.Result)
+		res.Got = describeFailure(p)
 		res.Why = "unreachable, but not in this way; " + p.Result.Message
 	}
 	return res, nil

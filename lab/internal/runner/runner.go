@@ -41,6 +41,9 @@ type Runner struct {
 	// Bundle, when set, writes the evidence for a row that failed and returns
 	// the directory.
 	Bundle func(ctx context.Context, row *report.Row) (string, error)
+	// ProbeTimeout is how long a probe waits for its answer; 0: as long as
+	// package expect says.
+	ProbeTimeout time.Duration
 	// Progress, when set, hears what is being done.
 	Progress func(text string)
 
@@ -86,10 +89,10 @@ func (r *Runner) newRow(ctx context.Context, s *scenario.Scenario) (*expect.Row,
 	row := &expect.Row{
 		World: r.World, Topology: s.Topology, API: r.api,
 		Directory: expect.NewDirectory(r.World, r.api, s.Topology),
-		NewToken:  r.token,
-		Started:   time.Now(),
-		Flows:     map[string]*expect.FlowState{},
-		Outputs:   map[string]expect.Ran{},
+		NewToken:  r.token, ProbeTimeout: r.ProbeTimeout,
+		Started: time.Now(),
+		Flows:   map[string]*expect.FlowState{},
+		Outputs: map[string]expect.Ran{},
 	}
 	logs, err := r.World.Logs(ctx)
 	if err != nil {
