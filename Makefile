@@ -55,8 +55,7 @@ test-lab: build kubernetes cni ## every scenario and its sabotages in the VXLAN 
 
 # What CI has time for where every lab with Geneve needs an emulated machine.
 # test-all runs the rest as well.
-GENEVE_SCENARIOS := api-server-gone bad-objects daemon-restart drift geneve-ping internal-node notrack pod-to-pod symmetric \
-                    tunnelendpoint-objects user-firewall
+GENEVE_SCENARIOS := api-server-gone bad-objects daemon-restart drift geneve-ping internal-node notrack pod-to-pod user-firewall
 
 .PHONY: test-all
 test-all: build kubernetes cni ## every scenario in every overlay, with its sabotages (hours on two cores without KVM)
