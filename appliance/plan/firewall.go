@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"net/netip"
 	"strconv"
 
@@ -51,15 +52,10 @@ func chain(name string, kind v1beta1.ChainType, hook v1beta1.ChainHook, priority
 	return v1beta1.Chain{Name: name, Type: kind, Hook: hook, Policy: v1beta1.ChainPolicyAccept, Priority: priority}
 }
 
-// translate returns a rule that replaces the addresses of packets by those of
-// the network to, host bits kept.
-func translate(kind v1beta1.NatType, name string, to netip.Prefix, match ...v1beta1.Match) v1beta1.NatRule {
-	return v1beta1.NatRule{Name: name, NatType: kind, To: ptr(to.String()), Match: match}
-}
-
-// translateTo returns a rule that replaces the addresses of packets by one.
-func translateTo(kind v1beta1.NatType, name string, to netip.Addr, match ...v1beta1.Match) v1beta1.NatRule {
-	return v1beta1.NatRule{Name: name, NatType: kind, To: ptr(to.String()), Match: match}
+// translate returns a rule that replaces the addresses of packets: by one
+// address, or by those of a network, host bits kept.
+func translate[T netip.Addr | netip.Prefix](kind v1beta1.NatType, name string, to T, match ...v1beta1.Match) v1beta1.NatRule {
+	return v1beta1.NatRule{Name: name, NatType: kind, To: ptr(fmt.Sprint(to)), Match: match}
 }
 
 // from matches packets with a source in this network, to those with such a

@@ -234,7 +234,7 @@ func (p *planner) nodes() {
 		o.Spec.Overlay, o.Spec.PodCIDRs = v1beta1.Overlay(p.overlay), apiCIDRs(p.podsOf(n))
 		p.add(o)
 		if p.overlay == cluster.OverlayGeneve {
-			p.add(p.gatewayToNode(n, ip, p.podsOf(n)))
+			p.add(p.gatewayToNode(n, ip))
 		}
 	}
 	if p.overlay == cluster.OverlayVXLAN {
@@ -265,7 +265,7 @@ func (p *planner) podsOf(n cluster.Node) []netip.Prefix {
 }
 
 // gatewayToNode returns how gateways reach a node and its pods.
-func (p *planner) gatewayToNode(n cluster.Node, ip netip.Addr, pods []netip.Prefix) *v1beta1.RouteConfiguration {
+func (p *planner) gatewayToNode(n cluster.Node, ip netip.Addr) *v1beta1.RouteConfiguration {
 	name, dev := Name(p.s.ID, n.Name, "gw-node"), p.nodeIface[n.Name]
 	o := routeConfiguration(metav1.ObjectMeta{Namespace: p.s.Namespace, Name: name, Labels: map[string]string{
 		v1beta1.LabelRouteCategory: v1beta1.CategoryGateway, v1beta1.LabelRouteSubcategory: v1beta1.SubcategoryFabric,
@@ -280,7 +280,7 @@ func (p *planner) gatewayToNode(n cluster.Node, ip netip.Addr, pods []netip.Pref
 			routes = append(routes, via(dst, ip, dev))
 		}
 	}
-	for _, cidr := range pods {
+	for _, cidr := range p.podsOf(n) {
 		add(cidr)
 	}
 	if len(routes) > 0 {

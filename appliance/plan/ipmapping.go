@@ -45,13 +45,13 @@ func (p *planner) gatewayMapping(x *address, source bool) {
 	o := p.mapping(x, "remap-ipmapping-gw", v1beta1.CategoryGateway)
 	destination := chain("prerouting", v1beta1.ChainTypeNAT, v1beta1.ChainHookPrerouting, v1beta1.ChainPriorityNATDest)
 	destination.Rules.NatRules = []v1beta1.NatRule{
-		translateTo(v1beta1.NatTypeDestination, ruleName(x.Name), x.IP.IP, to(host(x.given))),
+		translate(v1beta1.NatTypeDestination, ruleName(x.Name), x.IP.IP, to(host(x.given))),
 	}
 	o.Spec.Table.Chains = []v1beta1.Chain{destination}
 	if source {
 		c := chain("postrouting", v1beta1.ChainTypeNAT, v1beta1.ChainHookPostrouting, v1beta1.ChainPriorityNATSource)
 		c.Rules.NatRules = []v1beta1.NatRule{
-			translateTo(v1beta1.NatTypeSource, ruleName(x.Name), x.given, out(v1beta1.TunnelInterface), from(host(x.IP.IP))),
+			translate(v1beta1.NatTypeSource, ruleName(x.Name), x.given, out(v1beta1.TunnelInterface), from(host(x.IP.IP))),
 		}
 		o.Spec.Table.Chains = append(o.Spec.Table.Chains, c)
 	}

@@ -95,7 +95,7 @@ func (p *planner) masqueradeBypass(peer *peering) {
 	}
 	if ip, ok := p.geneveGateway(peer); ok {
 		port := cmp.Or(p.s.Options.GenevePort, genevePort)
-		c.Rules.NatRules = append(c.Rules.NatRules, translateTo(v1beta1.NatTypeSource, "gateway-geneve", ip,
+		c.Rules.NatRules = append(c.Rules.NatRules, translate(v1beta1.NatTypeSource, "gateway-geneve", ip,
 			append(toPort(v1beta1.L4ProtoUDP, port), from(host(ip)))...))
 	}
 	if len(c.Rules.NatRules) == 0 {
@@ -158,7 +158,7 @@ func (p *planner) unknownSource(peer *peering) {
 		c.Rules.NatRules = append(c.Rules.NatRules, translate(v1beta1.NatTypeSource, ruleName("podcidr", peer.config.Name, l.String()), l, tunnel, from(l)))
 	}
 	for _, remote := range ofFamily(peer.config.Remote.All(), v6) {
-		c.Rules.NatRules = append(c.Rules.NatRules, translateTo(v1beta1.NatTypeSource,
+		c.Rules.NatRules = append(c.Rules.NatRules, translate(v1beta1.NatTypeSource,
 			ruleName("service-nodeport", peer.config.Name, remote.String()), u, tunnel, to(remote)))
 	}
 	m := owned(Name(peer.config.Name, "unknown-source"), peer.id, peer.config.Meta)
