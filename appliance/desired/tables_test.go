@@ -166,7 +166,7 @@ func badFirewalls() []badFirewall {
 		{"mixed-families-in-rule", fc("INET", filter("input", cluster.FilterRule{Action: "accept", Match: []cluster.Match{
 			{IP: host, Position: "src"},
 			{IP: cluster.AddrRange{From: addr("fd00::1"), To: addr("fd00::1")}, Position: "dst"},
-		}})), `spec.table: chain c: rule #0: match 1: address fd00::1: the rule is about the other IP family`},
+		}})), `spec.table.chains[0].rules.filterRules[0].match[1]: no packet matches it and match[0], so the rule would do nothing; remove one of the two`},
 	}
 }
 

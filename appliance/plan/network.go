@@ -23,10 +23,11 @@ func unusable() []netip.Prefix {
 	}
 }
 
-// inUnusable returns the unusable range that a network is in.
+// inUnusable returns the unusable range that a network is in. One that is not
+// known is in none.
 func inUnusable(cidr netip.Prefix) (netip.Prefix, bool) {
 	for _, nobody := range unusable() {
-		if nobody.Bits() <= cidr.Bits() && nobody.Contains(cidr.Addr()) {
+		if cidr.IsValid() && nobody.Bits() <= cidr.Bits() && nobody.Contains(cidr.Addr()) {
 			return nobody, true
 		}
 	}

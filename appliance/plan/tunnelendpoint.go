@@ -96,6 +96,14 @@ func (p *planner) checkEndpoint(e *cluster.TunnelEndpoint) {
 	}
 	p.checkMapping(e, "Pod", e.Pod)
 	p.checkMapping(e, "External", e.External)
+	for _, x := range []struct {
+		field string
+		cidr  netip.Prefix
+	}{{"spec.remotePodCIDR", e.Pod.Remote}, {"spec.remoteExternalCIDR", e.External.Remote}} {
+		if nobody, is := inUnusable(x.cidr); is {
+			p.refuse(e.Meta, ReasonBadAddress, "%s %v is in %v, where no pod and no host of another cluster is: correct it to a network of cluster %s", x.field, x.cidr, nobody, e.RemoteID)
+		}
+	}
 	if !e.Pod.Remote.IsValid() {
 		p.refuse(e.Meta, ReasonNoCIDRs, "spec.remotePodCIDR is empty: write the pod network of cluster %s", e.RemoteID)
 	} else if external := e.External.Remote; external.IsValid() {
