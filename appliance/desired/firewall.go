@@ -44,9 +44,7 @@ const (
 	// conntrackPriority is where connections are looked up
 	// (NF_IP_PRI_CONNTRACK): NAT is possible only after, notrack only before.
 	conntrackPriority = -200
-	maxNameLength     = 200 // of tables and chains; nft(8) allows 255, prefix included
-	leastMSS          = 88  // TCP_MIN_MSS of include/net/tcp.h
-	maxCommentLength  = 127 // NFTNL_UDATA_COMMENT_MAXLEN, without its final zero
+	leastMSS          = 88 // TCP_MIN_MSS of include/net/tcp.h
 )
 
 // tables adds the tables of the FirewallConfigurations that are selected.
@@ -110,8 +108,8 @@ func compileTable(fc cluster.FirewallConfiguration) (netstate.Table, []string) {
 		return netstate.Table{}, c.problems
 	}
 	c.family = family
-	if fc.Table == "" || len(fc.Table) > maxNameLength {
-		c.complain("spec.table.name", "has %d bytes; write 1 to %d", len(fc.Table), maxNameLength)
+	if p := netstate.NameProblem(fc.Table); p != "" {
+		c.complain("spec.table.name", "%q %s", fc.Table, p)
 	}
 	table := netstate.Table{Family: family, Name: fc.Table}
 	names := map[string]int{}
@@ -147,8 +145,11 @@ func (c *tableCompiler) chain(field string, chain cluster.Chain) netstate.Chain 
 		Name: chain.Name, Type: chain.Type, Hook: chain.Hook,
 		Priority: chain.Priority, Policy: cmp.Or(chain.Policy, "accept"),
 	}
-	if chain.Name == "" || len(chain.Name) > maxNameLength {
-		c.complain(field+".name", "has %d bytes; write 1 to %d", len(chain.Name), maxNameLength)
+	if p := netstate.NameProblem(chain.Name); p != "" {
+		c.complain(field+".name", "%q %s", chain.Name, p)
+	}
+	if chain.Name == netstate.DigestChain {
+		c.complain(field+".name", "%q is reserved; choose another one", chain.Name)
 	}
 	if out.Policy != "accept" && out.Policy != "drop" {
 		c.complain(field+".policy", "%q is none; write accept or drop", chain.Policy)
@@ -281,8 +282,8 @@ func (c *tableCompiler) natRule(field string, chain cluster.Chain, r cluster.NAT
 
 // matches compiles the matches of a rule.
 func (c *tableCompiler) matches(field, hook, name string, matches []cluster.Match) []netstate.Match {
-	if len(name) > maxCommentLength {
-		c.complain(field+".name", "has %d bytes; write at most %d", len(name), maxCommentLength)
+	if p := netstate.CommentProblem(name); p != "" {
+		c.complain(field+".name", "%q %s", name, p)
 	}
 	var out []netstate.Match
 	var places []int // in matches, of what is in out

@@ -47,7 +47,8 @@ type badCase struct {
 	// API is a part of the API server's refusal. Without it the object is
 	// stored, and the rest says how it is reported.
 	API string `json:"api"`
-	// Reason is that of the event and the condition; NotApplied: by hosts.
+	// Reason is that of the event and the condition. Of Route- and
+	// FirewallConfigurations the condition is that of the hosts.
 	Reason string `json:"reason"`
 	// At is how the message calls the field, where that is not its path.
 	At   string `json:"at"`
@@ -413,6 +414,8 @@ func badInput(t *testing.T, w *world, k badKind, c badCase) {
 		w.add(o)
 		w.settle()
 	}
+	w.report()
+	w.settle()
 	hosts := w.hosts()
 	bad := k.spoiled(t, c)
 	on := w.add(bad)
@@ -440,7 +443,7 @@ func badInput(t *testing.T, w *world, k badKind, c badCase) {
 		return strings.HasPrefix(s, plan.Warning+" "+c.Reason+": ") && strings.Contains(s, c.at()) && strings.Contains(s, c.Says)
 	})
 	assert.Assert(t, i >= 0, "no event of reason %s names %s and says %q: %q", c.Reason, c.at(), c.Says, said)
-	if c.Reason == plan.ReasonNotApplied {
+	if kind, _, _ := strings.Cut(on, " "); !c.Used && slices.Contains([]string{"RouteConfiguration", "FirewallConfiguration"}, kind) {
 		failed := slices.ContainsFunc(slices.Collect(maps.Values(w.hosts())), func(h hostState) bool {
 			return slices.ContainsFunc(h.results, func(r cluster.Applied) bool {
 				return !r.OK && key(r.Object.Kind, r.Object.Namespace, r.Object.Name) == on
