@@ -217,19 +217,22 @@ func (h *host) withoutConflicts(objects []routeObject) []routeObject {
 		ref   cluster.Ref
 	}
 	owners := map[target]owner{}
-	targetOf := func(o routeObject, r routeRule, route netstate.Route) target {
+	targetsOf := func(o routeObject, r routeRule, route netstate.Route) []target {
+		targets := []target{{s: selectorOf(r), dst: route.Dst, priority: r.explicit}}
 		if o.shares() {
-			return target{table: o.Table, dst: route.Dst}
+			targets = append(targets, target{table: o.Table, dst: route.Dst})
 		}
-		return target{s: selectorOf(r), dst: route.Dst, priority: r.explicit}
+		return targets
 	}
 	return slices.DeleteFunc(objects, func(o routeObject) bool {
 		var problems []string
 		for _, r := range o.rules {
 			for _, route := range r.routes {
-				if other, taken := owners[targetOf(o, r, route)]; taken && other.route != route {
-					problems = append(problems, fmt.Sprintf("spec.table.rules: %s sends the same packets to %s another way; change or delete one of the two",
-						other.ref, route.Dst))
+				for _, t := range targetsOf(o, r, route) {
+					if other, taken := owners[t]; taken && other.route != route {
+						problems = append(problems, fmt.Sprintf("spec.table.rules: %s sends the same packets to %s another way; change or delete one of the two",
+							other.ref, route.Dst))
+					}
 				}
 			}
 		}
@@ -239,9 +242,10 @@ func (h *host) withoutConflicts(objects []routeObject) []routeObject {
 		}
 		for _, r := range o.rules {
 			for _, route := range r.routes {
-				t := targetOf(o, r, route)
-				if _, taken := owners[t]; !taken {
-					owners[t] = owner{route, o.Ref}
+				for _, t := range targetsOf(o, r, route) {
+					if _, taken := owners[t]; !taken {
+						owners[t] = owner{route, o.Ref}
+					}
 				}
 			}
 		}
