@@ -350,18 +350,16 @@ func (w *world) add(fields map[string]any) string {
 	return key(fields["kind"].(string), namespace, meta["name"].(string))
 }
 
-// others returns all objects but some and those of their peering.
+// newPeer is the cluster that the objects of testdata/bad are about, as far as
+// they are about one.
+const newPeer = "naples"
+
+// others returns all objects but some and those of the new peering.
 func (w *world) others(but ...string) map[string]string {
-	remote := ""
-	for _, k := range but {
-		if o := w.objects[k]; o != nil && remote == "" {
-			remote = o.GetLabels()[v1beta1.LabelRemoteClusterID]
-		}
-	}
 	out := map[string]string{}
 	for k, o := range w.objects {
 		_, daemon := o.(*v1beta1.GatewayReport)
-		if slices.Contains(but, k) || daemon || remote != "" && o.GetLabels()[v1beta1.LabelRemoteClusterID] == remote {
+		if slices.Contains(but, k) || daemon || o.GetLabels()[v1beta1.LabelRemoteClusterID] == newPeer {
 			continue
 		}
 		fields := tree(w.t, o)
@@ -401,7 +399,9 @@ func TestBadInput(t *testing.T) {
 			})
 			for _, c := range k.Cases {
 				if c.API == "" {
-					t.Run(c.Field+" "+fmt.Sprint(c.Value, c.Patch), func(t *testing.T) { badInput(t, base.clone(t), k, c) })
+					name := c.Field + " " + fmt.Sprint(c.Value, c.Patch)
+					t.Run(name, func(t *testing.T) { badInput(t, base.clone(t), k, c) })
+					t.Run(name+", later", func(t *testing.T) { spoiledLater(t, base.clone(t), k, c) })
 				}
 			}
 		})
@@ -460,6 +460,43 @@ func badInput(t *testing.T, w *world, k badKind, c badCase) {
 		assert.Assert(t, cmp.Contains(message, c.at()))
 		assert.Assert(t, cmp.Contains(message, c.Says))
 	})
+}
+
+// spoiledLater adds the object of k to w as it should be, and then spoils it:
+// that disturbs nobody else either.
+func spoiledLater(t *testing.T, w *world, k badKind, c badCase) {
+	for _, o := range c.With {
+		w.add(o)
+		w.settle()
+	}
+	w.report()
+	w.settle()
+	before := w.others(c.Reporter)
+	on, bad := w.add(k.Object), k.spoiled(t, c)
+	w.settle()
+	w.report()
+	w.settle()
+	old := w.objects[on]
+	meta := bad["metadata"].(map[string]any)
+	if meta["name"] != old.GetName() {
+		return // the case is about another object
+	}
+	status := tree(t, old)["status"]
+	for _, field := range []string{"uid", "creationTimestamp"} {
+		meta[field] = tree(t, old)["metadata"].(map[string]any)[field]
+	}
+	meta["generation"] = old.GetGeneration() + 1
+	if status != nil {
+		bad["status"] = status
+	}
+	w.replace(old, bad)
+	w.settle()
+	w.report()
+	w.settle()
+	after := w.others(on, c.Reporter)
+	for other, text := range before {
+		assert.Equal(t, after[other], text, other)
+	}
 }
 
 // conditions calls check for the condition that the plan gives an object, if
