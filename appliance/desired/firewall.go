@@ -44,8 +44,7 @@ const (
 	// conntrackPriority is where connections are looked up
 	// (NF_IP_PRI_CONNTRACK): NAT is possible only after, notrack only before.
 	conntrackPriority = -200
-	maxNameLength     = 200 // of tables and chains; nft(8) allows 255, prefix included
-	maxCommentLength  = 127 // NFTNL_UDATA_COMMENT_MAXLEN, without its final zero
+	leastMSS          = 88 // TCP_MIN_MSS of include/net/tcp.h
 )
 
 // tables adds the tables of the FirewallConfigurations that are selected.
@@ -109,8 +108,8 @@ func compileTable(fc cluster.FirewallConfiguration) (netstate.Table, []string) {
 		return netstate.Table{}, c.problems
 	}
 	c.family = family
-	if fc.Table == "" || len(fc.Table) > maxNameLength {
-		c.complain("spec.table.name", "has %d bytes; write 1 to %d", len(fc.Table), maxNameLength)
+	if p := netstate.NameProblem(fc.Table); p != "" {
+		c.complain("spec.table.name", "%q %s", fc.Table, p)
 	}
 	table := netstate.Table{Family: family, Name: fc.Table}
 	names := map[string]int{}
@@ -146,8 +145,11 @@ func (c *tableCompiler) chain(field string, chain cluster.Chain) netstate.Chain 
 		Name: chain.Name, Type: chain.Type, Hook: chain.Hook,
 		Priority: chain.Priority, Policy: cmp.Or(chain.Policy, "accept"),
 	}
-	if chain.Name == "" || len(chain.Name) > maxNameLength {
-		c.complain(field+".name", "has %d bytes; write 1 to %d", len(chain.Name), maxNameLength)
+	if p := netstate.NameProblem(chain.Name); p != "" {
+		c.complain(field+".name", "%q %s", chain.Name, p)
+	}
+	if chain.Name == netstate.DigestChain {
+		c.complain(field+".name", "%q is reserved; choose another one", chain.Name)
 	}
 	if out.Policy != "accept" && out.Policy != "drop" {
 		c.complain(field+".policy", "%q is none; write accept or drop", chain.Policy)
@@ -209,6 +211,9 @@ func (c *tableCompiler) filterRule(field string, chain cluster.Chain, r cluster.
 			c.complain(field+".value", "%q is not a segment size; write a number of bytes, or 0 for what the route's MTU allows", r.Value)
 		}
 		out.Action.MSS = uint16(mss)
+		if mss > 0 && mss < leastMSS {
+			c.complain(field+".value", "%q is less than the %d bytes that TCP is good for; write more, or 0 for what the route's MTU allows", r.Value, leastMSS)
+		}
 		if mss == 0 && (chain.Hook == "prerouting" || chain.Hook == "input") {
 			c.complain(field+".value", "the route is not known yet in %s; write a number of bytes, or choose the hook forward", chain.Hook)
 		}
@@ -262,6 +267,10 @@ func (c *tableCompiler) natRule(field string, chain cluster.Chain, r cluster.NAT
 		c.complain(field+".to", "is empty; write the new address, or a CIDR to keep the host part")
 	case !c.carries(r.To.Addr()):
 		c.complain(field+".to", "%s is not of the family of the table, %s", r.To, c.family)
+	case r.To.Addr().IsMulticast() || r.To.Addr().IsUnspecified():
+		c.complain(field+".to", "%s is not the address of a host; write the one that packets are to have", r.To)
+	case familyOf(out.Matches) != 0 && familyOf(out.Matches) != r.To.Addr().BitLen():
+		c.complain(field+".to", "%s is not of the family of the addresses in match; write one that is", r.To)
 	default:
 		out.Action.To, out.Action.Prefix = r.To, r.ToIsPrefix
 		if r.ToIsPrefix {
@@ -273,10 +282,11 @@ func (c *tableCompiler) natRule(field string, chain cluster.Chain, r cluster.NAT
 
 // matches compiles the matches of a rule.
 func (c *tableCompiler) matches(field, hook, name string, matches []cluster.Match) []netstate.Match {
-	if len(name) > maxCommentLength {
-		c.complain(field+".name", "has %d bytes; write at most %d", len(name), maxCommentLength)
+	if p := netstate.CommentProblem(name); p != "" {
+		c.complain(field+".name", "%q %s", name, p)
 	}
 	var out []netstate.Match
+	var places []int // in matches, of what is in out
 	for i, m := range matches {
 		field := fmt.Sprintf("%s.match[%d]", field, i)
 		n := netstate.Match{Negate: m.Negate}
@@ -328,9 +338,25 @@ func (c *tableCompiler) matches(field, hook, name string, matches []cluster.Matc
 			c.complain(field, "says %d things; write exactly one of ip, port, proto and dev, and a match for each further one", set)
 			continue
 		}
-		out = append(out, n)
+		for j, other := range out {
+			if opposed(other, n) || opposed(n, other) {
+				c.complain(field, "no packet matches it and match[%d], so the rule would do nothing; remove one of the two", places[j])
+			}
+		}
+		out, places = append(out, n), append(places, i)
 	}
 	return out
+}
+
+// familyOf returns the bits of the addresses that all matches of a rule ask
+// for; 0: of either family.
+func familyOf(matches []netstate.Match) int {
+	for _, m := range matches {
+		if m.Addr.From.IsValid() {
+			return m.Addr.From.BitLen()
+		}
+	}
+	return 0
 }
 
 func (c *tableCompiler) position(field, position, a, b string) {

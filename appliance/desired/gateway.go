@@ -144,6 +144,8 @@ func (h *host) peerKey(in GatewayInput) (netstate.Key, bool) {
 		switch {
 		case len(k.Key) != len(netstate.Key{}):
 			h.refuse(k.Meta, "spec.publicKey: has %d bytes; a WireGuard key has %d", len(k.Key), len(netstate.Key{}))
+		case netstate.Key(k.Key) == in.PublicKey:
+			h.refuse(k.Meta, "spec.publicKey: is that of this gateway itself; write the remote gateway's")
 		case chosen == nil:
 			chosen = &k
 		case !bytes.Equal(k.Key, chosen.Key):

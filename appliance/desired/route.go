@@ -208,26 +208,31 @@ func (h *host) withoutConflicts(objects []routeObject) []routeObject {
 		table string // of those that have a number: all packets that come there
 		s     selector
 		dst   netip.Prefix
+		// priority that the rule's author chose; another one is another place
+		// in the order.
+		priority uint32
 	}
 	type owner struct {
 		route netstate.Route
 		ref   cluster.Ref
 	}
 	owners := map[target]owner{}
-	targetOf := func(o routeObject, r routeRule, route netstate.Route) (target, bool) {
+	targetsOf := func(o routeObject, r routeRule, route netstate.Route) []target {
+		targets := []target{{s: selectorOf(r), dst: route.Dst, priority: r.explicit}}
 		if o.shares() {
-			return target{table: o.Table, dst: route.Dst}, true
+			targets = append(targets, target{table: o.Table, dst: route.Dst})
 		}
-		return target{s: selectorOf(r), dst: route.Dst}, r.explicit == 0
+		return targets
 	}
 	return slices.DeleteFunc(objects, func(o routeObject) bool {
 		var problems []string
 		for _, r := range o.rules {
 			for _, route := range r.routes {
-				t, counts := targetOf(o, r, route)
-				if other, taken := owners[t]; counts && taken && other.route != route {
-					problems = append(problems, fmt.Sprintf("spec.table.rules: %s sends the same packets to %s another way; change or delete one of the two",
-						other.ref, route.Dst))
+				for _, t := range targetsOf(o, r, route) {
+					if other, taken := owners[t]; taken && other.route != route {
+						problems = append(problems, fmt.Sprintf("spec.table.rules: %s sends the same packets to %s another way; change or delete one of the two",
+							other.ref, route.Dst))
+					}
 				}
 			}
 		}
@@ -237,9 +242,10 @@ func (h *host) withoutConflicts(objects []routeObject) []routeObject {
 		}
 		for _, r := range o.rules {
 			for _, route := range r.routes {
-				t, counts := targetOf(o, r, route)
-				if _, taken := owners[t]; counts && !taken {
-					owners[t] = owner{route, o.Ref}
+				for _, t := range targetsOf(o, r, route) {
+					if _, taken := owners[t]; !taken {
+						owners[t] = owner{route, o.Ref}
+					}
 				}
 			}
 		}
@@ -283,6 +289,9 @@ func (h *host) compileRoutes(rc cluster.RouteConfiguration) (routeObject, []stri
 			if p := linkNameProblem(d.dev); d.dev != "" && p != "" {
 				complain(field+"."+d.name, "%q %s", d.dev, p)
 			}
+		}
+		if rule.IIF != "" && rule.IIF != loopback && rule.OIF != "" {
+			complain(field+".oif", "%q is for packets of this host, and iif %q is for those of others: no packet is both; leave one of the two out", rule.OIF, rule.IIF)
 		}
 		family := 0 // bits of an address; 0: both
 		switch {
@@ -347,6 +356,9 @@ func (h *host) compileRoute(tr cluster.TableRoute) (netstate.Route, string) {
 		return r, fmt.Sprintf(".scope: %q is none; write global, site, link, host or nowhere", tr.Scope)
 	}
 	if tr.Via.IsValid() {
+		if !station(tr.Via) {
+			return r, fmt.Sprintf(".gw: %s is not the address of another host; write that of the next hop", tr.Via)
+		}
 		if tr.Via.BitLen() != family {
 			return r, fmt.Sprintf(".gw: %s is not of the family of dst %s", tr.Via, tr.Dst)
 		}
@@ -376,6 +388,9 @@ func (h *host) compileRoute(tr cluster.TableRoute) (netstate.Route, string) {
 	if tr.Src.IsValid() && tr.Src.BitLen() != family {
 		return r, fmt.Sprintf(".src: %s is not of the family of dst %s", tr.Src, tr.Dst)
 	}
+	if tr.Src.IsValid() && (tr.Src.IsUnspecified() || tr.Src.IsMulticast()) {
+		return r, fmt.Sprintf(".src: %s is nobody's address; write one of this host, or leave src out", tr.Src)
+	}
 	if r.Dev == "" {
 		return r, ".dev: is empty; write dev, gw or both"
 	}
@@ -386,6 +401,15 @@ func (h *host) compileRoute(tr cluster.TableRoute) (netstate.Route, string) {
 		r.Scope = netstate.ScopeGlobal // the kernel has no scopes for IPv6
 	}
 	return r, ""
+}
+
+// loopback is what rules call the link that the packets of this host's own
+// programs come in by.
+const loopback = "lo"
+
+// station reports whether an address can be that of one other host.
+func station(a netip.Addr) bool {
+	return !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
 }
 
 // noWay says why a route leads nowhere as yet: the link or the next hop that it

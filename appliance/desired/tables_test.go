@@ -113,7 +113,7 @@ func badFirewalls() []badFirewall {
 	const natRule = "spec.table.chains[0].rules.natRules[0]"
 	return []badFirewall{
 		{"family", fc("ip"), `spec.table.family: "ip" is none; write INET, IPV4, IPV6, ARP, NETDEV or BRIDGE`},
-		{"no-name", cluster.FirewallConfiguration{Family: "IPV4"}, `spec.table.name: has 0 bytes; write 1 to 200`},
+		{"no-name", cluster.FirewallConfiguration{Family: "IPV4"}, `spec.table.name: "" must have 1 to 200 bytes without space, quote, brace and semicolon`},
 		{"chain-twice", fc("IPV4", filter("input"), filter("output")),
 			`spec.table.chains[1].name: "c" is the name of spec.table.chains[0] already; choose another one`},
 		{"hook-of-type", fc("IPV4", nat("forward")),
@@ -162,11 +162,11 @@ func badFirewalls() []badFirewall {
 		{"masquerade-to", fc("IPV4", nat("postrouting", cluster.NATRule{Type: "masquerade", To: prefix("10.0.0.1/32")})),
 			natRule + `.to: 10.0.0.1/32: masquerade takes the address of the outgoing link; leave it out, or write snat`},
 		{"long-comment", fc("IPV4", filter("input", cluster.FilterRule{Name: strings.Repeat("x", 128), Action: "accept"})),
-			rule + `.name: has 128 bytes; write at most 127`},
+			rule + `.name: "` + strings.Repeat("x", 128) + `" must have at most 127 bytes, without quote and line break`},
 		{"mixed-families-in-rule", fc("INET", filter("input", cluster.FilterRule{Action: "accept", Match: []cluster.Match{
 			{IP: host, Position: "src"},
 			{IP: cluster.AddrRange{From: addr("fd00::1"), To: addr("fd00::1")}, Position: "dst"},
-		}})), `spec.table: chain c: rule #0: match 1: address fd00::1: the rule is about the other IP family`},
+		}})), `spec.table.chains[0].rules.filterRules[0].match[1]: no packet matches it and match[0], so the rule would do nothing; remove one of the two`},
 	}
 }
 

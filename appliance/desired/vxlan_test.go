@@ -225,6 +225,7 @@ func TestNumberedTables(t *testing.T) {
 	}{
 		{"two share one", []cluster.RouteConfiguration{rc("a", "18952", "10.1.0.0/16", "x"), rc("b", "18952", "10.2.0.0/16", "y")}, "", []uint32{18952, 18952}},
 		{"they say the same", []cluster.RouteConfiguration{rc("a", "18952", "10.1.0.0/16", "x"), rc("b", "18952", "10.1.0.0/16", "x")}, "", []uint32{18952}},
+		{"a table of its own takes the same packets elsewhere", []cluster.RouteConfiguration{rc("a", "18952", "10.1.0.0/16", "x"), rc("b", "mine", "10.1.0.0/16", "y")}, "b", []uint32{18952}},
 		{"they contradict each other", []cluster.RouteConfiguration{rc("a", "18952", "10.1.0.0/16", "x"), rc("b", "18952", "10.1.0.0/16", "y")}, "b", []uint32{18952}},
 		{"a name with a zero in front is a name", []cluster.RouteConfiguration{rc("a", "018952", "10.1.0.0/16", "x")}, "", []uint32{desired.TableNumber("018952")}},
 		{"rules may lead to the main table", []cluster.RouteConfiguration{rc("a", "254", "", "")}, "", nil},

@@ -103,7 +103,7 @@ func (m AddrMap) validate(a Action, is6 bool) error {
 			return fmt.Errorf("%s: no new address", e.Addr)
 		case e.To.IsValid() && e.To.Addr().Is6() != is6:
 			return fmt.Errorf("%s to %s: not of one IP family", e.Addr, e.To)
-		case !comment(e.Name):
+		case CommentProblem(e.Name) != "":
 			return fmt.Errorf("%s: name %q: must have at most %d bytes, without quote and line break", e.Addr, e.Name, maxComment)
 		}
 	}

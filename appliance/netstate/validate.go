@@ -177,8 +177,8 @@ func (t Table) Validate() error {
 	if t.Family != FamilyINET && t.Family != FamilyIPv4 && t.Family != FamilyIPv6 {
 		return fmt.Errorf("family %q: only ip, ip6 and inet are supported", t.Family)
 	}
-	if t.Name == "" || len(t.Name) > 200 || strings.ContainsAny(t.Name, " \t\n\"{};") {
-		return errors.New("name: must have 1 to 200 bytes without space, quote, brace and semicolon")
+	if p := NameProblem(t.Name); p != "" {
+		return errors.New("name: " + p)
 	}
 	var errs []error
 	names := map[string]bool{DigestChain: true}
@@ -201,8 +201,8 @@ var hooks = map[string][]string{
 
 func (c Chain) validate(f Family) error {
 	var errs []error
-	if c.Name == "" || len(c.Name) > 200 || strings.ContainsAny(c.Name, " \t\n\"{};") {
-		errs = append(errs, errors.New("name: must have 1 to 200 bytes without space, quote, brace and semicolon"))
+	if p := NameProblem(c.Name); p != "" {
+		errs = append(errs, errors.New("name: "+p))
 	}
 	switch allowed, ok := hooks[c.Type]; {
 	case !ok:
@@ -227,8 +227,8 @@ func (c Chain) validate(f Family) error {
 }
 
 func (r FirewallRule) validate(c Chain, f Family) error {
-	if !comment(r.Name) {
-		return fmt.Errorf("name: must have at most %d bytes, without quote and line break", maxComment)
+	if p := CommentProblem(r.Name); p != "" {
+		return errors.New("name: " + p)
 	}
 	is6, known := r.Is6(f)
 	for i, m := range r.Matches {
@@ -239,9 +239,22 @@ func (r FirewallRule) validate(c Chain, f Family) error {
 	return r.Action.validate(r, c, is6, known)
 }
 
-// comment reports whether nft(8) can show a name as a comment.
-func comment(s string) bool {
-	return len(s) <= maxComment && !strings.ContainsAny(s, "\"\n\x00")
+// NameProblem says what is wrong with the name of a table or a chain; empty:
+// nothing. Longer ones than 200 bytes leave nft(8) no room for a prefix, of the
+// 255 that it allows.
+func NameProblem(name string) string {
+	if name == "" || len(name) > 200 || strings.ContainsAny(name, " \t\n\"{};") {
+		return "must have 1 to 200 bytes without space, quote, brace and semicolon"
+	}
+	return ""
+}
+
+// CommentProblem says why nft(8) can't show a name as a comment; empty: it can.
+func CommentProblem(name string) string {
+	if len(name) > maxComment || strings.ContainsAny(name, "\"\n\x00") {
+		return fmt.Sprintf("must have at most %d bytes, without quote and line break", maxComment)
+	}
+	return ""
 }
 
 func (m Match) validate(c Chain, is6, known bool) error {

@@ -26,6 +26,7 @@ func TestChartTemplates(t *testing.T) {
 				s.Spec.Endpoint.ServiceType, s.Spec.Endpoint.NodePort = corev1.ServiceTypeNodePort, new(int32(30840))
 			},
 			"ports": func(s *v1beta1.GatewayServer) {
+				s.Spec.Endpoint.ServiceType = corev1.ServiceTypeNodePort
 				s.Spec.Endpoint.Port, s.Spec.Endpoint.Ports, s.Spec.Endpoint.NodePorts = nil, []int32{4500}, []int32{30841}
 			},
 			"LoadBalancer": func(s *v1beta1.GatewayServer) {

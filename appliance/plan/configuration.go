@@ -94,6 +94,9 @@ func (p *planner) checkCIDRs(c *cluster.Configuration) {
 		p.refuse(c.Meta, ReasonNoCIDRs, "spec.remote.cidr is empty: list the pod and external CIDRs of cluster %s", c.RemoteID)
 	}
 	for i, a := range all {
+		if nobody, is := inUnusable(a.cidr); is {
+			p.refuse(c.Meta, ReasonBadAddress, "%s %v is in %v, where no pod and no host of another cluster is: correct it to a network of cluster %s", a.field, a.cidr, nobody, c.RemoteID)
+		}
 		if a.cidr.Addr().Is4() != all[0].cidr.Addr().Is4() {
 			p.refuse(c.Meta, ReasonFamily, "%s %v and %s %v are of different address families: a peering has one", all[0].field, all[0].cidr, a.field, a.cidr)
 			return
@@ -101,6 +104,24 @@ func (p *planner) checkCIDRs(c *cluster.Configuration) {
 		for _, b := range all[:i] {
 			if a.cidr.Overlaps(b.cidr) {
 				p.refuse(c.Meta, ReasonSelfOverlap, "%s %v overlaps %s %v: correct the one that is not a network of cluster %s", a.field, a.cidr, b.field, b.cidr, c.RemoteID)
+			}
+		}
+	}
+}
+
+// checkLocalCIDRs remarks where c says something else of this cluster's networks
+// than is so: the gateway goes by it when it tells the peer the MTU of a path.
+func (p *planner) checkLocalCIDRs(c *cluster.Configuration) {
+	for _, x := range []struct {
+		field    string
+		says, is []netip.Prefix
+	}{
+		{"spec.local.cidr.pod", c.Local.Pod, p.local.ofType(v1beta1.NetworkTypePod)},
+		{"spec.local.cidr.external", c.Local.External, p.local.ofType(v1beta1.NetworkTypeExternal)},
+	} {
+		for i, cidr := range x.says {
+			if len(x.is) > 0 && !slices.Contains(x.is, cidr) {
+				p.remark(c.Meta, Warning, ReasonContradicts, "%s is %v, but these networks of this cluster are %v: correct it, or leave spec.local out to have it filled in", field(x.field, i), cidr, x.is)
 			}
 		}
 	}
@@ -133,6 +154,9 @@ func (p *planner) writeConfigurations() {
 		c := &p.s.Configurations[i]
 		if p.superseded[keyOf(c.Ref)] {
 			continue
+		}
+		if !made(c.Meta) {
+			p.checkLocalCIDRs(c)
 		}
 		o := &v1beta1.Configuration{TypeMeta: typeMeta("Configuration"), ObjectMeta: existing(c.Meta)}
 		o.Status.Conditions = []metav1.Condition{p.condition(c.Meta, v1beta1.ConditionNetworkCIDRsConfigured, ReasonConfigured, "")}

@@ -116,8 +116,8 @@ spec:
           "?loadBalancerIP": "{{ .Spec.Endpoint.LoadBalancerIP }}"
           ports:
           - protocol: UDP
-            port: "{{ .Spec.Endpoint.Port }}"
-            targetPort: "{{ .Spec.Endpoint.Port }}"
+            port: "{{ with .Spec.Endpoint.Port }}{{ . }}{{ else }}{{ index .Spec.Endpoint.Ports 0 }}{{ end }}"
+            targetPort: "{{ with .Spec.Endpoint.Port }}{{ . }}{{ else }}{{ index .Spec.Endpoint.Ports 0 }}{{ end }}"
             "?nodePort": "{{ .Spec.Endpoint.NodePort }}"
       deployment:
         metadata: {name: "{{ .Name }}"}
@@ -131,7 +131,7 @@ spec:
                 image: isthmus:dev
                 args: [gateway, --mode=server, "--remote-cluster-id={{ .ClusterID }}", --mtu, "{{ .Spec.MTU }}"]
                 env: [{name: UID, value: "{{ .GatewayUID }}"}, {name: DIGITS, value: "42"}]
-                ports: [{containerPort: "{{ .Spec.Endpoint.Port }}", protocol: UDP}]
+                ports: [{containerPort: "{{ with .Spec.Endpoint.Port }}{{ . }}{{ else }}{{ index .Spec.Endpoint.Ports 0 }}{{ end }}", protocol: UDP}]
                 resources: {limits: {cpu: "2", memory: 64Mi}}
               volumes:
               - {name: keys, secret: {secretName: "{{ .SecretName }}"}}

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"bytes"
 	"cmp"
 	"fmt"
 	"net/netip"
@@ -330,41 +329,4 @@ func (p *planner) nodePortAddresses(pod *cluster.Pod) []string {
 		}
 	}
 	return addresses
-}
-
-// keySize is the size of a Curve25519 key (RFC 7748).
-const keySize = 32
-
-// publicKeys judges the keys of peers.
-func (p *planner) publicKeys() {
-	list := make([]*cluster.PublicKey, 0, len(p.s.PublicKeys))
-	for i := range p.s.PublicKeys {
-		list = append(list, &p.s.PublicKeys[i])
-	}
-	slices.SortStableFunc(list, func(a, b *cluster.PublicKey) int {
-		return cmp.Or(compareMade(a.Meta, b.Meta), compareAge(a.Meta, b.Meta))
-	})
-	p.keys = map[string]*cluster.PublicKey{}
-	for _, k := range list {
-		if made(k.Meta) && p.keys[k.RemoteID] != nil {
-			p.supersede(k.Meta)
-			continue
-		}
-		p.checkRemoteID(k.Meta, k.RemoteID)
-		if errs := p.fieldErrors(k.Meta); len(errs) > 0 {
-			for _, e := range errs {
-				p.refuse(k.Meta, ReasonBadKey, "%s: write the base64 of field %s of the remote gateway's Secret", e.Message(), v1beta1.PublicKeyField)
-			}
-		} else if len(k.Key) != keySize {
-			p.refuse(k.Meta, ReasonBadKey, "spec.publicKey has %d bytes instead of %d: write the base64 of field %s of the remote gateway's Secret", len(k.Key), keySize, v1beta1.PublicKeyField)
-		} else if bytes.Count(k.Key, []byte{0}) == keySize {
-			p.refuse(k.Meta, ReasonBadKey, "spec.publicKey is all zeros: write the base64 of field %s of the remote gateway's Secret", v1beta1.PublicKeyField)
-		}
-		if p.keys[k.RemoteID] == nil && p.sound(k.Meta) {
-			p.keys[k.RemoteID] = k
-		}
-		o := &v1beta1.PublicKey{TypeMeta: typeMeta("PublicKey"), ObjectMeta: existing(k.Meta)}
-		o.Status.Conditions = p.accepted(k.Meta)
-		p.out.Statuses = append(p.out.Statuses, o)
-	}
 }

@@ -120,7 +120,7 @@ func TestHostEvents(t *testing.T) {
 			k := get[*v1beta1.PublicKey](w, "liqo-tenant-rome", "zeros")
 			clear(k.Spec.PublicKey)
 			gateway(w, applied(k, "is no key"))
-		}, []string{"PublicKey liqo-tenant-rome/zeros InvalidKey: spec.publicKey is all zeros: write the base64 of field publicKey of the remote gateway's Secret"}},
+		}, []string{"PublicKey liqo-tenant-rome/zeros InvalidKey: spec.publicKey: \"\" is all zeros, which no private key has for its public one: write the base64 of field publicKey of the remote gateway's Secret"}},
 		{"conditions of a node", func(w *world) {
 			n := get[*v1beta1.InternalNode](w, "", "node-2")
 			n.Status.Conditions = append(n.Status.Conditions, failing("GeneveSupported", "Unsupported", "load the module"),

@@ -3,6 +3,7 @@ package plan
 import (
 	"net/netip"
 	"slices"
+	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -66,6 +67,7 @@ func (p *planner) addresses() {
 	for _, x := range p.ips {
 		p.checkFields(x.Meta)
 		check(x.IP)
+		p.checkNetworkRef(x.IP)
 		x.network = p.networkOf(x.IP)
 		if x.Status.IsValid() {
 			p.checkAddress(x, holder[x.Status])
@@ -124,6 +126,17 @@ func (p *planner) addressCheck() func(ip *cluster.IP) {
 		if c, is := in(internal, ip.IP); is {
 			p.refuse(ip.Meta, ReasonBadAddress, "spec.ip %v is in the internal CIDR %v, which is closed to peers: create the IP anew with the address of the host itself", ip.IP, c)
 		}
+	}
+}
+
+// checkNetworkRef refuses ip if it refers to something that is no Network.
+func (p *planner) checkNetworkRef(ip *cluster.IP) {
+	group, _, _ := strings.Cut(ip.NetworkRef.APIVersion, "/")
+	if kind := ip.NetworkRef.Kind; kind != "" && kind != "Network" {
+		p.refuse(ip.Meta, ReasonNoNetwork, "spec.networkRef.kind: %q has no addresses to give: create the IP anew with the kind Network", kind)
+	}
+	if group != "" && group != ipamv1alpha1.GroupVersion.Group {
+		p.refuse(ip.Meta, ReasonNoNetwork, "spec.networkRef.apiVersion: %q has no Networks: create the IP anew with %s", ip.NetworkRef.APIVersion, ipamVersion)
 	}
 }
 

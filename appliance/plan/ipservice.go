@@ -9,6 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
+	fieldpath "k8s.io/apimachinery/pkg/util/validation/field"
 
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
@@ -45,6 +46,10 @@ func (p *planner) ipServices() {
 			p.refuse(x.Meta, ReasonNameTaken, "spec.serviceTemplate: Service %s/%s %s: delete that, or create the IP anew with another name", x.Namespace, service, by)
 			continue
 		}
+		at := fieldpath.NewPath("spec", "serviceTemplate", "metadata")
+		if p.checkMetadata(x.Meta, ReasonBadTemplate, at.Child("labels"), t.Metadata.Labels, at.Child("annotations"), t.Metadata.Annotations); !p.sound(x.Meta) {
+			continue
+		}
 		ports, problem := servicePorts(&t.Spec)
 		if problem != "" {
 			p.refuse(x.Meta, ReasonBadTemplate, "spec.serviceTemplate.spec.%s", problem)
@@ -52,6 +57,12 @@ func (p *planner) ipServices() {
 		}
 		if service != x.Name {
 			p.remark(x.Meta, Normal, ReasonNameShortened, "its Service is called %s, because the name of the IP is longer than %d characters", service, maxLabel)
+		}
+		if t.Metadata.Name != "" && t.Metadata.Name != service {
+			p.remark(x.Meta, Warning, ReasonNotUsed, "spec.serviceTemplate.metadata.name %q is not used: its Service is called %s, as the IP is", t.Metadata.Name, service)
+		}
+		if t.Metadata.Namespace != "" && t.Metadata.Namespace != x.Namespace {
+			p.remark(x.Meta, Warning, ReasonNotUsed, "spec.serviceTemplate.metadata.namespace %q is not used: its Service is in namespace %s, as the IP is", t.Metadata.Namespace, x.Namespace)
 		}
 		p.ipService(x, service, t, ports)
 	}

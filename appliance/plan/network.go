@@ -23,6 +23,17 @@ func unusable() []netip.Prefix {
 	}
 }
 
+// inUnusable returns the unusable range that a network is in. One that is not
+// known is in none.
+func inUnusable(cidr netip.Prefix) (netip.Prefix, bool) {
+	for _, nobody := range unusable() {
+		if cidr.IsValid() && nobody.Bits() <= cidr.Bits() && nobody.Contains(cidr.Addr()) {
+			return nobody, true
+		}
+	}
+	return netip.Prefix{}, false
+}
+
 // localNetworks are the networks of this cluster, as they were given.
 type localNetworks struct {
 	given map[objectKey]netip.Prefix // by Network
@@ -84,6 +95,7 @@ func (p *planner) networks() {
 	p.local = localNetworks{given: map[objectKey]netip.Prefix{}, list: slices.Concat(exact, movable)}
 	for _, n := range p.local.list {
 		p.checkFields(n.Meta)
+		p.checkNetwork(n)
 	}
 
 	var taken ipam.Set
@@ -164,6 +176,17 @@ func (p *planner) networks() {
 		x.given = cidr
 	}
 	p.writeNetworks(peers, waiting)
+}
+
+// checkNetwork refuses n if nobody can be in it, and remarks that it has nothing
+// left for IPs. What is reserved may be any range.
+func (p *planner) checkNetwork(n *cluster.Network) {
+	if nobody, is := inUnusable(n.CIDR); is && n.Labels[v1beta1.LabelNetworkType] != v1beta1.NetworkTypeReserved {
+		p.refuse(n.Meta, ReasonBadAddress, "spec.cidr %v is in %v, whose addresses are never given to pods, Services or hosts: delete the Network and create it anew with another one", n.CIDR, nobody)
+	}
+	if bits := n.CIDR.Addr().BitLen() - n.CIDR.Bits(); n.CIDR.IsValid() && bits < 32 && n.PreAllocated >= 1<<bits {
+		p.remark(n.Meta, Warning, ReasonNetworkFull, "spec.preAllocated %d is all of %v, so no IP gets an address of it: delete the Network and create it anew with a smaller number", n.PreAllocated, n.CIDR)
+	}
 }
 
 // exactNetworks gives those that can't be remapped the CIDR that they ask for.

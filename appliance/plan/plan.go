@@ -35,7 +35,8 @@ func Cluster(s cluster.Snapshot) Result {
 	p.annotateDaemons()
 	p.fabrics()
 	p.translations() // of addresses
-	p.ipMappings()   // to those of IPs
+	p.checkMarks()
+	p.ipMappings() // to those of IPs
 	p.ipServices()
 	p.namespaces()
 	p.publicKeys()

@@ -41,10 +41,11 @@ func (p *planner) foreignClusters() {
 	for _, fc := range p.s.ForeignClusters {
 		id := cmp.Or(fc.ClusterID, fc.Name)
 		ours := fc.Labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy
-		known[id] = known[id] || !ours
 		if !ours {
+			p.checkForeignCluster(fc, id, known[id])
 			p.foreignCluster(existing(fc.Meta), id, ids[id])
 		}
+		known[id] = known[id] || !ours
 	}
 	for id := range ids {
 		if !clusterID.MatchString(id) || id == p.s.ID || known[id] {
@@ -55,6 +56,17 @@ func (p *planner) foreignClusters() {
 		o.Spec.ClusterID = corev1beta1.ClusterID(id)
 		p.add(o)
 		p.foreignCluster(metav1.ObjectMeta{Name: id}, id, true)
+	}
+}
+
+// checkForeignCluster remarks what is odd about one that somebody else made.
+// Only an event says so: its conditions are those of modules.
+func (p *planner) checkForeignCluster(fc cluster.ForeignCluster, id string, twice bool) {
+	switch {
+	case id == p.s.ID:
+		p.remark(fc.Meta, Warning, ReasonRemoteIsLocal, "spec.clusterID: %q is the ID of this cluster: delete the ForeignCluster, or create it anew with that of the remote one", id)
+	case twice:
+		p.remark(fc.Meta, Warning, ReasonDuplicate, "spec.clusterID: %q is that of another ForeignCluster, too: delete one of the two", id)
 	}
 }
 

@@ -96,6 +96,14 @@ func (p *planner) checkEndpoint(e *cluster.TunnelEndpoint) {
 	}
 	p.checkMapping(e, "Pod", e.Pod)
 	p.checkMapping(e, "External", e.External)
+	for _, x := range []struct {
+		field string
+		cidr  netip.Prefix
+	}{{"spec.remotePodCIDR", e.Pod.Remote}, {"spec.remoteExternalCIDR", e.External.Remote}} {
+		if nobody, is := inUnusable(x.cidr); is {
+			p.refuse(e.Meta, ReasonBadAddress, "%s %v is in %v, where no pod and no host of another cluster is: correct it to a network of cluster %s", x.field, x.cidr, nobody, e.RemoteID)
+		}
+	}
 	if !e.Pod.Remote.IsValid() {
 		p.refuse(e.Meta, ReasonNoCIDRs, "spec.remotePodCIDR is empty: write the pod network of cluster %s", e.RemoteID)
 	} else if external := e.External.Remote; external.IsValid() {
@@ -119,9 +127,15 @@ func (p *planner) checkEndpoint(e *cluster.TunnelEndpoint) {
 // checkMapping refuses e if a network and the one that it is to be mapped to
 // do not fit.
 func (p *planner) checkMapping(e *cluster.TunnelEndpoint, kind string, m cluster.Mapping) {
-	if m.RemoteNAT.IsValid() && m.Remote.IsValid() && (m.RemoteNAT.Bits() != m.Remote.Bits() || m.RemoteNAT.Addr().Is4() != m.Remote.Addr().Is4()) {
+	if m.RemoteNAT.IsValid() && m.Remote.IsValid() && !sameSize(m.RemoteNAT, m.Remote) {
 		p.refuse(e.Meta, ReasonInvalidField, "spec.remoteNAT%sCIDR %v is not of the size of spec.remote%sCIDR %v: write one that is, or None to have it chosen", kind, m.RemoteNAT, kind, m.Remote)
 	}
+}
+
+// sameSize reports whether each address of a network can stand for one of the
+// other.
+func sameSize(a, b netip.Prefix) bool {
+	return a.Bits() == b.Bits() && a.Addr().Is4() == b.Addr().Is4()
 }
 
 // checkPlace refuses e if an object of its peering that the user wrote is in

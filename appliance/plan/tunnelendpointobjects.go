@@ -21,6 +21,8 @@ func (p *planner) fromTunnelEndpoints() {
 		p.publicKeyFrom(e)
 		p.checkLocal(e, "spec.localPodCIDR", e.Pod.Local, v1beta1.NetworkTypePod)
 		p.checkLocal(e, "spec.localExternalCIDR", e.External.Local, v1beta1.NetworkTypeExternal)
+		p.checkLocalNAT(e, "Pod", e.Pod)
+		p.checkLocalNAT(e, "External", e.External)
 	}
 	p.keepMade()
 }
@@ -184,5 +186,13 @@ func (p *planner) keepMade() {
 	}
 	for _, k := range p.s.PublicKeys {
 		keep(k.Meta, k.RemoteID)
+	}
+}
+
+// checkLocalNAT remarks that the remote cluster can't know a network of this
+// one by what e says.
+func (p *planner) checkLocalNAT(e *cluster.TunnelEndpoint, kind string, m cluster.Mapping) {
+	if m.LocalNAT.IsValid() && m.Local.IsValid() && !sameSize(m.LocalNAT, m.Local) {
+		p.remark(e.Meta, Warning, ReasonContradicts, "spec.localNAT%sCIDR %v is not of the size of spec.local%sCIDR %v: write what the TunnelEndpoint of cluster %s says, or None", kind, m.LocalNAT, kind, m.Local, e.RemoteID)
 	}
 }

@@ -47,6 +47,7 @@ const (
 	ReasonNameShortened  = "NameShortened"
 	ReasonNotApplied     = "NotApplied"
 	ReasonContradicts    = "Contradicts"
+	ReasonNotUsed        = "NotUsed"
 
 	ReasonOverlayUnsupported = "OverlayUnsupported"
 	ReasonNeedsVXLAN         = "NeedsVXLAN"

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -36,6 +37,10 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 		p.refuse(g.Meta, ReasonNoTemplate, "%s.kind: %q: use %s", reference, g.TemplateRef.Kind, kind)
 		return
 	}
+	if group, _, _ := strings.Cut(g.TemplateRef.APIVersion, "/"); group != "" && group != v1beta1.GroupVersion.Group {
+		p.refuse(g.Meta, ReasonNoTemplate, "%s.apiVersion: %q: use %s", reference, g.TemplateRef.APIVersion, networkingVersion)
+		return
+	}
 	namespace, name := cmp.Or(g.TemplateRef.Namespace, p.s.Namespace), cmp.Or(g.TemplateRef.Name, fallback)
 	i := slices.IndexFunc(templates, func(t cluster.Template) bool { return t.Namespace == namespace && t.Name == name })
 	if i < 0 {
@@ -57,6 +62,7 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 	if g.Role == cluster.Server {
 		var object v1beta1.GatewayServer
 		if err = json.Unmarshal(g.Raw, &object); err == nil {
+			p.checkExposure(g, object.Spec)
 			values.Spec = object.Spec
 			var wg v1beta1.WgGatewayServer
 			if err = render(t.JSON, values, &wg); err == nil {
@@ -71,6 +77,7 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 	} else {
 		var object v1beta1.GatewayClient
 		if err = json.Unmarshal(g.Raw, &object); err == nil {
+			p.checkDialled(g, object.Spec.Endpoint)
 			values.Spec = object.Spec
 			var wg v1beta1.WgGatewayClient
 			if err = render(t.JSON, values, &wg); err == nil {

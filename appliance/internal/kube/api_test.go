@@ -253,7 +253,7 @@ func TestSources(t *testing.T) {
 		&v1beta1.GatewayServer{ObjectMeta: m(T, "rome"), Spec: v1beta1.GatewayServerSpec{
 			MTU: 1400, Endpoint: v1beta1.Endpoint{Ports: []int32{51840}},
 		}},
-		&v1beta1.PublicKey{ObjectMeta: m(T, "rome", v1beta1.LabelGatewayResource, "true"), Spec: v1beta1.PublicKeySpec{PublicKey: make([]byte, 32)}},
+		&v1beta1.PublicKey{ObjectMeta: m(T, "rome", v1beta1.LabelGatewayResource, "true"), Spec: v1beta1.PublicKeySpec{PublicKey: slices.Repeat([]byte{7}, 32)}},
 		&v1beta1.Configuration{ObjectMeta: m(T, "rome"), Spec: v1beta1.ConfigurationSpec{
 			Remote: v1beta1.ClusterConfig{CIDR: v1beta1.ClusterConfigCIDR{Pod: []v1beta1.CIDR{"10.1.0.0/16"}}},
 		}},

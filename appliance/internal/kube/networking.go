@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -107,12 +108,10 @@ func GatewayClient(o *v1beta1.GatewayClient) (cluster.Gateway, []cluster.Invalid
 		Addresses:   o.Spec.Endpoint.Addresses,
 	}
 	for i, a := range o.Spec.Endpoint.Addresses {
-		field := fmt.Sprintf("spec.endpoint.addresses[%d]", i)
-		if strings.TrimSpace(a) == "" {
-			r.complain(field, a, "is empty; write the address or the name of the server's endpoint")
-		} else if strings.ContainsAny(a, "/ []") {
-			r.complain(field, a, "is neither an address nor a name; write one such as 203.0.113.7 or gateway.example.org")
-		}
+		r.dialled(fmt.Sprintf("spec.endpoint.addresses[%d]", i), a)
+	}
+	if proto := value(o.Spec.Endpoint.Protocol); proto != "" && proto != corev1.ProtocolUDP {
+		r.complain("spec.endpoint.protocol", string(proto), "does not carry WireGuard; write UDP")
 	}
 	raw := o.DeepCopy()
 	raw.TypeMeta = metav1.TypeMeta{APIVersion: m.APIVersion, Kind: m.Kind}
@@ -191,6 +190,9 @@ func PublicKey(o *v1beta1.PublicKey) (cluster.PublicKey, []cluster.InvalidError)
 	k := cluster.PublicKey{Meta: m, RemoteID: o.Labels[v1beta1.LabelRemoteClusterID], Key: o.Spec.PublicKey}
 	if n := len(k.Key); n != keySize {
 		r.complain("spec.publicKey", "", "has %d bytes; a WireGuard public key has %d, in base64", n, keySize)
+		k.Key = nil
+	} else if bytes.Count(k.Key, []byte{0}) == keySize {
+		r.complain("spec.publicKey", "", "is all zeros, which no private key has for its public one")
 		k.Key = nil
 	}
 	return k, r.invalid
@@ -326,10 +328,12 @@ func RouteConfiguration(o *v1beta1.RouteConfiguration) (cluster.RouteConfigurati
 			OIF: value(rule.Oif),
 		}
 		if rule.FwMark != nil {
-			out.Mark = uint32(r.number(field+".fwmark", *rule.FwMark, 0, math.MaxUint32))
+			// 0 is what packets without a mark have. The rule would take all of them.
+			out.Mark = uint32(r.number(field+".fwmark", *rule.FwMark, 1, math.MaxUint32))
 		}
 		if rule.Priority != nil {
-			out.Priority = uint32(r.number(field+".priority", *rule.Priority, 0, math.MaxUint32))
+			// 0 is that of the kernel's rule for the local table.
+			out.Priority = uint32(r.number(field+".priority", *rule.Priority, 1, math.MaxUint32))
 		}
 		for j, route := range rule.Routes {
 			field := fmt.Sprintf("%s.routes[%d]", field, j)

@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/validation"
+
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 )
 
@@ -49,6 +51,32 @@ func (r *reader) addr(field, text string) netip.Addr {
 		return netip.Addr{}
 	}
 	return a.Unmap()
+}
+
+// dialled reports whether a text is the address or the name of an endpoint
+// that can be dialled.
+func (r *reader) dialled(field, text string) bool {
+	a, err := netip.ParseAddr(text)
+	switch {
+	case strings.TrimSpace(text) == "":
+		r.complain(field, text, "is empty; write the address or the name of the server's endpoint")
+	case err == nil && a.Zone() != "":
+		r.complain(field, text, "has a zone, which only means something on one host; write an address that gateways reach")
+	case err == nil && (a.IsUnspecified() || a.IsLoopback() || a.IsMulticast()):
+		r.complain(field, text, "is not the address of another host; write what status.endpoint of the remote cluster's GatewayServer says")
+	case err != nil && (len(validation.IsDNS1123Subdomain(strings.ToLower(strings.TrimSuffix(text, ".")))) > 0 || numeric(text)):
+		r.complain(field, text, "is neither an address nor a name; write one such as 203.0.113.7 or gateway.example.org")
+	default:
+		return true
+	}
+	return false
+}
+
+// numeric reports whether a name ends in a number, which no name of the DNS
+// does: it is an address with a slip in it.
+func numeric(name string) bool {
+	last := name[strings.LastIndex(name, ".")+1:]
+	return strings.Trim(last, "0123456789") == ""
 }
 
 // prefix reads a CIDR. One with host bits is masked. An empty text is one that

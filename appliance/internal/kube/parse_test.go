@@ -90,8 +90,8 @@ func TestMessages(t *testing.T) {
 		{"route", route, `spec: {table: {name: t, rules: [{dst: x, fwmark: -1, priority: 4294967296, routes: [{dst: "", gw: 10.0.0.0/8}, {dst: 10.0.0.1/8, src: yy}]}]}}`,
 			[]string{
 				`spec.table.rules[0].dst: "x" is not a CIDR; write one such as 10.0.0.0/16 or fd00::/64`,
-				`spec.table.rules[0].fwmark: "-1" is out of range; write 0 to 4294967295`,
-				`spec.table.rules[0].priority: "4294967296" is out of range; write 0 to 4294967295`,
+				`spec.table.rules[0].fwmark: "-1" is out of range; write 1 to 4294967295`,
+				`spec.table.rules[0].priority: "4294967296" is out of range; write 1 to 4294967295`,
 				`spec.table.rules[0].routes[0].dst: "" is empty; write a CIDR, 0.0.0.0/0 for all of IPv4`,
 				`spec.table.rules[0].routes[0].gw: "10.0.0.0/8" is a CIDR, not an address; write 10.0.0.0`,
 				`spec.table.rules[0].routes[1].dst: "10.0.0.1/8" has host bits; it is read as 10.0.0.0/8`,

@@ -42,8 +42,7 @@ func TunnelEndpoint(o *netv1alpha1.TunnelEndpoint) (cluster.TunnelEndpoint, []cl
 			r.complain("spec.clusterID", s.ClusterID, "is not what spec.clusterIdentity.clusterID says (%q); leave clusterID out", e.RemoteID)
 		}
 	}
-	if strings.ContainsAny(s.EndpointIP, "/ []") {
-		r.complain("spec.endpointIP", s.EndpointIP, "is neither an address nor a name; write one such as 203.0.113.7 or gateway.example.org")
+	if s.EndpointIP != "" && !r.dialled("spec.endpointIP", s.EndpointIP) {
 		e.Address = ""
 	}
 	if s.BackendType != "" && s.BackendType != netv1alpha1.BackendWireGuard {

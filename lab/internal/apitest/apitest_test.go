@@ -53,6 +53,8 @@ func TestAPI(t *testing.T) {
 	t.Run("valid", func(t *testing.T) { valid(t, a) })
 	t.Run("invalid", func(t *testing.T) { invalid(t, a) })
 	t.Run("schema", func(t *testing.T) { schemas(t, a) })
+	t.Run("wrong types", func(t *testing.T) { wrongTypes(t, a) })
+	t.Run("bad input", func(t *testing.T) { badInput(t, a) })
 	t.Run("policies", func(t *testing.T) { policies(t, a) })
 }
 
@@ -249,17 +251,7 @@ func (a *api) refused(t *testing.T, base *unstructured.Unstructured, tc refusal)
 	t.Helper()
 	r, err := a.resource(base)
 	assert.NilError(t, err)
-	patch, err := json.Marshal(tc.Patch)
-	assert.NilError(t, err)
-	apply := func(u *unstructured.Unstructured) *unstructured.Unstructured {
-		b, err := u.MarshalJSON()
-		assert.NilError(t, err)
-		b, err = jsonpatch.MergePatch(b, patch)
-		assert.NilError(t, err)
-		out := &unstructured.Unstructured{}
-		assert.NilError(t, out.UnmarshalJSON(b))
-		return out
-	}
+	apply := func(u *unstructured.Unstructured) *unstructured.Unstructured { return merged(t, u, tc.Patch) }
 	switch tc.By {
 	case "", "create":
 		_, err = a.create(t.Context(), apply(base))
@@ -275,6 +267,20 @@ func (a *api) refused(t *testing.T, base *unstructured.Unstructured, tc refusal)
 	}
 	assert.Assert(t, err != nil, "the API server accepted it")
 	return err
+}
+
+// merged returns the object with a merge patch applied to it.
+func merged(t *testing.T, u *unstructured.Unstructured, patch map[string]any) *unstructured.Unstructured {
+	t.Helper()
+	p, err := json.Marshal(patch)
+	assert.NilError(t, err)
+	b, err := u.MarshalJSON()
+	assert.NilError(t, err)
+	b, err = jsonpatch.MergePatch(b, p)
+	assert.NilError(t, err)
+	out := &unstructured.Unstructured{}
+	assert.NilError(t, out.UnmarshalJSON(b))
+	return out
 }
 
 // ages are what the columns AGE and LAST HANDSHAKE show; they are not compared.

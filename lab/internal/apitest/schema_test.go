@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -159,7 +160,7 @@ func schemas(t *testing.T, a *api) {
 // breakOne breaks one constraint in an object of the kind that has the field.
 func (a *api) breakOne(t *testing.T, kind string, v violation) bool {
 	t.Helper()
-	steps := strings.Split(strings.ReplaceAll(v.path, "[]", ".[]"), ".")
+	steps := steps(v.path)
 	for _, name := range slices.Sorted(maps.Keys(a.valid)) {
 		base := a.valid[name]
 		if base.GetKind() != kind {
@@ -194,8 +195,8 @@ func check(t *testing.T, kind string, v violation, err error) bool {
 	if !assert.Check(t, apierrors.IsInvalid(err), "%s: %s: %s: %v was not refused as invalid: %v", kind, v.path, v.what, v.value, err) {
 		return false
 	}
-	last := v.path[strings.LastIndex(v.path, ".")+1:]
-	return assert.Check(t, is.Contains(err.Error(), strings.TrimSuffix(last, "[]")), "%s: the message does not name the field %s", kind, v.path)
+	at := regexp.MustCompile(strings.ReplaceAll(regexp.QuoteMeta(v.path), `\[\]`, `\[\d+\]`) + `(\W|$)`)
+	return assert.Check(t, is.Regexp(at, err.Error()), "%s: the message does not name the field %s", kind, v.path)
 }
 
 // change puts value at the first place that the steps lead to, or removes what

@@ -60,14 +60,16 @@ type Rule struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	Oif *string `json:"oif,omitempty"`
-	// FwMark selects by firewall mark.
+	// FwMark selects by firewall mark. Packets without one have 0, which is
+	// therefore no selector.
 	// +optional
-	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=4294967295
 	FwMark *int `json:"fwmark,omitempty"`
-	// Priority of the rule; chosen by its place in the list when absent.
+	// Priority of the rule; chosen by its place in the list when absent. 0 is
+	// that of the kernel's rule for the local table.
 	// +optional
-	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=4294967295
 	Priority *int `json:"priority,omitempty"`
 	// Routes to put into the table.
