@@ -95,14 +95,19 @@ func (r *Runner) podAgain(ctx context.Context, cluster string, old *unstructured
 	if err != nil {
 		return err
 	}
+	_, err = res.Create(ctx, unscheduled(old), metav1.CreateOptions{FieldManager: fieldOwner})
+	return err
+}
+
+// unscheduled is a pod like another one that is on no node yet.
+func unscheduled(old *unstructured.Unstructured) *unstructured.Unstructured {
 	again := &unstructured.Unstructured{Object: map[string]any{"spec": old.DeepCopy().Object["spec"]}}
 	again.SetGroupVersionKind(old.GroupVersionKind())
 	again.SetNamespace(old.GetNamespace())
 	again.SetName(old.GetName())
 	again.SetLabels(old.GetLabels())
 	unstructured.RemoveNestedField(again.Object, "spec", "nodeName")
-	_, err = res.Create(ctx, again, metav1.CreateOptions{FieldManager: fieldOwner})
-	return err
+	return again
 }
 
 // moveGateway moves a gateway to a node. At the end of the row it is moved
