@@ -122,21 +122,33 @@ func (r *Runner) moveGateway(ctx context.Context, row *expect.Row, a *scenario.G
 		return nil, err
 	}
 	node := operand.NodeName(to.Node)
-	if pod.Node == node {
-		return nil, nil
-	}
 	cordoned, err := r.cordonedNodes(ctx, a.Of)
 	if err != nil {
 		return nil, err
 	}
 	undo.add(func(ctx context.Context) error {
-		fault, err := r.placeGateway(ctx, a.Of, a.Peer, pod.Node)
+		fault, err := r.returnGateway(ctx, a.Of, a.Peer, pod.Node)
 		if fault != nil {
 			err = errors.Join(err, fmt.Errorf("move the gateway of %s for %s back to %s: %s", a.Of, a.Peer, pod.Node, fault.Got))
 		}
 		return errors.Join(err, r.cordon(ctx, a.Of, func(name string) bool { return cordoned[name] }))
 	})
+	if pod.Node == node {
+		return nil, nil // what the row does later may move it all the same
+	}
 	return r.placeGateway(ctx, a.Of, a.Peer, node)
+}
+
+// returnGateway moves a gateway to a node unless it is there.
+func (r *Runner) returnGateway(ctx context.Context, cluster, peer, node string) (*report.Fault, error) {
+	pods, err := r.gatewayPods(ctx, cluster, peer)
+	if err != nil {
+		return nil, err
+	}
+	if _, settled := settledOn(pods, node); settled {
+		return nil, nil
+	}
+	return r.placeGateway(ctx, cluster, peer, node)
 }
 
 // gatewayTime is how long a gateway may take until it is ready on another
