@@ -184,7 +184,9 @@ func (r *Runner) placeGateway(ctx context.Context, cluster, peer, node string) (
 	why := until(ctx, gatewayTime, "the gateway is not ready on "+node, func(ctx context.Context) (bool, error) {
 		pods, err := r.gatewayPods(ctx, cluster, peer)
 		if err != nil {
-			failed = err
+			if ctx.Err() == nil { // otherwise the time was over
+				failed = err
+			}
 			return false, err
 		}
 		var settled bool

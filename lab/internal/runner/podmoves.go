@@ -73,6 +73,11 @@ func (r *Runner) placePod(ctx context.Context, pod operand.Operand, node string)
 		return nil, err
 	}
 	again := unscheduled(old)
+	// The node is said outright: the scheduler would wait for one that takes no
+	// pods at present, as all do but the one that a gateway was moved to.
+	if err := unstructured.SetNestedField(again.Object, node, "spec", "nodeName"); err != nil {
+		return nil, err
+	}
 	if err := unstructured.SetNestedStringMap(again.Object, map[string]string{hostnameLabel: node}, "spec", "nodeSelector"); err != nil {
 		return nil, err
 	}
@@ -86,7 +91,9 @@ func (r *Runner) placePod(ctx context.Context, pod operand.Operand, node string)
 	why := until(ctx, podTime, "the pod is not ready", func(ctx context.Context) (bool, error) {
 		now, err := res.Get(ctx, again.GetName(), metav1.GetOptions{})
 		if err != nil {
-			failed = err
+			if ctx.Err() == nil { // otherwise the time was over
+				failed = err
+			}
 			return false, err
 		}
 		return podReady(now), nil

@@ -59,9 +59,12 @@ func (r *Runner) writeVersion(ctx context.Context, cluster string, res dynamic.R
 	seen := ""
 	var failed error
 	why := until(ctx, appliedTime, "it is not applied", func(ctx context.Context) (bool, error) {
-		var hosts []unstructured.Unstructured
-		if hosts, failed = r.hosts(ctx, cluster); failed != nil {
-			return false, failed
+		hosts, err := r.hosts(ctx, cluster)
+		if err != nil {
+			if ctx.Err() == nil { // otherwise the time was over
+				failed = err
+			}
+			return false, err
 		}
 		var done bool
 		seen, done = appliedBy(hosts, now)
