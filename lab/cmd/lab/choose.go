@@ -19,6 +19,7 @@ import (
 	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
 
@@ -177,6 +178,11 @@ func (lab *builtLab) converged(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// connect connects a peering that was absent so far.
+func (lab *builtLab) connect(ctx context.Context, p topology.Peering) error {
+	return deploy.Connect(ctx, deploy.Config{Topology: lab.topology, Clusters: clusters{ctx, lab.client}, Reach: reachOf(lab)}, p)
 }
 
 func isTerminal(f *os.File) bool { return term.IsTerminal(int(f.Fd())) }

@@ -87,7 +87,7 @@ func (b builder) restore(ctx context.Context, c labConfig, key string) (*builtLa
 func (b builder) convergedAgain(ctx context.Context, lab *builtLab) error {
 	start := time.Now()
 	reach := reachOf(lab)
-	for _, p := range lab.topology.Peerings {
+	for _, p := range lab.topology.PresentPeerings() {
 		client, server, ok := deploy.EndsOf(lab.topology, p)
 		if !ok {
 			continue

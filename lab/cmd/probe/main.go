@@ -121,6 +121,7 @@ func newFlowCommand() *cobra.Command {
 	f.StringVar(&from, "from", "", "address:port to send from; default: as the kernel chooses")
 	f.StringVar(&fl.Token, "token", "", "what the stream starts with")
 	f.DurationVar(&fl.Interval, "interval", 50*time.Millisecond, "between two messages")
+	f.BoolVar(&fl.Fresh, "fresh", false, "a new socket for every message (udp)")
 	f.DurationVar(&fl.Report, "report", 250*time.Millisecond, "between two lines")
 	return cmd
 }

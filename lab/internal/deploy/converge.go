@@ -33,7 +33,7 @@ func Converged(ctx context.Context, t *topology.Topology, overlay networkingv1be
 		if why, err := waitPods(ctx, t, cluster, cl); why != "" || err != nil {
 			return why, err
 		}
-		peers := t.Peers(cluster)
+		peers := t.PresentPeers(cluster)
 		if len(peers) == 0 {
 			return "", nil
 		}

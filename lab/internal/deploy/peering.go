@@ -29,14 +29,15 @@ func TenantNamespace(peer string) string { return networkingv1beta1.TenantNamesp
 // user who keeps them in files would: what does not depend on the other
 // side's status at once, the endpoint and the keys as soon as they are known.
 func (in *installer) connectPeerings(ctx context.Context) error {
-	if len(in.cfg.Topology.Peerings) == 0 {
+	peerings := in.cfg.Topology.PresentPeerings()
+	if len(peerings) == 0 {
 		return nil
 	}
 	in.mu.Lock()
 	in.result.PeeringApplied = latest(in.result.PeeringApplied, time.Now())
 	in.mu.Unlock()
 	g, ctx := errgroup.WithContext(ctx)
-	for _, p := range in.cfg.Topology.Peerings {
+	for _, p := range peerings {
 		g.Go(func() error {
 			if err := in.connect(ctx, p); err != nil {
 				return fmt.Errorf("peering %s–%s: %w", p.Server, p.Client, err)
@@ -45,6 +46,24 @@ func (in *installer) connectPeerings(ctx context.Context) error {
 		})
 	}
 	return g.Wait()
+}
+
+// Connect applies the objects of one peering on both sides and waits until both
+// gateways have heard from each other. Of the Config it needs Topology and
+// Clusters, and Reach if that is to be waited for, too.
+func Connect(ctx context.Context, cfg Config, p topology.Peering) error {
+	in := &installer{cfg: cfg, clients: map[string]client.Client{}}
+	for _, cluster := range []string{p.Server, p.Client} {
+		cl, err := NewClient(cfg.Clusters, cluster)
+		if err != nil {
+			return err
+		}
+		in.clients[cluster] = cl
+	}
+	if err := in.connect(ctx, p); err != nil {
+		return fmt.Errorf("peering %s–%s: %w", p.Server, p.Client, err)
+	}
+	return nil
 }
 
 func (in *installer) connect(ctx context.Context, p topology.Peering) error {

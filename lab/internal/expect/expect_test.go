@@ -160,7 +160,7 @@ func TestFlow(t *testing.T) {
 	} {
 		w, row := newFake(t)
 		w.fails = tc.breaks
-		f, err := row.OpenFlow(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "tcp", "", 0)
+		f, err := row.OpenFlow(t.Context(), expect.Stream{From: ref(t, row, "milan/web").Operand, To: ref(t, row, "rome/web").Operand, Proto: "tcp"})
 		assert.NilError(t, err)
 		defer f.Close()
 		row.Flows["f"] = f

@@ -101,26 +101,37 @@ type FlowState struct {
 	err     error
 }
 
-// OpenFlow starts a stream; it runs until Close or until ctx ends. bind is the
-// address and port that it comes from; empty: the kernel chooses.
-func (row *Row) OpenFlow(ctx context.Context, from, to operand.Operand, proto, bind string, interval time.Duration) (*FlowState, error) {
-	addr, err := row.Directory.Address(ctx, to, from.Cluster)
+// A Stream is what OpenFlow is to open. From, To and Proto are required.
+type Stream struct {
+	From, To operand.Operand
+	Proto    string        // tcp or udp
+	Bind     string        // address and port that it comes from; empty: the kernel chooses
+	Interval time.Duration // between two messages; 0: as the probe does by default
+	Fresh    bool          // a new socket for every message
+}
+
+// OpenFlow starts a stream; it runs until Close or until ctx ends.
+func (row *Row) OpenFlow(ctx context.Context, s Stream) (*FlowState, error) {
+	addr, err := row.Directory.Address(ctx, s.To, s.From.Cluster)
 	if err != nil {
 		return nil, err
 	}
-	target, err := row.ExecTarget(ctx, from)
+	target, err := row.ExecTarget(ctx, s.From)
 	if err != nil {
 		return nil, err
 	}
-	argv := []string{ProbeProgram, "flow", "--proto", proto, "--to", addr.String(), "--token", row.NewToken()}
-	if interval > 0 {
-		argv = append(argv, "--interval", interval.String())
+	argv := []string{ProbeProgram, "flow", "--proto", s.Proto, "--to", addr.String(), "--token", row.NewToken()}
+	if s.Interval > 0 {
+		argv = append(argv, "--interval", s.Interval.String())
 	}
-	if bind != "" {
-		argv = append(argv, "--from", bind)
+	if s.Bind != "" {
+		argv = append(argv, "--from", s.Bind)
+	}
+	if s.Fresh {
+		argv = append(argv, "--fresh")
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	f := &FlowState{From: from, To: to, Proto: proto, cancel: cancel, done: make(chan struct{})}
+	f := &FlowState{From: s.From, To: s.To, Proto: s.Proto, cancel: cancel, done: make(chan struct{})}
 	r, w := io.Pipe()
 	go func() {
 		_, err := row.World.ExecStream(ctx, world.ExecRequest{Target: target, Host: true, Argv: argv}, nil, w, io.Discard, nil)

@@ -30,7 +30,13 @@ type Flow struct {
 	Token    string
 	Interval time.Duration // default 50 ms
 	Report   time.Duration // a line this often; default 250 ms
+	// Fresh sends every message from a socket of its own, so that the kernels
+	// on the way see a new flow each time and translate it anew. UDP only.
+	Fresh bool
 }
+
+// freshTimeout is how long a socket of a Fresh stream waits for its answer.
+const freshTimeout = time.Second
 
 // A FlowReport is how a stream stands. Gap is about the time since the report
 // before: the longest silence that ended in it or still lasts.
@@ -61,6 +67,9 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 	if f.Proto != "tcp" && f.Proto != "udp" {
 		return fmt.Errorf("a stream is tcp or udp, not %q", f.Proto)
 	}
+	if f.Fresh && (f.Proto != "udp" || f.From.IsValid()) {
+		return errors.New("only a stream of udp without an address to bind to can have a new socket for each message")
+	}
 	if f.Interval == 0 {
 		f.Interval = 50 * time.Millisecond
 	}
@@ -72,6 +81,9 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 	}
 	s := &stream{next: 1, report: FlowReport{Alive: true}}
 	out := json.NewEncoder(w)
+	if f.Fresh {
+		return f.runFresh(ctx, s, out)
+	}
 	d := net.Dialer{Timeout: 5 * time.Second}
 	switch {
 	case !f.From.IsValid():
@@ -131,6 +143,42 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 	}
 }
 
+// runFresh sends the stream with a socket for each message.
+func (f Flow) runFresh(ctx context.Context, s *stream, out *json.Encoder) error {
+	header := append([]byte(f.Token), (string(MarkRequest) + streamWord + "\n")...)
+	s.last = time.Now()
+	send, report := time.NewTicker(f.Interval), time.NewTicker(f.Report)
+	defer send.Stop()
+	defer report.Stop()
+	var open sync.WaitGroup
+	defer open.Wait()
+	for {
+		select {
+		case <-ctx.Done():
+			open.Wait()
+			return out.Encode(s.take(time.Now()))
+		case <-report.C:
+			if err := out.Encode(s.take(time.Now())); err != nil {
+				return err
+			}
+		case <-send.C:
+			conn, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(f.To))
+			if err != nil {
+				return fmt.Errorf("socket to %s: %w", f.To, err)
+			}
+			if err := conn.SetReadDeadline(time.Now().Add(freshTimeout)); err != nil {
+				return errors.Join(err, conn.Close())
+			}
+			s.send(conn, f.Proto, header)
+			open.Go(func() {
+				defer conn.Close()
+				defer context.AfterFunc(ctx, func() { conn.Close() })()
+				s.receiveOne(conn, header)
+			})
+		}
+	}
+}
+
 func (s *stream) send(conn net.Conn, proto string, header []byte) {
 	s.mu.Lock()
 	s.report.Sent++
@@ -175,10 +223,22 @@ func (s *stream) receiveUDP(conn net.Conn, header []byte) {
 			}
 			continue
 		}
-		if rest, ok := bytes.CutPrefix(buf[:n], header); ok {
-			if i, err := strconv.Atoi(string(bytes.TrimSpace(rest))); err == nil {
-				s.got(i)
-			}
+		s.gotDatagram(buf[:n], header)
+	}
+}
+
+// receiveOne waits for the answer to the only message of a socket.
+func (s *stream) receiveOne(conn net.Conn, header []byte) {
+	buf := make([]byte, 2048)
+	if n, err := conn.Read(buf); err == nil { // otherwise it is lost
+		s.gotDatagram(buf[:n], header)
+	}
+}
+
+func (s *stream) gotDatagram(b, header []byte) {
+	if rest, ok := bytes.CutPrefix(b, header); ok {
+		if i, err := strconv.Atoi(string(bytes.TrimSpace(rest))); err == nil {
+			s.got(i)
 		}
 	}
 }

@@ -161,6 +161,66 @@ func TestFlow(t *testing.T) {
 	}
 }
 
+// TestFlowFresh: every message comes from a port of its own, and one that is not
+// answered is lost.
+func TestFlowFresh(t *testing.T) {
+	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	assert.NilError(t, err)
+	defer conn.Close()
+	ports := make(chan uint16, 100)
+	go func() {
+		defer close(ports)
+		buf := make([]byte, 2048)
+		for n := 1; ; n++ {
+			size, from, err := conn.ReadFromUDPAddrPort(buf)
+			if err != nil || len(ports) == cap(ports) {
+				return
+			}
+			ports <- from.Port()
+			if n == 5 {
+				continue // not answered
+			}
+			if _, err := conn.WriteToUDPAddrPort(buf[:size], from); err != nil {
+				return
+			}
+		}
+	}()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	r, w := io.Pipe()
+	go func() {
+		f := prober.Flow{
+			Proto: "udp", To: conn.LocalAddr().(*net.UDPAddr).AddrPort(), Token: "tok", Fresh: true,
+			Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond,
+		}
+		w.CloseWithError(f.Run(ctx, w))
+	}()
+	reports := json.NewDecoder(r)
+	var got prober.FlowReport
+	for n := 0; got.Received < 20; n++ {
+		assert.NilError(t, reports.Decode(&got))
+		assert.Assert(t, n < 500, "%+v", got)
+	}
+	assert.Equal(t, got.Lost, 1)
+	cancel()
+	for {
+		if err := reports.Decode(&got); err != nil {
+			assert.ErrorIs(t, err, io.EOF)
+			break
+		}
+	}
+	assert.NilError(t, conn.Close())
+	seen := map[uint16]bool{}
+	for p := range ports {
+		assert.Assert(t, !seen[p], "port %d twice", p)
+		seen[p] = true
+	}
+	assert.Assert(t, len(seen) >= 20)
+
+	err = prober.Flow{Proto: "tcp", To: netip.MustParseAddrPort("127.0.0.1:1"), Fresh: true}.Run(t.Context(), io.Discard)
+	assert.ErrorContains(t, err, "only a stream of udp")
+}
+
 func TestFlowReset(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	assert.NilError(t, err)

@@ -61,7 +61,9 @@ func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, un
 		}
 		return nil, r.World.KillContainer(ctx, target, "")
 	case *scenario.Flow:
-		f, err := row.OpenFlow(ctx, a.From.Operand, a.To.Operand, a.Proto, a.Bind, a.Interval)
+		f, err := row.OpenFlow(ctx, expect.Stream{
+			From: a.From.Operand, To: a.To.Operand, Proto: a.Proto, Bind: a.Bind, Interval: a.Interval, Fresh: a.Fresh,
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -73,6 +75,14 @@ func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, un
 		return nil, r.moveNode(ctx, row, a.Node.Operand, true, undo)
 	case *scenario.GatewayMoves:
 		return r.moveGateway(ctx, row, a, undo)
+	case *scenario.PodMoves:
+		return r.movePod(ctx, row, a, undo)
+	case *scenario.Rewrite:
+		return r.rewrite(ctx, row, a, undo)
+	case *scenario.Connect:
+		return nil, r.connect(ctx, a, undo)
+	case *scenario.Disconnect:
+		return nil, r.disconnect(ctx, a.In, a.Peer)
 	}
 	return nil, fmt.Errorf("no way to do %T", a)
 }

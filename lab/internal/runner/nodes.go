@@ -95,14 +95,19 @@ func (r *Runner) podAgain(ctx context.Context, cluster string, old *unstructured
 	if err != nil {
 		return err
 	}
+	_, err = res.Create(ctx, unscheduled(old), metav1.CreateOptions{FieldManager: fieldOwner})
+	return err
+}
+
+// unscheduled is a pod like another one that is on no node yet.
+func unscheduled(old *unstructured.Unstructured) *unstructured.Unstructured {
 	again := &unstructured.Unstructured{Object: map[string]any{"spec": old.DeepCopy().Object["spec"]}}
 	again.SetGroupVersionKind(old.GroupVersionKind())
 	again.SetNamespace(old.GetNamespace())
 	again.SetName(old.GetName())
 	again.SetLabels(old.GetLabels())
 	unstructured.RemoveNestedField(again.Object, "spec", "nodeName")
-	_, err = res.Create(ctx, again, metav1.CreateOptions{FieldManager: fieldOwner})
-	return err
+	return again
 }
 
 // moveGateway moves a gateway to a node. At the end of the row it is moved
@@ -117,21 +122,33 @@ func (r *Runner) moveGateway(ctx context.Context, row *expect.Row, a *scenario.G
 		return nil, err
 	}
 	node := operand.NodeName(to.Node)
-	if pod.Node == node {
-		return nil, nil
-	}
 	cordoned, err := r.cordonedNodes(ctx, a.Of)
 	if err != nil {
 		return nil, err
 	}
 	undo.add(func(ctx context.Context) error {
-		fault, err := r.placeGateway(ctx, a.Of, a.Peer, pod.Node)
+		fault, err := r.returnGateway(ctx, a.Of, a.Peer, pod.Node)
 		if fault != nil {
 			err = errors.Join(err, fmt.Errorf("move the gateway of %s for %s back to %s: %s", a.Of, a.Peer, pod.Node, fault.Got))
 		}
 		return errors.Join(err, r.cordon(ctx, a.Of, func(name string) bool { return cordoned[name] }))
 	})
+	if pod.Node == node {
+		return nil, nil // what the row does later may move it all the same
+	}
 	return r.placeGateway(ctx, a.Of, a.Peer, node)
+}
+
+// returnGateway moves a gateway to a node unless it is there.
+func (r *Runner) returnGateway(ctx context.Context, cluster, peer, node string) (*report.Fault, error) {
+	pods, err := r.gatewayPods(ctx, cluster, peer)
+	if err != nil {
+		return nil, err
+	}
+	if _, settled := settledOn(pods, node); settled {
+		return nil, nil
+	}
+	return r.placeGateway(ctx, cluster, peer, node)
 }
 
 // gatewayTime is how long a gateway may take until it is ready on another
@@ -167,7 +184,9 @@ func (r *Runner) placeGateway(ctx context.Context, cluster, peer, node string) (
 	why := until(ctx, gatewayTime, "the gateway is not ready on "+node, func(ctx context.Context) (bool, error) {
 		pods, err := r.gatewayPods(ctx, cluster, peer)
 		if err != nil {
-			failed = err
+			if ctx.Err() == nil { // otherwise the time was over
+				failed = err
+			}
 			return false, err
 		}
 		var settled bool

@@ -17,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -38,6 +39,9 @@ type Runner struct {
 	Seed  string
 	// Converged waits until the appliance has applied everything.
 	Converged func(ctx context.Context) error
+	// Connect applies the objects of a peering and waits until it is connected.
+	// Scenarios that connect one need it.
+	Connect func(ctx context.Context, p topology.Peering) error
 	// Bundle, when set, writes the evidence for a row that failed and returns
 	// the directory.
 	Bundle func(ctx context.Context, row *report.Row) (string, error)

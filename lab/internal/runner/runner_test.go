@@ -77,9 +77,9 @@ func TestSabotageVerdict(t *testing.T) {
 	}
 }
 
-// TestApplies: an object is looked for in a host's report by its kind,
+// TestReportOn: an object is looked for in a host's report by its kind,
 // namespace and name.
-func TestApplies(t *testing.T) {
+func TestReportOn(t *testing.T) {
 	object := func(kind, namespace, name string) *unstructured.Unstructured {
 		o := &unstructured.Unstructured{Object: map[string]any{"kind": kind}}
 		o.SetNamespace(namespace)
@@ -90,11 +90,20 @@ func TestApplies(t *testing.T) {
 		map[string]any{"kind": "RouteConfiguration", "namespace": "liqo", "name": "other", "ok": true},
 		map[string]any{"kind": "RouteConfiguration", "namespace": "liqo-tenant-rome", "name": "rome-gw-ext", "ok": true},
 	}}}}
-	assert.Check(t, applies(host, object("RouteConfiguration", "liqo-tenant-rome", "rome-gw-ext")))
-	assert.Check(t, !applies(host, object("FirewallConfiguration", "liqo-tenant-rome", "rome-gw-ext")))
-	assert.Check(t, !applies(host, object("RouteConfiguration", "liqo-tenant-milan", "rome-gw-ext")))
-	assert.Check(t, !applies(host, object("RouteConfiguration", "liqo-tenant-rome", "rome-node-gw")))
-	assert.Check(t, !applies(&unstructured.Unstructured{Object: map[string]any{}}, object("RouteConfiguration", "liqo", "other")))
+	for _, tt := range []struct {
+		host   *unstructured.Unstructured
+		object *unstructured.Unstructured
+		want   bool
+	}{
+		{host, object("RouteConfiguration", "liqo-tenant-rome", "rome-gw-ext"), true},
+		{host, object("FirewallConfiguration", "liqo-tenant-rome", "rome-gw-ext"), false},
+		{host, object("RouteConfiguration", "liqo-tenant-milan", "rome-gw-ext"), false},
+		{host, object("RouteConfiguration", "liqo-tenant-rome", "rome-node-gw"), false},
+		{&unstructured.Unstructured{Object: map[string]any{}}, object("RouteConfiguration", "liqo", "other"), false},
+	} {
+		_, got := reportOn(tt.host, tt.object)
+		assert.Equal(t, got, tt.want, "%v", tt.object)
+	}
 }
 
 // TestPolicy: it refuses one object by name and namespace, and nothing else.

@@ -176,27 +176,37 @@ const forgetTime = 30 * time.Second
 // asked to apply an object. Hosts report after they have acted: a row that
 // looked earlier could pass on what is about to go.
 func (r *Runner) forgotten(ctx context.Context, cluster string, object *unstructured.Unstructured) (bool, error) {
+	hosts, err := r.hosts(ctx, cluster)
+	return err == nil && !slices.ContainsFunc(hosts, func(h unstructured.Unstructured) bool {
+		_, ok := reportOn(&h, object)
+		return ok
+	}), err
+}
+
+// hosts are the objects in which the hosts of a cluster report: nodes and
+// gateways.
+func (r *Runner) hosts(ctx context.Context, cluster string) ([]unstructured.Unstructured, error) {
+	var out []unstructured.Unstructured
 	for _, kind := range []string{"internalnode", "gatewayreport"} {
 		hosts, err := r.api.List(ctx, cluster, kind)
 		if err != nil {
-			return false, err
+			return nil, err
 		}
-		for _, h := range hosts {
-			if applies(&h, object) {
-				return false, nil
-			}
-		}
+		out = append(out, hosts...)
 	}
-	return true, nil
+	return out, nil
 }
 
-// applies tells whether a host's report names an object.
-func applies(host, object *unstructured.Unstructured) bool {
+// reportOn returns what a host reports on an object, if it does.
+func reportOn(host, object *unstructured.Unstructured) (map[string]any, bool) {
 	applied, _, _ := unstructured.NestedSlice(host.Object, "status", "applied")
-	return slices.ContainsFunc(applied, func(a any) bool {
+	for _, a := range applied {
 		m, ok := a.(map[string]any)
-		return ok && m["kind"] == object.GetKind() && m["name"] == object.GetName() && m["namespace"] == object.GetNamespace()
-	})
+		if ok && m["kind"] == object.GetKind() && m["name"] == object.GetName() && m["namespace"] == object.GetNamespace() {
+			return m, true
+		}
+	}
+	return nil, false
 }
 
 // inForceTime is how long a policy may take; 119 ms were measured.

@@ -20,7 +20,8 @@ import (
 )
 
 // An Action is something that a step does: *Apply, *Delete, *Exec, *Kill,
-// *Stop, *Flow, *NodeLeaves, *NodeJoins or *GatewayMoves.
+// *Stop, *Flow, *Rewrite, *NodeLeaves, *NodeJoins, *GatewayMoves, *PodMoves,
+// *Connect or *Disconnect.
 type Action interface {
 	// Lint resolves names and reports what can't be meant.
 	Lint(l *expect.Linter)
@@ -76,6 +77,7 @@ type Flow struct {
 	Proto    string        `lab:"proto" enum:"tcp|udp" doc:"default tcp"`
 	Interval time.Duration `lab:"interval" doc:"between two messages; default 50ms"`
 	Bind     string        `lab:"bind" doc:"address:port to send from; default: as the kernel chooses"`
+	Fresh    bool          `lab:"fresh" doc:"a new socket for every message: each is translated anew (udp)"`
 }
 
 func actions() map[string]func() Action {
@@ -87,9 +89,13 @@ func actions() map[string]func() Action {
 		"stop":   func() Action { return &Stop{} },
 		"flow":   func() Action { return &Flow{} },
 
+		"rewrite":      func() Action { return &Rewrite{} },
 		"nodeLeaves":   func() Action { return &NodeLeaves{} },
 		"nodeJoins":    func() Action { return &NodeJoins{} },
 		"gatewayMoves": func() Action { return &GatewayMoves{} },
+		"podMoves":     func() Action { return &PodMoves{} },
+		"connect":      func() Action { return &Connect{} },
+		"disconnect":   func() Action { return &Disconnect{} },
 	}
 }
 
@@ -217,6 +223,9 @@ func (a *Flow) Lint(l *expect.Linter) {
 	}
 	if _, err := netip.ParseAddrPort(a.Bind); a.Bind != "" && err != nil {
 		l.Problem(&a.Bind, "such as 169.254.20.10:5555", "%q is no address with a port", a.Bind)
+	}
+	if a.Fresh && (a.Proto != "udp" || a.Bind != "") {
+		l.Problem(&a.Fresh, "proto: udp, without bind", "only udp from any port can have a new socket for every message")
 	}
 	if l.Flows[a.Name] {
 		l.Problem(&a.Name, "", "a flow is called %q already", a.Name)

@@ -33,6 +33,14 @@ type GatewayMoves struct {
 	To   expect.Ref `lab:"to,required" doc:"node, such as milan/node-2 or milan/gateway.othernode"`
 }
 
+// PodMoves puts a pod of the topology on another node, as its controller would:
+// the old one ends, and one of the same name with another address starts. At the
+// end of the row it is moved back.
+type PodMoves struct {
+	Pod expect.Ref `lab:"pod,required" doc:"pod of the topology with an address of its own"`
+	To  expect.Ref `lab:"to,required" doc:"node, such as milan/node-2"`
+}
+
 // UnmarshalLab reads the name.
 func (a *NodeLeaves) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.Subst) {
 	f.Decode(n, &a.Node, subst)
@@ -80,6 +88,20 @@ func (a *GatewayMoves) Lint(l *expect.Linter) {
 	}
 }
 
+// Lint resolves the pod and the node.
+func (a *PodMoves) Lint(l *expect.Linter) {
+	l.Resolve(&a.Pod)
+	l.Resolve(&a.To)
+	lintNode(l, &a.To, operand.Node, operand.GatewayNode)
+	switch {
+	case a.Pod.Kind == "":
+	case a.Pod.Kind != operand.Pod || a.Pod.Host || a.Pod.Attr != "":
+		l.Problem(&a.Pod, "name a pod, such as milan/web", "%s is no pod with an address of its own", a.Pod)
+	case a.To.Cluster != "" && a.To.Cluster != a.Pod.Cluster:
+		l.Problem(&a.To, "", "%s is no node of %s", a.To, a.Pod.Cluster)
+	}
+}
+
 func lintNode(l *expect.Linter, r *expect.Ref, kinds ...operand.Kind) {
 	if r.Kind == "" { // reported already
 		return
@@ -102,3 +124,6 @@ func (a *NodeJoins) String() string { return a.Node.Text + " joins" }
 func (a *GatewayMoves) String() string {
 	return fmt.Sprintf("gateway of %s for %s moves to %s", a.Of, a.Peer, a.To)
 }
+
+// String is the action on one line, for plans and reports.
+func (a *PodMoves) String() string { return fmt.Sprintf("%s moves to %s", a.Pod, a.To) }

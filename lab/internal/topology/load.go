@@ -50,6 +50,7 @@ type peeringFile struct {
 	Implementation string `lab:"implementation" enum:"auto|kernel|userspace" doc:"of WireGuard; default auto"`
 	Objects        string `lab:"objects" enum:"Configuration|TunnelEndpoint" doc:"what it is written as; default Configuration"`
 	Gateways       string `lab:"gateways" enum:"pod|netns" doc:"where they are: pods, or network namespaces of their nodes; default pod"`
+	Absent         bool   `lab:"absent" doc:"it has no objects from the start: scenarios connect it"`
 }
 
 type outsideFile struct {
@@ -268,7 +269,7 @@ func (t *Topology) addPeerings(f *yamlfile.File, in []peeringFile) {
 		if p.MTU != 0 && p.Objects == ObjectsTunnelEndpoint {
 			f.Problem(f.At(&p.MTU), "leave it out", "a TunnelEndpoint has no mtu")
 		}
-		out := Peering{p.Server, p.Client, p.Service, p.MTU, p.Implementation, p.Objects, p.Gateways}
+		out := Peering{p.Server, p.Client, p.Service, p.MTU, p.Implementation, p.Objects, p.Gateways, p.Absent}
 		orString(&out.Service, ServiceNodePort)
 		orString(&out.Implementation, ImplementationAuto)
 		orString(&out.Objects, ObjectsConfiguration)

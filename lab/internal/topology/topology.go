@@ -97,6 +97,7 @@ type Peering struct {
 	Implementation string // of WireGuard; default ImplementationAuto
 	Objects        string // that it is written as; default ObjectsConfiguration
 	Gateways       string // where the gateways are; default GatewaysPod
+	Absent         bool   // scenarios connect it: it has no objects from the start
 }
 
 // How the gateway of a server is exposed, and what encrypts.
@@ -154,10 +155,23 @@ func (t *Topology) Pod(cluster, name string) (Pod, bool) {
 }
 
 // Peers returns the names of the clusters that a cluster peers with, in the
-// order of the file.
-func (t *Topology) Peers(cluster string) []string {
+// order of the file, those among them that scenarios connect.
+func (t *Topology) Peers(cluster string) []string { return peersOf(t.Peerings, cluster) }
+
+// PresentPeers returns the names of the clusters that a cluster peers with from
+// the start.
+func (t *Topology) PresentPeers(cluster string) []string {
+	return peersOf(t.PresentPeerings(), cluster)
+}
+
+// PresentPeerings returns the peerings that are there from the start.
+func (t *Topology) PresentPeerings() []Peering {
+	return slices.DeleteFunc(slices.Clone(t.Peerings), func(p Peering) bool { return p.Absent })
+}
+
+func peersOf(peerings []Peering, cluster string) []string {
 	var peers []string
-	for _, p := range t.Peerings {
+	for _, p := range peerings {
 		switch cluster {
 		case p.Server:
 			peers = append(peers, p.Client)

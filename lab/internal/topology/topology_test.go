@@ -59,6 +59,18 @@ pods:
 	assert.DeepEqual(t, got.Peers("rome"), []string{"milan"})
 }
 
+// TestAbsentPeering: scenarios connect it, so nobody waits for it before.
+func TestAbsentPeering(t *testing.T) {
+	got, err := topology.Load("../../../topologies/hub-joins.yaml")
+	assert.NilError(t, err)
+	assert.DeepEqual(t, got.Peers("milan"), []string{"rome", "naples"})
+	assert.DeepEqual(t, got.PresentPeers("milan"), []string{"rome"})
+	assert.DeepEqual(t, got.Peers("naples"), []string{"milan"})
+	assert.Equal(t, len(got.PresentPeers("naples")), 0)
+	assert.Equal(t, len(got.PresentPeerings()), 1)
+	assert.Equal(t, len(got.Peerings), 2)
+}
+
 // TestRepository reads every topology of the repository.
 func TestRepository(t *testing.T) {
 	files, err := filepath.Glob("../../../topologies/*.yaml")
