@@ -1,6 +1,7 @@
 package desired
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -225,19 +226,37 @@ func sameWay(a, b netstate.Route) bool {
 }
 
 // merge makes one of rules that select the same packets. Rules come in the order
-// in which they are asked.
+// in which they are asked; of those with the same priority the kernel asks first
+// what was added first, so there the order must not matter.
 func (c *compaction) merge(rules []netstate.Rule) []lookup {
 	var out []lookup
+	at := map[uint32][]lookup{} // all rules, by priority
+	for _, r := range rules {
+		at[r.Priority] = append(at[r.Priority], c.read(r))
+	}
+	type place struct {
+		priority uint32
+		selector
+	}
+	stands := map[place]bool{} // alone among those with its priority
+	alone := func(p place) bool {
+		if _, known := stands[p]; !known {
+			stands[p] = !slices.ContainsFunc(at[p.priority], func(l lookup) bool {
+				return l.merges() && l.selects() == p.selector && !l.mayPass(at[p.priority])
+			})
+		}
+		return stands[p]
+	}
 	heads := map[selector]int{}
 	for _, r := range rules {
 		l := c.read(r)
-		if len(l.routes) == 0 || r.Mask != 0 || r.Other != "" {
+		if !l.merges() {
 			out = append(out, l)
 			continue
 		}
 		s := l.selects()
-		if i, ok := heads[s]; ok && c.mayMove(out[i].Priority, r.Priority) &&
-			l.mayPass(out[i+1:]) {
+		if i, ok := heads[s]; ok && c.mayMove(out[i].Priority, r.Priority) && alone(place{out[i].Priority, s}) &&
+			l.mayPass(at[out[i].Priority]) && l.mayPass(out[i+1:]) {
 			out[i] = out[i].with(l)
 			continue
 		}
@@ -247,12 +266,16 @@ func (c *compaction) merge(rules []netstate.Rule) []lookup {
 	return out
 }
 
-// mayPass reports whether l may be asked before others as well as after them.
+// merges reports whether a rule may become one with others.
+func (l lookup) merges() bool { return len(l.routes) > 0 && l.Mask == 0 && l.Other == "" }
+
+// mayPass reports whether l may be asked before others as well as after them,
+// except for those that it could become one with.
 func (l lookup) mayPass(others []lookup) bool {
 	passed := uint32(0) // a table, which many rules in a row may lead to
 	for _, o := range others {
 		whole := o.routes != nil && !o.merged && !o.Dst.IsValid()
-		if whole && o.Table == passed {
+		if whole && o.Table == passed || o.merges() && o.selects() == l.selects() {
 			continue
 		}
 		if l.conflicts(o) {
@@ -276,25 +299,20 @@ func (l lookup) with(next lookup) lookup {
 	if !l.merged && !l.Dst.IsValid() && !next.Dst.IsValid() && l.Table == next.Table {
 		return l // which has been asked
 	}
-	routes := make(destinations, len(l.routes)+len(next.routes))
-	if l.merged {
-		routes = l.routes
-	} else {
-		for dst, route := range l.routes {
-			routes[dst] = route
-		}
-	}
 	var fresh []netstate.Route
 	for dst, route := range next.routes {
 		if _, known := longest(l.routes, dst); !known {
 			fresh = append(fresh, route)
 		}
 	}
+	if !l.merged {
+		l.routes = maps.Clone(l.routes)
+	}
 	for _, route := range fresh {
-		routes[route.Dst] = route
+		l.routes[route.Dst] = route
 	}
 	l.IPv6 = l.Is6()
-	l.Dst, l.routes, l.merged = netip.Prefix{}, routes, true
+	l.Dst, l.merged = netip.Prefix{}, true
 	return l
 }
 
