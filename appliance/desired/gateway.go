@@ -47,7 +47,9 @@ func TunnelAddresses(mode string) (own netip.Prefix, peer netip.Addr) {
 // Gateway returns the state of a gateway: a Geneve link to every node, the
 // WireGuard link to the peer, and the routes, rules and tables of the
 // configurations addressed to it.
-func Gateway(in GatewayInput) (netstate.State, []Result) {
+func Gateway(in GatewayInput) (netstate.State, []Result) { return compileGateway(in).finish() }
+
+func compileGateway(in GatewayInput) *host {
 	h := newHost(in.RulePriority, in.Problems)
 	label := cmp.Or(in.NodeLabel, in.NodeName)
 
@@ -65,7 +67,7 @@ func Gateway(in GatewayInput) (netstate.State, []Result) {
 	h.internalOnly(in)
 	h.outerPackets()
 	h.icmpErrors(in, configuration)
-	return h.finish()
+	return h
 }
 
 // configuration returns the Configuration of the peer. If there are several,

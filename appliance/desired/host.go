@@ -19,6 +19,7 @@ const (
 	lastRoutes    = 87 // … up to here
 	mappedHosts   = 88 // to hosts with mapped addresses that no route knows, …
 	mappedToMain  = 89 // … by the main table
+	closed        = 89 // what came by another link, if all its routes are in one table
 	closing       = 90 // what must not go on to the main table
 )
 
@@ -43,6 +44,9 @@ type host struct {
 	// mapped holds what FirewallConfigurations map addresses to.
 	mapped      []mappedTarget
 	mappedTable uint32 // number of the routing table to hosts with mapped addresses
+	// numbered holds the routing tables that objects name by their number,
+	// explicit the rule priorities that they ask for.
+	numbered, explicit map[uint32]bool
 }
 
 type end struct {
@@ -64,6 +68,8 @@ func newHost(base uint32, invalid []cluster.InvalidError) *host {
 		links:    map[string]bool{},
 		ends:     map[end]string{},
 		missing:  map[string]string{},
+		numbered: map[uint32]bool{},
+		explicit: map[uint32]bool{},
 	}
 	for _, e := range invalid {
 		texts := h.problems
@@ -129,7 +135,7 @@ func (h *host) finish() (netstate.State, []Result) {
 		results = append(results, *r)
 	}
 	slices.SortFunc(results, func(a, b Result) int { return compareRef(a.Object, b.Object) })
-	return h.state.Normalized(), results
+	return h.fewerRules(h.state.Normalized()).Normalized(), results
 }
 
 // A link is a Geneve link that a GeneveTunnel asks for.

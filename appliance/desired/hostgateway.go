@@ -3,7 +3,6 @@ package desired
 import (
 	"cmp"
 	"fmt"
-	"net/netip"
 	"slices"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
@@ -40,12 +39,8 @@ func (h *host) hostGateway(in GatewayInput) {
 		return // both are given addresses as soon as there is a pod
 	}
 	h.state.Addresses = append(h.state.Addresses, netstate.Address{Dev: GatewayInterface, Prefix: hostPrefix(own)})
-	anywhere := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	if own.Is6() {
-		anywhere = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-	}
 	h.state.Routes = append(h.state.Routes, netstate.Route{
-		Table: TableMain, Dst: anywhere, Via: in.Nodes[i].InternalIP, Dev: GatewayInterface, OnLink: true,
+		Table: TableMain, Dst: anywhere(own.Is6()), Via: in.Nodes[i].InternalIP, Dev: GatewayInterface, OnLink: true,
 	})
 }
 

@@ -84,11 +84,7 @@ func (h *host) mappedHosts(in GatewayInput) {
 		if byMain {
 			rule.Priority, rule.Table = h.base+mappedToMain, TableMain
 			h.state.Rules = append(h.state.Rules, rule)
-			all := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-			if v6 {
-				all = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-			}
-			h.state.Routes = append(h.state.Routes, netstate.Route{Dst: all, Table: h.mappedTable, Type: netstate.Unreachable})
+			h.state.Routes = append(h.state.Routes, netstate.Route{Dst: anywhere(v6), Table: h.mappedTable, Type: netstate.Unreachable})
 		}
 	}
 }
@@ -120,12 +116,8 @@ func (h *host) toOwnNode(in GatewayInput, dst netip.Prefix) (route netstate.Rout
 type networks map[netip.Prefix]bool
 
 func (n networks) contains(p netip.Prefix) bool {
-	for bits := p.Bits(); bits >= 0; bits-- {
-		if n[netip.PrefixFrom(p.Addr(), bits).Masked()] {
-			return true
-		}
-	}
-	return false
+	_, ok := longest(n, p)
+	return ok
 }
 
 // knownFromTunnel returns where routes lead that whatever comes out of the

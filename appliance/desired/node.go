@@ -12,7 +12,9 @@ import (
 // Node returns the state of a node: a Geneve link to every gateway, or the
 // link of the VXLAN overlay to all nodes, and the routes, rules and tables of the configurations addressed to nodes. Results
 // are sorted by kind, namespace and name, one for every object concerned.
-func Node(in NodeInput) (netstate.State, []Result) {
+func Node(in NodeInput) (netstate.State, []Result) { return compileNode(in).finish() }
+
+func compileNode(in NodeInput) *host {
 	h := newHost(in.RulePriority, in.Problems)
 	label := cmp.Or(in.Label, in.Name)
 
@@ -24,7 +26,7 @@ func Node(in NodeInput) (netstate.State, []Result) {
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return nodeSelectsFirewall(labels, label) },
 		[]string{OverlayOnlyTable, NoRedirectsTable, NodeAddressTable})
 	h.nodeAddress(in)
-	return h.finish()
+	return h
 }
 
 // nodeLinks adds the Geneve links to the gateways.

@@ -133,9 +133,15 @@ func (h *host) routes(all []cluster.RouteConfiguration, selects func(map[string]
 		if n := lastRoutes - firstRoutes + 1; len(objects) > n {
 			priority = h.base + firstRoutes + uint32(i*n/len(objects))
 		}
+		if o.shares() {
+			h.numbered[numbers[o.Table]] = true
+		}
 		for _, r := range o.rules {
 			table := numbers[o.Table]
 			prio := cmp.Or(r.explicit, priority)
+			if r.explicit != 0 {
+				h.explicit[r.explicit] = true
+			}
 			if first, ok := shared[selectorOf(r)]; ok {
 				table = numbers[selectorOf(r).tableName()]
 				prio = h.base + firstRoutes

@@ -72,6 +72,12 @@ func Diff(observed, desired State) Changes {
 	standing := standingRoutes(c.DeleteLinks, desired.Routes)
 	diffRoutes(&c, without(observed.Routes, func(r Route) bool { return r.Dev != "" && onFresh(r.Dev) && !standing(r) }), desired.Routes)
 	c.AddRules, c.DeleteRules = diffSets(observed.Rules, desired.Rules, Rule.normal, compareRules)
+	// Rules come in the order in which they are asked and go in reverse, so no
+	// packet meets a rule that others before it were to keep it from. What ends a
+	// lookup goes last: without it, packets would leave by the main table.
+	slices.SortFunc(c.DeleteRules, func(a, b Rule) int {
+		return cmp.Or(compareBools(a.Unreachable, b.Unreachable), compareRules(b, a))
+	})
 	diffTables(&c, observed.Tables, desired.Tables)
 	diffTranslations(&c, observed.Tables, desired.Tables)
 	return c

@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 )
 
@@ -214,9 +213,7 @@ func (c Changes) String() string {
 	lines(&b, "~ ", c.SetTables)
 	lines(&b, "- table ", c.DeleteTables)
 	lines(&b, "- ", c.Evict)
-	for _, r := range slices.Backward(c.DeleteRules) {
-		fmt.Fprintf(&b, "- rule %s\n", r)
-	}
+	lines(&b, "- rule ", c.DeleteRules)
 	lines(&b, "- route ", c.DeleteRoutes)
 	lines(&b, "- fdb ", c.DeleteFDB)
 	lines(&b, "- neigh ", c.DeleteNeighbors)

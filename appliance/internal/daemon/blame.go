@@ -81,9 +81,9 @@ func blame(o objects, remaining netstate.Changes, err error) map[cluster.Ref]str
 }
 
 // ruleOf reports whether the kernel's rule r may have come from the rule of an
-// object.
+// object. One without destination may stand for several that have one each.
 func ruleOf(rule cluster.RouteRule, r netstate.Rule) bool {
-	return maskedEqual(rule.Dst, r.Dst) && maskedEqual(rule.Src, r.Src) &&
+	return (!r.Dst.IsValid() || maskedEqual(rule.Dst, r.Dst)) && maskedEqual(rule.Src, r.Src) &&
 		rule.IIF == r.IIF && rule.OIF == r.OIF && rule.Mark == r.Mark
 }
 

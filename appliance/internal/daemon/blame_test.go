@@ -52,6 +52,10 @@ func TestBlame(t *testing.T) {
 			errors.New("permission denied"), map[string]string{"rome-node-gw": "permission denied"},
 		},
 		{
+			"a rule for several destinations", netstate.Changes{AddRules: []netstate.Rule{{Priority: 310, Table: 99}}},
+			errors.New("permission denied"), map[string]string{"rome-node-gw": "permission denied"},
+		},
+		{
 			"a link takes its routes along", netstate.Changes{AddLinks: []netstate.Link{{Name: "liqo.rome", Kind: netstate.KindGeneve, Geneve: netstate.Geneve{VNI: 7}}}},
 			errors.New("link liqo.rome: operation not supported"),
 			map[string]string{"rome-node-gw": "not supported", "rome-n1": "not supported"},

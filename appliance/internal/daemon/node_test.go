@@ -66,7 +66,7 @@ func TestNode(t *testing.T) {
 
 	rules := func() string { return host.Run("ip", "rule", "show") }
 	hasRule := func() error {
-		if !strings.Contains(rules(), "to 10.9.0.0/16") {
+		if !strings.Contains(rules(), "310:") {
 			return errors.New(rules())
 		}
 		return nil
@@ -157,7 +157,7 @@ func TestNode(t *testing.T) {
 
 	// Drift, while that other thing keeps failing.
 	for range 3 {
-		host.Run("ip", "rule", "delete", "to", "10.9.0.0/16")
+		host.Run("ip", "rule", "delete", "priority", "310")
 		took := within(t, 2*time.Second, hasRule)
 		t.Logf("a deleted rule was back after %v", took.Round(time.Millisecond))
 	}
@@ -165,7 +165,7 @@ func TestNode(t *testing.T) {
 	// The API server is gone: traffic and repairs go on, one line in the log.
 	status.fail(errors.New("connection refused"))
 	api.set(func(v *kube.NodeView) { v.Input.Routes = v.Input.Routes[:1] })
-	host.Run("ip", "rule", "delete", "to", "10.9.0.0/16")
+	host.Run("ip", "rule", "delete", "priority", "310")
 	within(t, 2*time.Second, hasRule)
 	within(t, 5*time.Second, func() error {
 		if !strings.Contains(text.String(), "InternalNode.status: failed") {
