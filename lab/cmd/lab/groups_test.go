@@ -132,6 +132,19 @@ func sorted(lines []string) []map[string]int {
 	return out
 }
 
+// TestLongestFirst: where labs run beside each other, the one with the most to
+// do does not come last.
+func TestLongestFirst(t *testing.T) {
+	c, err := newChooser("native", "auto", machine(t, "geneve"), nil)
+	assert.NilError(t, err)
+	for jobs, want := range map[int]string{1: "of-this-test-native-geneve", 2: "of-this-test-native-vxlan"} {
+		o := runOptions{world: "native", overlay: "auto", sabotage: "after", jobs: jobs}
+		selected, err := choose(three(t), nil, o)
+		assert.NilError(t, err)
+		assert.Equal(t, groups(selected, c, o)[0].name(), want)
+	}
+}
+
 // TestDescribe: one line a lab says what runs where and why.
 func TestDescribe(t *testing.T) {
 	o := runOptions{world: "auto", overlay: "auto", sabotage: "after"}
