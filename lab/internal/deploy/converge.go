@@ -60,10 +60,11 @@ type state struct {
 	nodes        []unstructured.Unstructured
 	reports      map[string]*unstructured.Unstructured // of gateways, by peer
 	gatewayNodes map[string]string                     // where the pods of gateways are, by peer
+	tunnelMTU    map[string]int64                      // that nodes know of gateways' tunnels, by peer
 }
 
 func readState(ctx context.Context, cl client.Client, peers []string) (state, string) {
-	s := state{generations: map[string]int64{}, reports: map[string]*unstructured.Unstructured{}, gatewayNodes: map[string]string{}}
+	s := state{generations: map[string]int64{}, reports: map[string]*unstructured.Unstructured{}, gatewayNodes: map[string]string{}, tunnelMTU: map[string]int64{}}
 	for _, kind := range []string{routeKind, firewallKind} {
 		list := newList(networkingAPI, kind)
 		if err := cl.List(ctx, list); err != nil {
@@ -85,6 +86,11 @@ func readState(ctx context.Context, cl client.Client, peers []string) (state, st
 			return s, err.Error()
 		}
 		s.reports[peer] = report
+		fabric := newUnstructured(networkingAPI, "InternalFabric")
+		if err := cl.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: peer}, fabric); err != nil {
+			return s, err.Error()
+		}
+		s.tunnelMTU[peer], _, _ = unstructured.NestedInt64(fabric.Object, "spec", "tunnelMTU")
 		var pods corev1.PodList
 		if err := cl.List(ctx, &pods, client.InNamespace(key.Namespace), client.MatchingLabels{
 			networkingv1beta1.LabelComponent: networkingv1beta1.ComponentGateway, networkingv1beta1.LabelActive: "true",
@@ -121,6 +127,10 @@ func (s state) notApplied(c topology.Cluster, peers []string, overlay networking
 	for _, peer := range peers {
 		if why := s.missing(s.reports[peer], s.ofGateway(c, peer, overlay)); why != "" {
 			return why
+		}
+		// The controller tells nodes after the gateway has told it.
+		if mtu, _, _ := unstructured.NestedInt64(s.reports[peer].Object, "status", "mtu"); s.tunnelMTU[peer] != mtu {
+			return fmt.Sprintf("InternalFabric %s/%s has the tunnelMTU %d; its gateway reports %d", TenantNamespace(peer), peer, s.tunnelMTU[peer], mtu)
 		}
 	}
 	return ""

@@ -102,6 +102,23 @@ func TestConverged(t *testing.T) {
 	}
 }
 
+// TestTunnelMTU: nodes write the MTU of the tunnel into their routes, which come
+// later than the rest.
+func TestTunnelMTU(t *testing.T) {
+	report := host("GatewayReport", "gw-rome", "", "rome-gw-ext", "milan-gw-pods")
+	report.Object["status"].(map[string]any)["mtu"] = int64(1440)
+	s := state{
+		generations: map[string]int64{}, reports: map[string]*unstructured.Unstructured{"rome": report}, tunnelMTU: map[string]int64{},
+	}
+	for _, name := range s.ofGateway(topology.Cluster{Name: "milan"}, "rome", "vxlan") {
+		s.generations[name] = 1
+	}
+	why := func() string { return s.notApplied(topology.Cluster{Name: "milan"}, []string{"rome"}, "vxlan") }
+	assert.Equal(t, why(), "InternalFabric liqo-tenant-rome/rome has the tunnelMTU 0; its gateway reports 1440")
+	s.tunnelMTU["rome"] = 1440
+	assert.Equal(t, why(), "")
+}
+
 // TestNotApplied: an object that does not exist, a stale generation and an error
 // are told apart.
 func TestNotApplied(t *testing.T) {
