@@ -229,9 +229,9 @@ func (r *groupRun) runner() *runner.Runner {
 }
 
 // emulatedTimeout is how long a probe waits for its answer in a machine that is
-// likely emulated: there a new connection took 0.66 s while an API server
-// started on the same two cores.
-const emulatedTimeout = 4 * time.Second
+// likely emulated: there a new connection took 4 s while everybody in it dialled
+// an API server that was gone, right after the lab had come up.
+const emulatedTimeout = 10 * time.Second
 
 func (r *groupRun) bundle(ctx context.Context, lab *builtLab, row *report.Row) (string, error) {
 	dir, err := r.session.dir.RowDir(*row)
