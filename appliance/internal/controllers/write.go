@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -351,8 +350,7 @@ func (w *writer) list(ctx context.Context, kind schema.GroupVersionKind) ([]clie
 	if err := w.cache.List(ctx, list, client.MatchingLabels{v1beta1.LabelManagedBy: v1beta1.ManagedBy}); err != nil {
 		return nil, fmt.Errorf("read %s: %w", kind.Kind, err)
 	}
-	all, err := elements(list)
-	return slices.DeleteFunc(all, func(o client.Object) bool { return !made(o) }), err
+	return elements(list)
 }
 
 // made reports whether the controller made an object, by its label. Kubernetes
