@@ -145,6 +145,19 @@ func TestLongestFirst(t *testing.T) {
 	}
 }
 
+// TestVirtualMachineFirst: what runs in a virtual machine takes longer by far
+// than the same on this kernel.
+func TestVirtualMachineFirst(t *testing.T) {
+	c, err := newChooser("auto", "auto", machine(t, "geneve", "wireguard"), nil)
+	assert.NilError(t, err)
+	for jobs, want := range map[int]string{1: "of-this-test-native-vxlan", 2: "of-this-test-vm-geneve"} {
+		o := runOptions{world: "auto", overlay: "auto", sabotage: "after", jobs: jobs}
+		selected, err := choose(three(t), nil, o)
+		assert.NilError(t, err)
+		assert.Equal(t, groups(selected, c, o)[0].name(), want)
+	}
+}
+
 // TestDescribe: one line a lab says what runs where and why.
 func TestDescribe(t *testing.T) {
 	o := runOptions{world: "auto", overlay: "auto", sabotage: "after"}

@@ -178,6 +178,31 @@ func TestFlow(t *testing.T) {
 	}
 }
 
+// What was silent before the step counts for those who ask for the whole life.
+func TestFlowWhole(t *testing.T) {
+	_, row := newFake(t)
+	f, err := row.OpenFlow(t.Context(), expect.Stream{From: ref(t, row, "milan/web").Operand, To: ref(t, row, "rome/web").Operand, Proto: "tcp"})
+	assert.NilError(t, err)
+	defer f.Close()
+	row.Flows["f"] = f
+	row.StepStarted = time.Now().Add(time.Hour) // after all that is reported
+	for _, tc := range []struct {
+		whole bool
+		why   string
+	}{
+		{false, "it has not spoken yet since the step began"},
+		{true, "silent for 60ms"},
+	} {
+		e := &expect.Flow{Name: "f", Alive: true, Gap: 50 * time.Millisecond, Whole: tc.whole}
+		var res expect.Result
+		for deadline := time.Now().Add(5 * time.Second); res.Why != tc.why && time.Now().Before(deadline); {
+			res, err = e.Check(t.Context(), row)
+			assert.NilError(t, err)
+		}
+		assert.Equal(t, res.Why, tc.why)
+	}
+}
+
 func TestLeftovers(t *testing.T) {
 	before := expect.Leftovers{"a": true, "b": true}
 	more, less := before.Compare(expect.Leftovers{"b": true, "c": true})

@@ -17,6 +17,7 @@ import (
 type Flow struct {
 	Name  string        `lab:"name,required" doc:"as the action called it"`
 	Gap   time.Duration `lab:"gap" doc:"no longer silence since the step began"`
+	Whole bool          `lab:"whole" doc:"since the stream was opened, not only since the step began"`
 	Alive bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
 	Lost  *int          `lab:"lost" doc:"at most so many messages since the step began (udp)"`
 }
@@ -50,7 +51,11 @@ func (e *Flow) Check(_ context.Context, row *Row) (Result, error) {
 	if !ok {
 		return Result{Want: "flow " + e.Name, Got: "it was never opened", Final: true}, nil
 	}
-	s := f.since(row.StepStarted)
+	began := row.StepStarted
+	if e.Whole {
+		began = time.Time{}
+	}
+	s := f.since(began)
 	res := Result{Want: e.String(), Got: fmt.Sprintf("%d sent, %d received, %d lost, longest silence %v", s.sent, s.received, s.lost, s.gap.Round(time.Millisecond))}
 	res.Notes = []string{e.Name + ": " + res.Got}
 	switch {
@@ -82,6 +87,9 @@ func (e *Flow) String() string {
 	}
 	if e.Gap > 0 {
 		s += fmt.Sprintf(", no silence over %v", e.Gap)
+	}
+	if e.Whole {
+		s += " since it was opened"
 	}
 	if e.Lost != nil {
 		s += fmt.Sprintf(", at most %d lost", *e.Lost)

@@ -50,7 +50,7 @@ type Lab struct {
 	Error    string   `json:"error,omitempty"`
 }
 
-// A Phase is a step of building a lab.
+// A Phase is a step of building a lab, or what a row did beside its steps.
 type Phase struct {
 	Name string   `json:"name"`
 	Took Duration `json:"took"`
@@ -75,6 +75,7 @@ type Row struct {
 	Took     Duration `json:"took"`
 	Sabotage string   `json:"sabotage,omitempty"` // what was done to turn it red
 	Steps    []Step   `json:"steps"`
+	Phases   []Phase  `json:"phases,omitempty"`  // of its time, what is no step's
 	Retries  int      `json:"retries,omitempty"` // after infrastructure errors
 	Bundle   string   `json:"bundle,omitempty"`  // directory with the evidence
 }

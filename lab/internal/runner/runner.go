@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
@@ -153,14 +154,16 @@ func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row,
 	if err != nil {
 		return err
 	}
-	if err := r.settle(ctx); err != nil {
+	if err := r.settle(ctx, out); err != nil {
 		return err
 	}
 	steps := s.Build(sr)
 	if disturbs(steps) {
+		looked := phase(out, "looked at what there is before")
 		if row.Before, err = expect.Observe(ctx, r.World, r.api, s.Topology); err != nil {
 			return fmt.Errorf("look at what there is before: %w", err)
 		}
+		looked()
 	}
 	var undo undoList
 	failed := false
@@ -178,7 +181,11 @@ func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row,
 	// Whatever happened, the next row finds the lab as this one did.
 	after := context.WithoutCancel(ctx)
 	closeFlows(row)
+	undone := phase(out, "undone")
 	err = errors.Join(err, undo.run(after))
+	if len(undo) > 0 {
+		undone()
+	}
 	if disturbs(steps) {
 		r.needsConvergence = true
 	}
@@ -199,11 +206,21 @@ func disturbs(steps []scenario.Step) bool {
 	})
 }
 
+// phase begins a part of a row's time that is no step; calling what it returns
+// ends it.
+func phase(out *report.Row, name string) (end func()) {
+	start := time.Now()
+	return func() {
+		out.Phases = append(out.Phases, report.Phase{Name: name, Took: report.Duration(time.Since(start))})
+	}
+}
+
 // settle waits for the appliance when the row before disturbed it.
-func (r *Runner) settle(ctx context.Context) error {
+func (r *Runner) settle(ctx context.Context, out *report.Row) error {
 	if !r.needsConvergence || r.Converged == nil {
 		return nil
 	}
+	defer phase(out, "converged after the row before")()
 	r.say("waiting for the clusters to converge")
 	if err := r.Converged(ctx); err != nil {
 		return fmt.Errorf("the clusters did not converge after the row before: %w", err)
@@ -399,7 +416,7 @@ func errorLines(l world.Log, s *scenario.Scenario) []string {
 // or in a tenant's.
 func ofAppliance(name string) bool {
 	c, ok := expect.ContainerOf(name)
-	return ok && (c.Namespace == "liqo" || strings.HasPrefix(c.Namespace, "liqo-tenant-"))
+	return ok && (c.Namespace == deploy.Namespace || strings.HasPrefix(c.Namespace, "liqo-tenant-"))
 }
 
 func closeFlows(row *expect.Row) {

@@ -14,7 +14,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 
+	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
@@ -27,7 +30,7 @@ const policyName = "isthmus-lab-withhold"
 // sabotageWithin is how long an expectation of a sabotaged row is given: it
 // must fail, so the scenario's own patience would only cost time. It is more
 // than a daemon needs to apply what was changed.
-const sabotageWithin = 4 * time.Second
+const sabotageWithin = 3 * time.Second
 
 // RunSabotage breaks what a sabotage names, runs the row and returns whether
 // it failed where it should: that is the verdict pass.
@@ -58,7 +61,7 @@ func sabotageVerdict(out *report.Row, sab scenario.Sabotage, err error) (report.
 }
 
 func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scenario.Row, sab scenario.Sabotage, out *report.Row) (err error) {
-	if err := r.settle(ctx); err != nil {
+	if err := r.settle(ctx, out); err != nil {
 		return err
 	}
 	row, err := r.newRow(ctx, s)
@@ -71,7 +74,11 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 	}
 	var undo undoList
 	r.needsConvergence = true
-	defer func() { err = errors.Join(err, undo.run(context.WithoutCancel(ctx))) }()
+	defer func() {
+		defer phase(out, "undone")()
+		err = errors.Join(err, undo.run(context.WithoutCancel(ctx)))
+	}()
+	broken := phase(out, "broken")
 	if sab.Plant != nil {
 		err = r.plant(ctx, row, sab.Plant, &undo)
 	} else {
@@ -80,6 +87,7 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 	if err != nil {
 		return fmt.Errorf("%s: %w", sab, err)
 	}
+	broken()
 	defer closeFlows(row)
 	// Not everything that is withheld is reported as applied before. Rows
 	// that only look can look again until what is broken shows.
@@ -212,9 +220,33 @@ func reportOn(host, object *unstructured.Unstructured) (map[string]any, bool) {
 // inForceTime is how long a policy may take; 119 ms were measured.
 const inForceTime = 15 * time.Second
 
-// comebackTime is how long the controller may take to make the object again:
-// it retries with growing pauses.
-const comebackTime = 60 * time.Second
+// comebackTime is how long the controller may take to make the object again. It
+// retries with growing pauses, so it is woken until it has.
+const (
+	comebackTime = 60 * time.Second
+	wakeInterval = 300 * time.Millisecond
+)
+
+// wake writes an annotation to what the controller watches and takes it away
+// again: it makes a pass at once instead of after its pause.
+func (r *Runner) wake(ctx context.Context, cluster string) error {
+	m, err := r.api.Mapping(ctx, cluster, "configmap")
+	if err != nil {
+		return err
+	}
+	res, err := r.api.Resource(ctx, cluster, m, deploy.Namespace)
+	if err != nil {
+		return err
+	}
+	for _, value := range []string{`"now"`, "null"} {
+		patch := fmt.Sprintf(`{"metadata":{"annotations":{"isthmus-lab/wake":%s}}}`, value)
+		_, err := res.Patch(ctx, networkingv1beta1.ClusterIDConfigMap, types.MergePatchType, []byte(patch), metav1.PatchOptions{FieldManager: fieldOwner})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.RESTMapping, object *unstructured.Unstructured, undo *undoList) error {
 	policy, binding := policyFor(m, object)
@@ -248,6 +280,7 @@ func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.REST
 	// come back is waited for at the very end. What the chart installs nobody
 	// makes again: that is for who installed it.
 	installed := object.GetLabels()["app.kubernetes.io/managed-by"] == "Helm"
+	var woken time.Time
 	back := func(ctx context.Context) error {
 		return until(ctx, comebackTime, fmt.Sprintf("%s has not come back to %s", sab.Withhold, sab.In), func(ctx context.Context) (bool, error) {
 			_, err := res.Get(ctx, object.GetName(), metav1.GetOptions{})
@@ -259,8 +292,13 @@ func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.REST
 				if err != nil && !strings.Contains(err.Error(), policyName) { // which may be in force a moment longer
 					return false, err
 				}
+				return false, nil
 			}
-			return false, nil
+			if time.Since(woken) < wakeInterval {
+				return false, nil
+			}
+			woken = time.Now()
+			return false, r.wake(ctx, sab.In)
 		})
 	}
 	*undo = append(undoList{back}, *undo...)
