@@ -20,6 +20,7 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/fieldpath"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
@@ -90,36 +91,9 @@ func (k badKind) spoiled(t testing.TB, c badCase) map[string]any {
 	var out map[string]any
 	assert.NilError(t, json.Unmarshal(raw, &out))
 	if c.Patch == nil {
-		path := strings.TrimSuffix(c.Field, "{}")
-		put(out, strings.Split(strings.ReplaceAll(path, "[]", ".[]"), "."), c.Value)
+		fieldpath.Put(out, strings.TrimSuffix(c.Field, "{}"), c.Value)
 	}
 	return out
-}
-
-// put writes value where the steps lead to, and makes what is not there yet.
-func put(at map[string]any, steps []string, value any) {
-	switch {
-	case len(steps) == 1:
-		at[steps[0]] = value
-	case steps[1] == "[]":
-		list, _ := at[steps[0]].([]any)
-		if len(list) == 0 {
-			list = []any{map[string]any{}}
-		}
-		if len(steps) == 2 {
-			list[0] = value
-		} else {
-			put(list[0].(map[string]any), steps[2:], value)
-		}
-		at[steps[0]] = list
-	default:
-		next, ok := at[steps[0]].(map[string]any)
-		if !ok {
-			next = map[string]any{}
-			at[steps[0]] = next
-		}
-		put(next, steps[1:], value)
-	}
 }
 
 // at is what the message must call the field.

@@ -34,6 +34,7 @@ var only = map[string][]string{
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes": withKeys,
 	"k8s.io/":                              kubernetes,
 	"sigs.k8s.io/controller-runtime":       kubernetes,
+	module + "appliance/fieldpath":         {}, // tests only
 	module + "appliance/nettest":           {}, // tests only
 	module + "appliance/internal/archtest": {},
 }

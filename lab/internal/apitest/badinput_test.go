@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
+
+	"github.com/isthmus-net/isthmus/appliance/fieldpath"
 )
 
 // badKind is a file of appliance/plan/testdata/bad, as far as an API server has
@@ -52,7 +54,7 @@ func badInput(t *testing.T, a *api) {
 				if c.Patch != nil {
 					u = merged(t, base, c.Patch)
 				} else {
-					put(u.Object, steps(strings.TrimSuffix(c.Field, "{}")), c.Value)
+					fieldpath.Put(u.Object, strings.TrimSuffix(c.Field, "{}"), c.Value)
 				}
 				err := a.try(t, u)
 				if c.API == "" {
@@ -108,7 +110,7 @@ func wrongTypes(t *testing.T, a *api) {
 			n := 0
 			for path, wrong := range wrongValues(spec, "spec") {
 				u := base.DeepCopy()
-				put(u.Object, steps(path), wrong)
+				fieldpath.Put(u.Object, path, wrong)
 				err := a.try(t, u)
 				at := regexp.MustCompile(strings.ReplaceAll(regexp.QuoteMeta(path), `\[\]`, `\[\d+\]`) + `: Invalid value: .* must be of type`)
 				if assert.Check(t, apierrors.IsInvalid(err), "%s: %v: %v", path, wrong, err) && assert.Check(t, is.Regexp(at, err.Error())) {
@@ -140,34 +142,4 @@ func wrongValues(s map[string]any, path string) map[string]any {
 		maps.Copy(out, wrongValues(c.schema, at))
 	}
 	return out
-}
-
-// steps splits a path into what put and change go by.
-func steps(path string) []string { return strings.Split(strings.ReplaceAll(path, "[]", ".[]"), ".") }
-
-// put writes value where the steps lead to, into the first items of lists, and
-// makes what is not there yet.
-func put(at map[string]any, steps []string, value any) {
-	switch {
-	case len(steps) == 1:
-		at[steps[0]] = value
-	case steps[1] == "[]":
-		list, _ := at[steps[0]].([]any)
-		if len(list) == 0 {
-			list = []any{map[string]any{}}
-		}
-		if len(steps) == 2 {
-			list[0] = value
-		} else {
-			put(list[0].(map[string]any), steps[2:], value)
-		}
-		at[steps[0]] = list
-	default:
-		next, ok := at[steps[0]].(map[string]any)
-		if !ok {
-			next = map[string]any{}
-			at[steps[0]] = next
-		}
-		put(next, steps[1:], value)
-	}
 }

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/isthmus-net/isthmus/appliance/fieldpath"
 )
 
 func schemaGVR(r metav1.GroupVersionResource) schema.GroupVersionResource {
@@ -160,7 +162,7 @@ func schemas(t *testing.T, a *api) {
 // breakOne breaks one constraint in an object of the kind that has the field.
 func (a *api) breakOne(t *testing.T, kind string, v violation) bool {
 	t.Helper()
-	steps := steps(v.path)
+	steps := fieldpath.Steps(v.path)
 	for _, name := range slices.Sorted(maps.Keys(a.valid)) {
 		base := a.valid[name]
 		if base.GetKind() != kind {
