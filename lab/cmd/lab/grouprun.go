@@ -12,6 +12,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
+	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -126,6 +127,17 @@ func (r *groupRun) item(ctx context.Context, c choice, i item) report.Row {
 
 // open builds the group's lab, or finds the one that lab up has built.
 func (r *groupRun) open(ctx context.Context) error {
+	if err := r.find(ctx); err != nil || r.lab == nil {
+		return err
+	}
+	status, err := r.lab.client.Status(ctx)
+	if r.lab.emulated = err == nil && status.VM != nil && status.VM.Accelerator == vm.TCG; r.lab.emulated {
+		fmt.Fprintf(r.out, "   the machine is emulated: everything may take %d times as long as scenarios say\n", emulatedPatience)
+	}
+	return nil
+}
+
+func (r *groupRun) find(ctx context.Context) error {
 	g, o := r.group, r.session.options
 	if c, err := supervisor.Find(g.name()); err == nil && !o.fresh {
 		if status, err := c.Status(ctx); err == nil && status.Phase == world.PhaseReady {
@@ -221,17 +233,22 @@ func (r *groupRun) runner() *runner.Runner {
 			},
 			Progress: r.session.progress(),
 		}
-		if r.group.world == supervisor.VM {
-			lab.runner.ProbeTimeout = emulatedTimeout
+		if lab.emulated {
+			lab.runner.ProbeTimeout, lab.runner.Patience = emulatedTimeout, emulatedPatience
 		}
 	}
 	return r.lab.runner
 }
 
 // emulatedTimeout is how long a probe waits for its answer in a machine that is
-// likely emulated: there a new connection took 4 s while everybody in it dialled
+// emulated: there a new connection took 4 s while everybody in it dialled
 // an API server that was gone, right after the lab had come up.
 const emulatedTimeout = 10 * time.Second
+
+// emulatedPatience is how many times as long everything may take there. What is
+// bounded by a second took 1.25 s at most when the lab had the computer for
+// itself, and some 3 s beside other work.
+const emulatedPatience = 3
 
 func (r *groupRun) bundle(ctx context.Context, lab *builtLab, row *report.Row) (string, error) {
 	dir, err := r.session.dir.RowDir(*row)

@@ -58,6 +58,7 @@ type builtLab struct {
 	phases   []report.Phase
 	runner   *runner.Runner // of lab run
 	found    bool           // it was up before
+	emulated bool           // so everything takes longer
 }
 
 func (b builder) phase(lab *builtLab, name string, took time.Duration) {
@@ -139,7 +140,7 @@ func (b builder) fresh(ctx context.Context, c labConfig) (*builtLab, error) {
 
 // serviceTime is how long kube-proxies may take: under TCG a binary of that
 // size takes its time to start.
-const serviceTime = 2 * time.Minute
+const serviceTime = 4 * time.Minute
 
 // waitServices waits until every node can reach the API server by its
 // service. Daemons that are started earlier fail, are started again and again,
@@ -223,7 +224,7 @@ func processorTime(of map[string]time.Duration) string {
 
 // firstReplyTime is how long the first answer may take once both sides have
 // each other's key.
-const firstReplyTime = 2 * time.Minute
+const firstReplyTime = 4 * time.Minute
 
 // reachOf returns a function that sends probes from one pod to another until
 // one is answered.

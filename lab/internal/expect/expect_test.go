@@ -187,12 +187,15 @@ func TestFlowWhole(t *testing.T) {
 	row.Flows["f"] = f
 	row.StepStarted = time.Now().Add(time.Hour) // after all that is reported
 	for _, tc := range []struct {
-		whole bool
-		why   string
+		whole    bool
+		patience int
+		why      string
 	}{
-		{false, "it has not spoken yet since the step began"},
-		{true, "silent for 60ms"},
+		{false, 0, "it has not spoken yet since the step began"},
+		{true, 0, "silent for 60ms"},
+		{true, 3, "it has been watched for less than 2.15s"},
 	} {
+		row.Patience = tc.patience
 		e := &expect.Flow{Name: "f", Alive: true, Gap: 50 * time.Millisecond, Whole: tc.whole}
 		var res expect.Result
 		for deadline := time.Now().Add(5 * time.Second); res.Why != tc.why && time.Now().Before(deadline); {

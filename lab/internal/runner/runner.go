@@ -49,6 +49,9 @@ type Runner struct {
 	// ProbeTimeout is how long a probe waits for its answer; 0: as long as
 	// package expect says.
 	ProbeTimeout time.Duration
+	// Patience is how many times as long everything may take as scenarios say,
+	// in steps and in silences of streams; 0: once.
+	Patience int
 	// Progress, when set, hears what is being done.
 	Progress func(text string)
 
@@ -94,7 +97,7 @@ func (r *Runner) newRow(ctx context.Context, s *scenario.Scenario) (*expect.Row,
 	row := &expect.Row{
 		World: r.World, Topology: s.Topology, API: r.api,
 		Directory: expect.NewDirectory(r.World, r.api, s.Topology),
-		NewToken:  r.token, ProbeTimeout: r.ProbeTimeout,
+		NewToken:  r.token, ProbeTimeout: r.ProbeTimeout, Patience: r.Patience,
 		Started: time.Now(),
 		Flows:   map[string]*expect.FlowState{},
 		Outputs: map[string]expect.Ran{},
@@ -265,7 +268,7 @@ func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row
 		r.whileStopped(ctx, s, row, st, stop, &out)
 		return out
 	}
-	r.expectAll(ctx, s, row, st, again, time.Now().Add(st.Within), &out)
+	r.expectAll(ctx, s, row, st, again, time.Now().Add(row.Patient(st.Within)), &out)
 	return out
 }
 
@@ -375,7 +378,7 @@ func (r *Runner) hygiene(ctx context.Context, s *scenario.Scenario, row *expect.
 	}
 	if leftovers {
 		e := expect.Checked{Name: "gone", Expectation: &expect.Gone{}}
-		res, err := r.await(ctx, row, e, nil, time.Now().Add(leftoverTime))
+		res, err := r.await(ctx, row, e, nil, time.Now().Add(row.Patient(leftoverTime)))
 		if err != nil {
 			res.Got = err.Error()
 		}
