@@ -116,7 +116,7 @@ deps: ## install what the lab needs of Debian (root; does nothing when it is the
 	fi
 
 .PHONY: generate
-generate: ## deep copies and CRDs from the types and their markers
+generate: ## deep copies, CRDs and roles from the types and their markers
 	$(GO) generate ./appliance/api
 
 .PHONY: verify

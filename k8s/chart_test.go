@@ -30,6 +30,7 @@ func render(t *testing.T, values map[string]any) (string, error) {
 		return "", err
 	}
 	var out strings.Builder
+	delete(files, "isthmus/templates/NOTES.txt")
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		if text := strings.TrimSpace(files[name]); text != "" {
 			out.WriteString("# " + name + "\n" + strings.TrimPrefix(text, "---\n") + "\n---\n")
@@ -66,12 +67,14 @@ func full() map[string]any {
 		"externalCIDR": "10.71.0.0/16", "internalCIDR": "10.81.0.0/16", "reservedSubnets": []any{"172.18.0.0/16"},
 	}
 	v["image"] = map[string]any{"name": "isthmus", "version": "dev", "pullPolicy": "Never"}
+	v["metrics"] = map[string]any{"enabled": true, "dashboard": map[string]any{"enabled": true}}
 	v["networking"] = map[string]any{"denyDirectConnections": true, "gatewayTemplates": map[string]any{
 		"wireguard": map[string]any{"implementation": "userspace"},
+		"netns":     map[string]any{"enabled": true},
 		"server": map[string]any{"service": map[string]any{
-			"annotations": map[string]any{"lb.example.com/internal": "true"},
+			"annotations": map[string]any{"lb.example.com/internal": "true"}, "allocateLoadBalancerNodePorts": false,
 		}},
-		"pod":       map[string]any{"nodeSelector": map[string]any{"edge": "true"}},
+		"pod":       map[string]any{"nodeSelector": map[string]any{"edge": "true"}, "annotations": map[string]any{"example.com/team": "net"}},
 		"container": map[string]any{"gateway": map[string]any{"resources": map[string]any{"requests": map[string]any{"cpu": "10m"}}}},
 	}}
 	return v
@@ -104,6 +107,11 @@ func TestChartRefuses(t *testing.T) {
 		{"service network that is an address", func(v map[string]any) {
 			v["ipam"] = map[string]any{"podCIDRs": []any{"10.0.0.0/16"}, "serviceCIDR": "10.96.0.0"}
 		}, "serviceCIDR"},
+		{"no service network, and no cluster to ask", func(v map[string]any) { v["ipam"] = map[string]any{"podCIDRs": []any{"10.0.0.0/16"}} }, "ipam.serviceCIDR: the network of the Services is not given"},
+		{"somebody else's IPAM", func(v map[string]any) {
+			v["ipam"].(map[string]any)["external"] = map[string]any{"enabled": true}
+		}, "/ipam/external/enabled"},
+		{"nothing to install", func(v map[string]any) { v["networking"] = map[string]any{"enabled": false} }, "/networking/enabled"},
 		{"unknown key", func(v map[string]any) { v["networking"] = map[string]any{"genevaPort": 6091} }, "genevaPort"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -207,55 +215,53 @@ func TestChartProbes(t *testing.T) {
 	for _, o := range documents(t, out) {
 		walk(o)
 	}
-	assert.Equal(t, containers, 6)
+	assert.Equal(t, containers, 4)
 }
 
 // No container asks for more than NET_ADMIN, but for the two of a gateway in a
-// network namespace of its node: the one that mounts that is privileged, and
-// talks to nobody, and the gateway has SYS_ADMIN to enter it.
+// network namespace of its node, which are only there when somebody asks for
+// them: the one that mounts that is privileged, and talks to nobody, and the
+// gateway has SYS_ADMIN to enter it.
 func TestChartPrivileges(t *testing.T) {
-	out, err := render(t, minimal())
-	assert.NilError(t, err)
-	var containers, holders, inNetNS int
-	var walk func(node any)
-	walk = func(node any) {
-		switch n := node.(type) {
-		case []any:
-			for _, v := range n {
-				walk(v)
-			}
-		case map[string]any:
-			if c, ok := n["securityContext"].(map[string]any); ok {
-				containers++
-				assert.Check(t, is.Equal(c["readOnlyRootFilesystem"], true))
-				if n["name"] == "netns" {
-					holders++
-					assert.Check(t, is.Equal(c["privileged"], true))
-					assert.Check(t, is.Equal(n["args"].([]any)[0], "netns"))
-					break
-				}
-				assert.Check(t, is.Equal(c["privileged"], false))
-				assert.Check(t, is.Equal(c["allowPrivilegeEscalation"], false))
-				capabilities := c["capabilities"].(map[string]any)
-				assert.Check(t, is.DeepEqual(capabilities["drop"], []any{"ALL"}))
-				if add, ok := capabilities["add"]; ok {
-					want := []any{"NET_ADMIN"}
-					if strings.Contains(fmt.Sprint(n["args"]), "--netns=") {
-						inNetNS++
-						want = append(want, "SYS_ADMIN")
+	for name, tt := range map[string]struct {
+		values                       map[string]any
+		containers, holders, inNetNS int
+	}{
+		"minimal": {minimal(), 4, 0, 0},
+		"full":    {full(), 8, 2, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			out, err := render(t, tt.values)
+			assert.NilError(t, err)
+			var containers, holders, inNetNS int
+			for _, p := range pods(documents(t, out)) {
+				for _, c := range p.containers {
+					containers++
+					security, _ := c["securityContext"].(map[string]any)
+					assert.Check(t, is.Equal(security["readOnlyRootFilesystem"], true))
+					if c["name"] == "netns" {
+						holders++
+						assert.Check(t, is.Equal(security["privileged"], true))
+						assert.Check(t, is.Equal(c["args"].([]any)[0], "netns"))
+						continue
 					}
-					assert.Check(t, is.DeepEqual(add, want))
+					assert.Check(t, is.Equal(security["privileged"], false))
+					assert.Check(t, is.Equal(security["allowPrivilegeEscalation"], false))
+					capabilities := security["capabilities"].(map[string]any)
+					assert.Check(t, is.DeepEqual(capabilities["drop"], []any{"ALL"}))
+					if add, ok := capabilities["add"]; ok {
+						want := []any{"NET_ADMIN"}
+						if strings.Contains(fmt.Sprint(c["args"]), "--netns=") {
+							inNetNS++
+							want = append(want, "SYS_ADMIN")
+						}
+						assert.Check(t, is.DeepEqual(add, want))
+					}
 				}
 			}
-			for _, v := range n {
-				walk(v)
-			}
-		}
+			assert.Equal(t, containers, tt.containers)
+			assert.Equal(t, holders, tt.holders)
+			assert.Equal(t, inNetNS, tt.inNetNS)
+		})
 	}
-	for _, o := range documents(t, out) {
-		walk(o)
-	}
-	assert.Equal(t, containers, 8)
-	assert.Equal(t, holders, 2)
-	assert.Equal(t, inNetNS, 2)
 }

@@ -54,10 +54,13 @@ func TestChartTemplates(t *testing.T) {
 					assert.Equal(t, s.Ports[0].NodePort, int32(30841))
 				case "LoadBalancer":
 					assert.Equal(t, s.LoadBalancerIP, "203.0.113.7")
+					// full.yaml says false.
+					assert.Equal(t, s.AllocateLoadBalancerNodePorts == nil, file == "minimal.yaml")
 				case "ClusterIP":
 					assert.Equal(t, s.Ports[0].Port, int32(51840))
 					assert.Equal(t, s.Ports[0].NodePort, int32(0))
 					assert.Equal(t, s.LoadBalancerIP, "")
+					assert.Assert(t, s.AllocateLoadBalancerNodePorts == nil)
 				}
 				server := get[*appsv1.Deployment](w, "liqo-tenant-rome", "gw-rome").Spec.Template
 				client := get[*appsv1.Deployment](w, "liqo-tenant-paris", "gw-paris").Spec.Template

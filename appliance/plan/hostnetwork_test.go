@@ -22,7 +22,7 @@ func inHosts(t *testing.T, overlay cluster.Overlay) *world {
 	w := twoNodes(t, "milan", "10.10.0.0/16")
 	w.remove("WgGatewayServerTemplate", "liqo", "wireguard-server")
 	w.remove("WgGatewayClientTemplate", "liqo", "wireguard-client")
-	chartTemplates(t, w, "../../k8s/testdata/minimal.yaml")
+	chartTemplates(t, w, "../../k8s/testdata/full.yaml")
 	w.options.Overlay = overlay
 	for i, remote := range []string{"rome", "paris"} {
 		w.namespace(remote)

@@ -96,6 +96,9 @@ func fill(node any, t reflect.Type, values templateValues, path string) (any, er
 				return n, nil
 			}
 		}
+		if t != nil && t.Kind() == reflect.Bool && (text == "true" || text == "false") {
+			return text == "true", nil
+		}
 		return text, nil
 	}
 	return node, nil

@@ -12,7 +12,7 @@ import (
 
 // The chart passes only flags that exist, and knows all commands.
 func TestChartFlags(t *testing.T) {
-	text, err := os.ReadFile("../../../k8s/testdata/minimal.yaml")
+	text, err := os.ReadFile("../../../k8s/testdata/full.yaml")
 	assert.NilError(t, err)
 	seen := map[string]int{}
 	var walk func(node any)

@@ -20,7 +20,10 @@ import (
 
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/poll"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -149,4 +152,38 @@ func freePort(t *testing.T) int {
 func writeFile(t *testing.T, path string, text []byte) {
 	t.Helper()
 	assert.NilError(t, os.WriteFile(path, text, 0o600))
+}
+
+// asController returns the configuration of the chart's ServiceAccount, with the
+// roles that the chart gives it and nothing else.
+func (w *world) asController(cfg *rest.Config) *rest.Config {
+	w.t.Helper()
+	chart, err := os.ReadFile("../../../k8s/testdata/minimal.yaml")
+	assert.NilError(w.t, err)
+	d := utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(chart), 4096)
+	for roles := 0; ; {
+		o := &unstructured.Unstructured{}
+		if err := d.Decode(&o.Object); errors.Is(err, io.EOF) {
+			assert.Assert(w.t, roles >= 6, "the chart has %d roles and bindings", roles)
+			break
+		} else {
+			assert.NilError(w.t, err)
+		}
+		if o.GroupVersionKind().Group == rbacv1.GroupName {
+			roles++
+			assert.NilError(w.t, w.c.Create(w.t.Context(), o))
+		}
+	}
+	const account = "system:serviceaccount:liqo:isthmus-controller"
+	own := rest.CopyConfig(cfg)
+	own.Impersonate = rest.ImpersonationConfig{UserName: account, Groups: []string{"system:serviceaccounts", "system:authenticated"}}
+	c, err := client.New(own, client.Options{Scheme: kube.Scheme()})
+	assert.NilError(w.t, err)
+	poll.WaitOn(w.t, func(poll.LogT) poll.Result { // an authorizer learns of roles a moment later
+		if err := c.List(w.t.Context(), &corev1.NodeList{}); err != nil {
+			return poll.Continue("%v", err)
+		}
+		return poll.Success()
+	}, poll.WithTimeout(10*time.Second), poll.WithDelay(20*time.Millisecond))
+	return own
 }

@@ -84,6 +84,9 @@ func (c *Config) setDefaults() error {
 	return nil
 }
 
+// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=system,resources=leases,verbs=get;create;update
+// +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
+
 // Leases outlast an API server that is away for a while: without one nobody
 // else could take over anyway.
 const (

@@ -40,6 +40,7 @@ func TestController(t *testing.T) {
 	cfg, c := startAPIServer(t)
 	w := &world{t, c, &logBuffer{}}
 	w.create(system()...)
+	cfg = w.asController(cfg)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {

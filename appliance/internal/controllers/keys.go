@@ -14,6 +14,11 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
+// Of Secrets it reads and writes those with networking.liqo.io/gateway-resource
+// only, and deletes none: they go with the gateway that owns them.
+//
+// +kubebuilder:rbac:groups="",resources=secrets,verbs=create;update
+
 // keySecret makes a Secret with a key pair exist. A key that is there is never
 // touched: the peer knows its public half.
 func (w *writer) keySecret(ctx context.Context, k plan.KeySecret) error {

@@ -19,6 +19,11 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
+// +kubebuilder:rbac:groups=networking.liqo.io,resources=configurations/status;firewallconfigurations/status;gatewayclients/status;gatewayservers/status;internalnodes/status;publickeies/status;routeconfigurations/status;wggatewayclients/status;wggatewayservers/status,verbs=update
+// +kubebuilder:rbac:groups=ipam.liqo.io,resources=ips/status;networks/status,verbs=update
+// +kubebuilder:rbac:groups=net.liqo.io,resources=tunnelendpoints/status,verbs=update
+// +kubebuilder:rbac:groups=core.liqo.io,resources=foreignclusters/status,verbs=patch
+
 // status writes the status that is planned for an object, if it differs.
 func (w *writer) status(ctx context.Context, want plan.Object) error {
 	key := keyFor(want)

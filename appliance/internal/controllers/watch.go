@@ -23,6 +23,19 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 )
 
+// What watched and cacheOptions read. RBAC can't be limited to labels: of other
+// people's objects the informers ask for none, or take a few fields only.
+//
+// +kubebuilder:rbac:groups="",resources=namespaces;nodes;pods;secrets;serviceaccounts;services,verbs=list;watch
+// +kubebuilder:rbac:groups="",namespace=system,resources=configmaps,verbs=list;watch
+// +kubebuilder:rbac:groups=apps,resources=deployments,verbs=list;watch
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=list;watch
+// +kubebuilder:rbac:groups=rbac.authorization.k8s.io,resources=clusterrolebindings;rolebindings;roles,verbs=list;watch
+// +kubebuilder:rbac:groups=networking.liqo.io,resources=configurations;connections;firewallconfigurations;gatewayclients;gatewayreports;gatewayservers;genevetunnels;internalfabrics;internalnodes;publickeies;routeconfigurations;wggatewayclients;wggatewayclienttemplates;wggatewayservers;wggatewayservertemplates,verbs=list;watch
+// +kubebuilder:rbac:groups=ipam.liqo.io,resources=ips;networks,verbs=list;watch
+// +kubebuilder:rbac:groups=core.liqo.io,resources=foreignclusters,verbs=list;watch
+// +kubebuilder:rbac:groups=net.liqo.io,resources=tunnelendpoints,verbs=list;watch
+
 // watched are the kinds that the controller reads.
 func watched() []client.Object {
 	return []client.Object{

@@ -63,6 +63,27 @@ type writer struct {
 	told   time.Time                   // when the log was told how far it is
 }
 
+// The kinds of a plan (plan.Kinds) are made, compared with what is there,
+// changed and removed; of what is somebody else's a field or a label is set: the
+// Pod Security level of tenant namespaces, spec.local of Configurations, an
+// annotation of the node daemon's pods, and the module of ForeignClusters.
+//
+// +kubebuilder:rbac:groups="",resources=serviceaccounts;services,verbs=get;create;update;delete
+// +kubebuilder:rbac:groups="",resources=namespaces,verbs=patch
+// +kubebuilder:rbac:groups="",namespace=system,resources=pods,verbs=patch
+// +kubebuilder:rbac:groups=apps,resources=deployments,verbs=get;create;update;delete
+// +kubebuilder:rbac:groups=discovery.k8s.io,resources=endpointslices,verbs=get;create;update;delete
+// +kubebuilder:rbac:groups=rbac.authorization.k8s.io,resources=clusterrolebindings;rolebindings;roles,verbs=get;create;update;delete
+// +kubebuilder:rbac:groups=networking.liqo.io,resources=configurations;connections;firewallconfigurations;gatewayclients;gatewayreports;gatewayservers;genevetunnels;internalfabrics;internalnodes;publickeies;routeconfigurations;wggatewayclients;wggatewayservers,verbs=get;create;update;delete
+// +kubebuilder:rbac:groups=networking.liqo.io,resources=configurations,verbs=patch
+// +kubebuilder:rbac:groups=ipam.liqo.io,resources=ips;networks,verbs=get;create;update;delete
+// +kubebuilder:rbac:groups=core.liqo.io,resources=foreignclusters,verbs=get;create;update;patch;delete
+
+// What gateways may do the controller grants (plan.GatewayRole, and a Role for
+// each), so it has to hold it; it needs neither "bind" nor "escalate".
+//
+// +kubebuilder:rbac:groups=networking.liqo.io,resources=connections/status;gatewayreports/status,verbs=update;patch
+
 // write makes the cluster what the plan says. What others depend on comes
 // first; what is superfluous goes last.
 func (r *reconciler) write(ctx context.Context, result plan.Result) error {

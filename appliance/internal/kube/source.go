@@ -182,6 +182,9 @@ type NodeView struct {
 	GatewayPods []cluster.Pod
 }
 
+// +kubebuilder:rbac:roleName=isthmus-node,groups="",resources=pods,verbs=list;watch
+// +kubebuilder:rbac:roleName=isthmus-node,groups=networking.liqo.io,resources=firewallconfigurations;genevetunnels;internalfabrics;internalnodes;routeconfigurations,verbs=list;watch
+
 // NewNodeSource returns a source that needs to list and watch, in all
 // namespaces: InternalNodes (its own; in the VXLAN overlay all), GeneveTunnels (those labelled with the
 // node), InternalFabrics, Route- and FirewallConfigurations of the category
@@ -292,6 +295,13 @@ type GatewayView struct {
 	// not made it.
 	Connection *cluster.Connection
 }
+
+// What every gateway reads outside of its own namespace: there it may do what
+// plan's Role of the gateway says. A gateway asks for the FirewallConfigurations
+// of IPs only, but RBAC can't be limited to labels.
+//
+// +kubebuilder:rbac:roleName=liqo-gateway,groups=networking.liqo.io,resources=firewallconfigurations;internalnodes,verbs=list;watch
+// +kubebuilder:rbac:roleName=liqo-gateway,groups=networking.liqo.io,namespace=system,resources=routeconfigurations,verbs=list;watch
 
 // NewGatewaySource returns a source that needs to list and watch, in the
 // tenant namespace: Configurations, PublicKeys, GeneveTunnels,

@@ -41,6 +41,12 @@ type NodeStatus struct {
 	Conditions    []metav1.Condition // only those that the node itself writes
 }
 
+// Of the InternalNodes a policy of the chart (isthmus-node-writes-itself) leaves
+// a node its own.
+//
+// +kubebuilder:rbac:roleName=isthmus-node,groups=networking.liqo.io,resources=internalnodes,verbs=get
+// +kubebuilder:rbac:roleName=isthmus-node,groups=networking.liqo.io,resources=internalnodes/status,verbs=patch
+
 // WriteStatus writes the status of the node's InternalNode, if it differs from
 // what is known to be there. Times alone are no difference.
 func (s *NodeSource) WriteStatus(ctx context.Context, want NodeStatus) error {

@@ -32,6 +32,113 @@ affinity:
 {{- end }}
 {{- end }}
 
+{{/* The networks of the pods, as JSON: what is given, or what the cluster says
+of itself. Where it says it depends on who set it up. */}}
+{{- define "isthmus.podCIDRs" -}}
+{{- $found := .Values.ipam.podCIDRs }}
+{{- with .Values.ipam.podCIDR }}
+{{- if not (has . $found) }}
+{{- $found = append $found . }}
+{{- end }}
+{{- end }}
+{{- if not $found }}
+{{- $found = include "isthmus.kubeadm" "podSubnet" | splitList "," | compact }}
+{{- end }}
+{{- if not $found }}
+{{- $found = include "isthmus.staticPodFlag" (dict "pod" "kube-controller-manager" "flag" "--cluster-cidr") | splitList "," | compact }}
+{{- end }}
+{{- if not $found }}
+{{- with lookup "v1" "ConfigMap" "kube-flannel" "kube-flannel-cfg" }}
+{{- with index .data "net-conf.json" }}
+{{- $found = list (fromJson .).Network | compact }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- if not $found }}
+{{- with lookup "v1" "ConfigMap" "kube-system" "cilium-config" }}
+{{- $found = index .data "cluster-pool-ipv4-cidr" | default "" | splitList " " | compact }}
+{{- end }}
+{{- end }}
+{{- if not $found }}
+{{- fail "ipam.podCIDRs: the networks of the pods are not given, and were not found in kubeadm's configuration, the flags of kube-controller-manager, or the configuration of flannel or Cilium: set ipam.podCIDRs, for example ipam.podCIDRs={10.244.0.0/16}" }}
+{{- end }}
+{{- toJson $found }}
+{{- end }}
+
+{{/* The network of the Services: what is given, or what the cluster says. */}}
+{{- define "isthmus.serviceCIDR" -}}
+{{- $found := .Values.ipam.serviceCIDR }}
+{{- if and (not $found) (.Capabilities.APIVersions.Has "networking.k8s.io/v1/ServiceCIDR") }}
+{{- with lookup "networking.k8s.io/v1" "ServiceCIDR" "" "kubernetes" }}
+{{- $found = first .spec.cidrs }}
+{{- end }}
+{{- end }}
+{{- if not $found }}
+{{- $found = include "isthmus.kubeadm" "serviceSubnet" | splitList "," | first }}
+{{- end }}
+{{- if not $found }}
+{{- $found = include "isthmus.staticPodFlag" (dict "pod" "kube-apiserver" "flag" "--service-cluster-ip-range") | splitList "," | first }}
+{{- end }}
+{{- if not $found }}
+{{- fail "ipam.serviceCIDR: the network of the Services is not given, and was not found as a ServiceCIDR, in kubeadm's configuration, or in the flags of kube-apiserver: set ipam.serviceCIDR, for example ipam.serviceCIDR=10.96.0.0/12" }}
+{{- end }}
+{{- $found }}
+{{- end }}
+
+{{/* A field of networking in kubeadm's configuration. */}}
+{{- define "isthmus.kubeadm" -}}
+{{- $field := . }}
+{{- with lookup "v1" "ConfigMap" "kube-system" "kubeadm-config" }}
+{{- with index .data "ClusterConfiguration" }}
+{{- with (fromYaml .).networking }}
+{{- index . $field | default "" }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* The value of a flag of a component of the control plane that runs as a pod. */}}
+{{- define "isthmus.staticPodFlag" -}}
+{{- $value := "" }}
+{{- range (lookup "v1" "Pod" "kube-system" "").items }}
+{{- if and .metadata.labels (eq (index .metadata.labels "component" | default "") $.pod) }}
+{{- range .spec.containers }}
+{{- range concat (.command | default list) (.args | default list) }}
+{{- if hasPrefix (printf "%s=" $.flag) . }}
+{{- $value = trimPrefix (printf "%s=" $.flag) . }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $value }}
+{{- end }}
+
+{{/* Values of the public system that are set and mean nothing here, as JSON:
+what they switch is always so, or is no part of Isthmus. */}}
+{{- define "isthmus.withoutEffect" -}}
+{{- $out := list }}
+{{- range $path := list
+  "networking.reflectIPs" "networking.apiServerAccessThroughEndpointSlices" "networking.serverResources" "networking.clientResources"
+  "networking.gateway.gatewayTemplateWatchEnabled" "networking.gatewayTemplates.wireguard.preserveClientEndpoint"
+  "networking.gatewayTemplates.container.gateway.image" "networking.gatewayTemplates.container.wireguard" "networking.gatewayTemplates.container.geneve"
+  "networking.gatewayTemplates.nftablesMonitor" "networking.gatewayTemplates.routeMonitor"
+  "networking.fabric.image" "networking.fabric.config.fullMasquerade" "networking.fabric.config.gatewayMasqueradeBypass"
+  "networking.fabric.config.nftablesMonitor" "networking.fabric.config.routeMonitor"
+  "ipam.internal" "ipam.external" }}
+{{- $node := $.Values }}
+{{- range splitList "." $path }}
+{{- if kindIs "map" $node }}
+{{- $node = index $node . }}
+{{- end }}
+{{- end }}
+{{- if not (kindIs "invalid" $node) }}
+{{- $out = append $out $path }}
+{{- end }}
+{{- end }}
+{{- toJson $out }}
+{{- end }}
+
 {{/* A CIDR as part of a name. */}}
 {{- define "isthmus.dashed" -}}
 {{ . | replace "." "-" | replace ":" "-" | replace "/" "-" }}

@@ -263,8 +263,9 @@ func missingCRDs(ctx context.Context, cl client.Client, crds []*unstructured.Uns
 
 // values are what an operator would pass to helm install.
 func (in *installer) values(c topology.Cluster) map[string]any {
-	implementation := topology.ImplementationAuto
+	implementation, netns := topology.ImplementationAuto, false
 	for _, p := range in.cfg.Topology.Peerings {
+		netns = netns || p.Gateways == topology.GatewaysNetNS
 		if (p.Server == c.Name || p.Client == c.Name) && p.Implementation != "" {
 			implementation = p.Implementation
 		}
@@ -286,6 +287,7 @@ func (in *installer) values(c topology.Cluster) map[string]any {
 			"overlay": overlay,
 			"gatewayTemplates": map[string]any{
 				"wireguard": map[string]any{"implementation": implementation},
+				"netns":     map[string]any{"enabled": netns},
 			},
 		},
 	}
