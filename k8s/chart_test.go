@@ -227,8 +227,8 @@ func TestChartPrivileges(t *testing.T) {
 		values                       map[string]any
 		containers, holders, inNetNS int
 	}{
-		"minimal": {minimal(), 4, 0, 0},
-		"full":    {full(), 8, 2, 2},
+		"minimal": {minimal(), 5, 0, 0},
+		"full":    {full(), 9, 2, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			out, err := render(t, tt.values)

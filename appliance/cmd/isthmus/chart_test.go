@@ -37,7 +37,7 @@ func TestChartFlags(t *testing.T) {
 		assert.NilError(t, yaml.Unmarshal([]byte(doc), &o))
 		walk(o)
 	}
-	assert.DeepEqual(t, seen, map[string]int{"controller": 1, "node": 1, "gateway": 4, "netns": 2})
+	assert.DeepEqual(t, seen, map[string]int{"controller": 1, "node": 1, "gateway": 4, "netns": 2, "teardown": 1})
 }
 
 func checkArgs(t *testing.T, args []any) {

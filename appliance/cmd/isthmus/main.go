@@ -59,7 +59,7 @@ func newRootCommand(stderr io.Writer) *cobra.Command {
 	f.StringVar(&g.kubeconfig, "kubeconfig", os.Getenv("KUBECONFIG"), "`file` that says where the API server is; empty: the service account of the pod")
 	f.StringVar(&g.level, "log-level", "info", "least `level` that is logged: debug, info, warn or error")
 	f.StringVar(&g.format, "log-format", "text", "`form` of the log: text or json")
-	cmd.AddCommand(newControllerCommand(g), newNodeCommand(g), newGatewayCommand(g), newNetNSCommand(g))
+	cmd.AddCommand(newControllerCommand(g), newNodeCommand(g), newGatewayCommand(g), newNetNSCommand(g), newTeardownCommand(g))
 	return cmd
 }
 

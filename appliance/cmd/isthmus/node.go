@@ -17,6 +17,7 @@ import (
 func newNodeCommand(g *globals) *cobra.Command {
 	var cfg daemon.NodeConfig
 	var podName, nodeIP string
+	var undo bool
 	cmd := &cobra.Command{
 		Use:   "node",
 		Short: "Give the pods of this node a way to the pods of the peers",
@@ -25,7 +26,8 @@ the gateway of every peering, or a VXLAN link to all nodes, with the routes, rul
 and tables that lead there.
 
 Runs in the network namespace of the node and needs CAP_NET_ADMIN. What it has
-made stays when it ends.`,
+made stays when it ends; --undo takes it back. That is how an installation is
+removed: isthmus teardown has the pods of all nodes started with it.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if cfg.NodeName == "" {
@@ -39,6 +41,12 @@ made stays when it ends.`,
 				cfg.NodeIP = ip
 			}
 			log := g.log.With("node", cfg.NodeName)
+			if undo {
+				log.Info("taking back what is in the kernel of this node", "version", version, "pod", podName)
+				return daemon.UndoNode(cmd.Context(), daemon.UndoConfig{
+					HealthAddress: cfg.HealthAddress, MetricsAddress: cfg.MetricsAddress, Logger: log,
+				})
+			}
 			config, err := g.restConfig("isthmus-node")
 			if err != nil {
 				return err
@@ -63,6 +71,7 @@ made stays when it ends.`,
 	f.StringVar(&cfg.NodeName, "node-name", "", "`name` of the Node object of this machine (required)")
 	f.StringVar(&nodeIP, "node-ip", "", "`address` of this machine that the other nodes reach it at (default the source of its default route)")
 	f.StringVar(&podName, "pod-name", "", "`name` of the daemon's own pod, for the log")
+	f.BoolVar(&undo, "undo", false, "remove everything of Isthmus from the kernel of this node, be ready when it is gone, and see that nothing comes back")
 	f.Uint16Var(&cfg.GenevePort, "geneve-port", 0, "UDP `port` of the links to gateways (default 6091)")
 	f.Uint32Var(&cfg.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules that are ours (default 300)")
 	f.StringVar(&cfg.HealthAddress, "health-address", "", "`host:port` for /healthz and /readyz; empty or 0: none")

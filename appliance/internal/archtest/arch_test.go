@@ -49,7 +49,7 @@ var network = []string{
 // For those that may import the types only, see typesOnly. The lab is a user
 // of clusters.
 var kubernetes = []string{
-	"appliance/api", "appliance/internal/kube", "appliance/internal/controllers", "appliance/internal/cli",
+	"appliance/api", "appliance/internal/kube", "appliance/internal/controllers", "appliance/internal/teardown", "appliance/internal/cli",
 	"appliance/internal/daemon", "appliance/cmd", "appliance/plan", "lab",
 }
 

@@ -52,22 +52,30 @@ type host struct {
 // openHost opens the kernel, in the network namespace of the calling thread,
 // and refuses one that is too old.
 func openHost(ctx context.Context, cfg kernel.Config, log *slog.Logger) (*host, error) {
+	h, err := newHost(cfg, log)
+	if err != nil {
+		return nil, err
+	}
+	h.probeFeatures(ctx)
+	if err := h.feature(kernel.FeatureVersion); err != nil {
+		return nil, errors.Join(err, h.ns.Close())
+	}
+	return h, nil
+}
+
+// newHost opens the kernel, whatever its version.
+func newHost(cfg kernel.Config, log *slog.Logger) (*host, error) {
 	cfg.Logger = log
 	ns, err := kernel.Open(cfg)
 	if err != nil {
 		return nil, fmt.Errorf("open the network namespace: %w", err)
 	}
-	h := &host{
+	return &host{
 		log: log, ns: ns,
 		health:  newHealth(),
 		metrics: newMetrics(ns.InNoRoutes),
 		below:   newUnderlayWatch(ns),
-	}
-	h.probeFeatures(ctx)
-	if err := h.feature(kernel.FeatureVersion); err != nil {
-		return nil, errors.Join(err, ns.Close())
-	}
-	return h, nil
+	}, nil
 }
 
 // probeFeatures asks what the kernel can do. It is asked again while something
