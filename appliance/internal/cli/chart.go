@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -114,14 +115,12 @@ func render(c *chart.Chart, namespace string, given map[string]any, config *rest
 	return m, nil
 }
 
-// valuesError says what Helm says about values, in one piece: what a template
-// asks for by "fail" is at the end, behind where that happened.
+// where is what Helm puts before what a template asks for by "fail".
+var where = regexp.MustCompile(`^.*execution error at \([^)]*\): `)
+
+// valuesError is what Helm says about values, without where in the chart.
 func valuesError(err error) error {
-	text := err.Error()
-	if _, asked, ok := strings.Cut(text, "error calling fail: "); ok {
-		text = asked
-	}
-	return fmt.Errorf("values: %s", strings.TrimSpace(text))
+	return fmt.Errorf("values: %s", strings.TrimSpace(where.ReplaceAllString(err.Error(), "")))
 }
 
 // decode appends the objects of a stream of YAML documents.
