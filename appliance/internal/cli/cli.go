@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 )
@@ -38,6 +39,12 @@ func Run(ctx context.Context, version string, args []string, in io.Reader, out, 
 	p := &program{in: in, out: out, err: errs, version: version, cluster: genericclioptions.NewConfigFlags(true)}
 	namespace := v1beta1.DefaultNamespace
 	p.cluster.Namespace = &namespace
+	p.cluster.WrapConfigFn = func(c *rest.Config) *rest.Config {
+		c.UserAgent = "isthmusctl/" + version
+		c.QPS = -1 // the API server's own fairness is enough
+		c.WarningHandler = rest.NewWarningWriter(errs, rest.WarningWriterOptions{Deduplicate: true})
+		return c
+	}
 	cmd := p.root()
 	cmd.SetArgs(args)
 	cmd.SetIn(in)

@@ -32,8 +32,6 @@ func (p *program) connect() (*cluster, error) {
 	if err != nil {
 		return nil, fmt.Errorf("which cluster: %w: name one by --kubeconfig or --context", err)
 	}
-	config.UserAgent = "isthmusctl/" + p.version
-	config.QPS = -1 // the API server's own fairness is enough
 	c := &cluster{config: config, namespace: *p.cluster.Namespace}
 	if c.clients, err = kubernetes.NewForConfig(config); err != nil {
 		return nil, err

@@ -162,6 +162,14 @@ func (i *installation) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	// Before anything is read that takes a permission.
+	problems, err := cl.checkRights(ctx, manifest{})
+	if err != nil {
+		return err
+	}
+	if err := refuse(problems); err != nil {
+		return err
+	}
 	all := given
 	last, err := lastRelease(helm)
 	switch {

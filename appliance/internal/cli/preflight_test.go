@@ -63,7 +63,7 @@ func TestValues(t *testing.T) {
 		{"networking.overlay=ipip", "overlay"},
 		{"discovery.config.clusterID=Mi.lan", "clusterID"},
 		{"ipam.serviceCIDR=", "values: ipam.serviceCIDR: the network of the Services is not given"},
-		{"ipam.podCIDRs={}", "values: ipam.podCIDRs: the networks of the pods are not given"},
+		{"ipam.podCIDRs={}", "/ipam/podCIDRs/0"},
 	} {
 		t.Run(tt.set, func(t *testing.T) {
 			_, err := rendered(t, tt.set)
@@ -212,4 +212,12 @@ func TestUsageErrors(t *testing.T) {
 	var out, errs strings.Builder
 	assert.Equal(t, Run(t.Context(), "devel", []string{"install", "--json", "--crds", "none"}, strings.NewReader(""), &out, &errs), 1)
 	assert.Check(t, is.Contains(out.String(), `"error": "--crds`))
+}
+
+// What can't be found has to be given.
+func TestPodNetworksAreAskedFor(t *testing.T) {
+	c, err := loadChart()
+	assert.NilError(t, err)
+	_, err = render(c, "liqo", map[string]any{"discovery": map[string]any{"config": map[string]any{"clusterID": "milan"}}}, nil, chartutil.DefaultCapabilities)
+	assert.ErrorContains(t, err, "values: ipam.podCIDRs: the networks of the pods are not given")
 }

@@ -87,10 +87,6 @@ func (u *uninstallation) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	last, err := lastRelease(helm)
-	if err != nil {
-		return err
-	}
 	// What a chart of any values has, for its kinds; the objects are found by
 	// their labels.
 	m, err := render(c, cl.namespace, map[string]any{
@@ -100,19 +96,23 @@ func (u *uninstallation) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	installed, err := cl.installed(ctx, m)
-	if err != nil {
-		return err
-	}
-	if last == nil && len(installed) == 0 && !u.purge {
-		return fmt.Errorf("there is no installation in namespace %s: name its namespace by --namespace", cl.namespace)
-	}
 	problems, err := cl.checkRights(ctx, manifest{objects: m.objects}, "get", "list", "delete")
 	if err != nil {
 		return err
 	}
 	if err := refuse(problems); err != nil {
 		return err
+	}
+	last, err := lastRelease(helm)
+	if err != nil {
+		return err
+	}
+	installed, err := cl.installed(ctx, m)
+	if err != nil {
+		return err
+	}
+	if last == nil && len(installed) == 0 && !u.purge {
+		return fmt.Errorf("there is no installation in namespace %s: name its namespace by --namespace", cl.namespace)
 	}
 	out := removal{Release: release, Namespace: cl.namespace, DryRun: u.dryRun, Purged: u.purge, Removed: refs(installed)}
 	if u.purge {

@@ -31,7 +31,7 @@ func TestUndo(t *testing.T) {
 	// What is not ours, some of it where ours will be.
 	host.Run("ip", "rule", "add", "from", "10.0.1.0/24", "lookup", "77", "priority", "301")
 	host.Run("ip", "route", "add", "10.0.2.0/24", "via", "172.18.1.12", "table", "77")
-	host.Run("nft", "add table ip theirs; add chain ip theirs post { type nat hook postrouting priority srcnat; }; add rule ip theirs post counter masquerade")
+	host.Run("nft", "add table ip theirs; add chain ip theirs post { type nat hook postrouting priority srcnat; }; add rule ip theirs post masquerade")
 	var before string
 	within(t, 5*time.Second, func() error { // duplicate address detection ends
 		if before = configuration(host); strings.Contains(before, "tentative") {
