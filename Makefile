@@ -37,7 +37,7 @@ NATIVE_SKIPS := geneve,wireguard,tun
 # One package at a time (-p 1): several start control planes, and two cores
 # are not enough for two of those at once.
 .PHONY: test-unit
-test-unit: kubernetes cni ## tests of the packages, against this machine's kernel and a real API server
+test-unit: build kubernetes cni ## tests of the packages, against this machine's kernel and a real API server
 	$(call timed,unit and API tests,ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -p 1 -timeout 15m ./...)
 
 # Writes 40,000 elements, which takes minutes in an emulated machine; test-unit
@@ -69,10 +69,24 @@ bench: ## benchmarks of the plan and of the kernel
 	$(GO) test -run '^$$' -bench . -benchmem ./appliance/plan ./appliance/netstate ./appliance/kernel
 
 .PHONY: build
-build: ## bin/isthmus, bin/lab and bin/probe
+build: ## bin/isthmus, bin/isthmusctl, bin/lab and bin/probe
 	$(call timed,bin/isthmus,$(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/isthmus ./appliance/cmd/isthmus)
+	$(call timed,bin/isthmusctl,$(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/isthmusctl ./appliance/cmd/isthmusctl)
 	$(call timed,bin/lab,$(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/lab ./lab/cmd/lab)
 	$(call timed,bin/probe,$(GO) build -trimpath -ldflags '-s -w' -o bin/probe ./lab/cmd/probe)
+
+# The image has the chart's version, so that the chart finds it.
+IMAGE         := ghcr.io/isthmus-net/isthmus
+IMAGE_VERSION := $(shell sed -n 's/^appVersion: "\(.*\)"/\1/p' k8s/chart/Chart.yaml)
+IMAGE_ARCHS   := amd64 arm64
+
+.PHONY: image
+image: ## bin/image: the container image, without a container engine, as an OCI layout and as archives for "ctr images import"
+	$(foreach arch,$(IMAGE_ARCHS),$(call timed,isthmus for $(arch),GOOS=linux GOARCH=$(arch) $(GO) build -buildvcs=false -trimpath \
+		-ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$(arch)/isthmus ./appliance/cmd/isthmus)
+	)
+	$(call timed,bin/image,$(GO) run ./appliance/internal/imagegen -name $(IMAGE):$(IMAGE_VERSION) -version $(IMAGE_VERSION) -out bin/image \
+		$(foreach arch,$(IMAGE_ARCHS),$(arch)=bin/image/$(arch)/isthmus))
 
 .PHONY: kubernetes
 kubernetes: bin/kubernetes bin/kube-proxy ## the lab's control plane and kube-proxy (7 minutes the first time)
