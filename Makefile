@@ -81,12 +81,14 @@ IMAGE_VERSION := $(shell sed -n 's/^appVersion: "\(.*\)"/\1/p' k8s/chart/Chart.y
 IMAGE_ARCHS   := amd64 arm64
 
 .PHONY: image
-image: ## bin/image: the container image, without a container engine, as an OCI layout and as archives for "ctr images import"
-	$(foreach arch,$(IMAGE_ARCHS),$(call timed,isthmus for $(arch),GOOS=linux GOARCH=$(arch) $(GO) build -buildvcs=false -trimpath \
-		-ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$(arch)/isthmus ./appliance/cmd/isthmus)
-	)
+image: $(IMAGE_ARCHS:%=image-%) ## bin/image: the container image, without a container engine, as an OCI layout and as archives for "ctr images import"
 	$(call timed,bin/image,$(GO) run ./appliance/internal/imagegen -name $(IMAGE):$(IMAGE_VERSION) -version $(IMAGE_VERSION) -out bin/image \
 		$(foreach arch,$(IMAGE_ARCHS),$(arch)=bin/image/$(arch)/isthmus))
+
+.PHONY: $(IMAGE_ARCHS:%=image-%)
+$(IMAGE_ARCHS:%=image-%): image-%:
+	$(call timed,isthmus for $*,GOOS=linux GOARCH=$* $(GO) build -buildvcs=false -trimpath \
+		-ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$*/isthmus ./appliance/cmd/isthmus)
 
 .PHONY: kubernetes
 kubernetes: bin/kubernetes bin/kube-proxy ## the lab's control plane and kube-proxy (7 minutes the first time)
