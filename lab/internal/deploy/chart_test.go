@@ -63,3 +63,26 @@ func TestRenderRefuses(t *testing.T) {
 	})
 	assert.ErrorContains(t, err, "podCIDRs")
 }
+
+// The templates of gateways in namespaces of nodes take a privileged container,
+// so they are there in those clusters only that have such gateways.
+func TestRenderNetNS(t *testing.T) {
+	peerings := []topology.Peering{{Server: "milan", Client: "rome", Gateways: topology.GatewaysNetNS}}
+	for want, cfg := range map[int]Config{
+		1: {Topology: &topology.Topology{}, Overlay: networkingv1beta1.OverlayVXLAN},
+		2: {Topology: &topology.Topology{Peerings: peerings}, Overlay: networkingv1beta1.OverlayVXLAN},
+	} {
+		m, err := Render(filepath.Join("..", "..", "..", "k8s", "chart"), Release, Namespace, (&installer{cfg: cfg}).values(topology.Cluster{
+			Name: "milan", PodCIDR: netip.MustParsePrefix("10.0.0.0/16"), ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"),
+			ExternalCIDR: netip.MustParsePrefix("10.70.0.0/16"), InternalCIDR: netip.MustParsePrefix("10.80.0.0/16"),
+		}))
+		assert.NilError(t, err)
+		got := 0
+		for _, o := range m.Objects {
+			if o.GetKind() == "WgGatewayServerTemplate" {
+				got++
+			}
+		}
+		assert.Equal(t, got, want)
+	}
+}
