@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -111,40 +110,24 @@ func (c *cluster) presentNodes() []string {
 
 // waitNodes waits until every node that is present in the clusters is ready.
 func (l *lab) waitNodes(ctx context.Context, clusters ...*cluster) error {
-	ctx, cancel := context.WithTimeout(ctx, nodesTimeout)
-	defer cancel()
-	tick := time.NewTicker(100 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		missing := ""
+	return poll(ctx, nodesTimeout, 100*time.Millisecond, func(ctx context.Context) (string, error) {
 		for _, c := range clusters {
 			l.mu.Lock()
 			want := c.presentNodes()
 			l.mu.Unlock()
-			if why := notReady(ctx, c, want); why != "" {
-				missing = why
-				break
+			if missing, err := notReady(ctx, c, want); missing != "" || err != nil {
+				return missing, err
 			}
 		}
-		if missing == "" {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return fmt.Errorf("%s after %s", missing, nodesTimeout)
-			}
-			return ctx.Err()
-		case <-tick.C:
-		}
-	}
+		return "", nil
+	})
 }
 
 // notReady says which of a cluster's nodes is not ready, or nothing.
-func notReady(ctx context.Context, c *cluster, want []string) string {
+func notReady(ctx context.Context, c *cluster, want []string) (string, error) {
 	list, err := c.cp.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return fmt.Sprintf("nodes of %s: %v", c.spec.Name, err)
+		return "", fmt.Errorf("nodes of %s: %w", c.spec.Name, err)
 	}
 	var ready []string
 	for _, n := range list.Items {
@@ -156,8 +139,8 @@ func notReady(ctx context.Context, c *cluster, want []string) string {
 	}
 	for _, name := range want {
 		if !slices.Contains(ready, name) {
-			return fmt.Sprintf("node %s/%s is not ready", c.spec.Name, name)
+			return fmt.Sprintf("node %s/%s is not ready", c.spec.Name, name), nil
 		}
 	}
-	return ""
+	return "", nil
 }

@@ -114,6 +114,9 @@ func (l *lab) save(ctx context.Context, req world.SnapshotRequest) (world.Snapsh
 		if err := os.WriteFile(filepath.Join(d.Dir(), savedLab), b, 0o600); err != nil {
 			return err
 		}
+		if err := a.client.Freeze(ctx); err != nil {
+			return err
+		}
 		// The machine first: etcd then has all that the machine was told.
 		if err := a.vm.Pause(); err != nil {
 			return err
@@ -131,6 +134,8 @@ func (l *lab) save(ctx context.Context, req world.SnapshotRequest) (world.Snapsh
 		}
 		return errors.Join(g.Wait(), a.vm.Resume())
 	})
+	// It goes on whatever happened, also when nobody waits any more.
+	err = errors.Join(err, a.client.Thaw(context.WithoutCancel(ctx)))
 	if err != nil {
 		return world.SnapshotAnswer{}, err
 	}
@@ -199,6 +204,9 @@ func (l *lab) restore(ctx context.Context) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	for _, c := range l.clusters {
+		go l.balanceLoads(ctx, c)
+	}
 	l.mu.Lock()
 	l.status.VM.Boot = time.Since(start)
 	l.mu.Unlock()
@@ -261,59 +269,60 @@ func (l *lab) awake(ctx context.Context, a *agent) error {
 // two, and 30 s where somebody has not heard that a connection has ended.
 const backTimeout = 60 * time.Second
 
+// backInterval is the time from one look to the next: an API server takes some
+// 30 ms of processor time to count its metrics.
+const backInterval = 500 * time.Millisecond
+
 // waitBack waits until every node of a cluster has renewed its lease after that
 // moment, and everything is watched that was.
 func (l *lab) waitBack(ctx context.Context, c *cluster, after time.Time, watches map[string]int) error {
-	ctx, cancel := context.WithTimeout(ctx, backTimeout)
-	defer cancel()
-	// The API server takes some 30 ms of processor time to count its metrics.
-	tick := time.NewTicker(500 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		missing := c.silent(ctx, after)
-		if missing == "" {
-			missing = c.unwatched(ctx, watches)
+	err := poll(ctx, backTimeout, backInterval, func(ctx context.Context) (string, error) {
+		if missing, err := c.silent(ctx, after); missing != "" || err != nil {
+			return missing, err
 		}
-		if missing == "" {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-				return fmt.Errorf("cluster %s: %s after %s", c.spec.Name, missing, backTimeout)
-			}
-			return ctx.Err()
-		case <-tick.C:
-		}
+		return c.unwatched(ctx, watches)
+	})
+	if err != nil {
+		return fmt.Errorf("cluster %s: %w", c.spec.Name, err)
 	}
+	return nil
 }
 
 // silent says which node has not renewed its lease since then, or nothing.
-func (c *cluster) silent(ctx context.Context, since time.Time) string {
+func (c *cluster) silent(ctx context.Context, since time.Time) (string, error) {
 	leases, err := c.cp.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		return err.Error()
+		return "", fmt.Errorf("list the leases of nodes: %w", err)
 	}
 	for _, l := range leases.Items {
 		if c.present[l.Name] && (l.Spec.RenewTime == nil || l.Spec.RenewTime.Time.Before(since)) {
-			return "node " + l.Name + " has not renewed its lease"
+			return "node " + l.Name + " has not renewed its lease", nil
 		}
 	}
-	return ""
+	return "", nil
 }
 
 // unwatched says what has fewer watches than it had, or nothing.
-func (c *cluster) unwatched(ctx context.Context, had map[string]int) string {
+func (c *cluster) unwatched(ctx context.Context, had map[string]int) (string, error) {
 	now, err := c.watches(ctx)
 	if err != nil {
-		return err.Error()
+		return "", err
 	}
+	return fewerWatches(had, now), nil
+}
+
+// fewerWatches says what has fewer watches than it had, or nothing.
+func fewerWatches(had, now map[string]int) string {
+	var out []string
 	for _, what := range slices.Sorted(maps.Keys(had)) {
 		if now[what] < had[what] {
-			return fmt.Sprintf("%d of %d watches of %s are there", now[what], had[what], what)
+			out = append(out, fmt.Sprintf("%d of %d of %s", now[what], had[what], what))
 		}
 	}
-	return ""
+	if len(out) == 0 {
+		return ""
+	}
+	return "watches are missing: " + strings.Join(out, ", ")
 }
 
 // watches counts the watches that the API server serves, by what is watched.

@@ -1,19 +1,19 @@
 package world
 
 import (
-	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
-	"strings"
 	"time"
 	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+	"golang.zx2c4.com/wireguard/wgctrl"
+	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
 // An AwakeRequest is what a machine that was restored from a snapshot must be
@@ -23,16 +23,35 @@ type AwakeRequest struct {
 	Seed []byte    `json:"seed"` // for the random pool
 }
 
-// awake makes a machine that was restored from a snapshot one of its own: its
-// clock is set and its random pool reseeded; the sessions of WireGuard, whose
-// keys another machine of the same snapshot has too, end; so do the connections
-// to API servers that know nothing of them, at once rather than when somebody
-// next sends something; and the kubelets report to the new ones.
+// freeze stops every process of the machine but this one and PID 1 (kill(2)),
+// the node's programs and all containers: a machine that is saved so has, when
+// it is restored, its one processor for what must be done before they go on.
+func (a *agent) freeze() error { return a.signalAll(unix.SIGSTOP) }
+
+// thaw lets the processes go on that freeze has stopped.
+func (a *agent) thaw() error { return a.signalAll(unix.SIGCONT) }
+
+func (a *agent) signalAll(s unix.Signal) error {
+	if !a.cfg.Machine {
+		return errors.New("these processes belong to the host")
+	}
+	if err := unix.Kill(-1, s); err != nil && !errors.Is(err, unix.ESRCH) { // there is nobody else
+		return fmt.Errorf("%s to all processes: %w", unix.SignalName(s), err)
+	}
+	return nil
+}
+
+// awake makes a machine that was restored from a snapshot, and is frozen, one of
+// its own: its clock is set and its random pool reseeded; the sessions of
+// WireGuard, whose keys another machine of the same snapshot has too, end; so do
+// the connections to API servers that know nothing of them, at once rather than
+// when somebody next sends something. Then its processes go on, and the kubelets
+// report.
 //
 // What cannot be renewed: the keys in the clusters' objects, WireGuard's among
 // them, and the secrets by which this kernel numbers TCP connections. Machines
 // of one snapshot share those; they never meet.
-func (a *agent) awake(ctx context.Context, req AwakeRequest) error {
+func (a *agent) awake(req AwakeRequest) error {
 	a.mu.Lock()
 	n := a.network
 	a.mu.Unlock()
@@ -53,18 +72,12 @@ func (a *agent) awake(ctx context.Context, req AwakeRequest) error {
 		servers[netip.AddrPortFrom(c.ControlPlane, APIServerPort)] = true
 	}
 	for _, h := range a.namespaces() {
-		var wireguard bool
-		if err := h.ns.Do(func() (err error) {
-			wireguard, err = hasWireGuard()
-			return errors.Join(err, endConnections(servers))
-		}); err != nil {
+		if err := h.ns.Do(func() error { return errors.Join(endConnections(servers), endSessions()) }); err != nil {
 			return fmt.Errorf("%s: %w", h.name, err)
 		}
-		if wireguard {
-			if err := endSessions(ctx, h.ns); err != nil {
-				return fmt.Errorf("%s: %w", h.name, err)
-			}
-		}
+	}
+	if err := a.thaw(); err != nil {
+		return err
 	}
 	a.registry.Wake()
 	return nil
@@ -138,31 +151,34 @@ func destroySocket(family uint8, id netlink.SocketID) error {
 	return err
 }
 
-func hasWireGuard() (bool, error) {
-	links, err := netlink.LinkList()
-	for _, l := range links {
-		if l.Type() == "wireguard" {
-			return true, nil
-		}
-	}
-	return false, err
-}
-
-// endSessions makes WireGuard forget the keys of its sessions: it does when its
-// private key changes (wg_set_device), so it gets another one and its own back.
-// The next packet makes a new handshake. A userspace WireGuard, of which the
-// kernel knows nothing, makes new ones within its two minutes.
-func endSessions(ctx context.Context, ns *Namespace) error {
-	const script = `for i in $(wg show interfaces); do
-	key=$(wg show $i private-key) && wg genkey | wg set $i private-key /proc/self/fd/0 && echo $key | wg set $i private-key /proc/self/fd/0 || exit 1
-done`
-	var out strings.Builder
-	code, err := RunIn(ctx, ns, ExecRequest{Argv: []string{"sh", "-c", script}}, Streams{Stdout: &out, Stderr: &out})
-	if err == nil && code != 0 {
-		err = errors.New(strings.TrimSpace(out.String()))
-	}
+// endSessions makes the WireGuard links of the thread's namespace forget the
+// keys of their sessions: one does when its private key changes
+// (wg_set_device), so it gets another one and its own back. The next packet
+// makes a new handshake. A userspace WireGuard, of which the kernel knows
+// nothing, makes new ones within its two minutes.
+func endSessions() (err error) {
+	wg, err := wgctrl.New()
 	if err != nil {
 		return fmt.Errorf("end WireGuard's sessions: %w", err)
+	}
+	defer func() { err = errors.Join(err, wg.Close()) }()
+	devices, err := wg.Devices()
+	if err != nil {
+		return fmt.Errorf("list WireGuard's links: %w", err)
+	}
+	for _, d := range devices {
+		if d.Type != wgtypes.LinuxKernel {
+			continue
+		}
+		other, err := wgtypes.GeneratePrivateKey()
+		if err != nil {
+			return err
+		}
+		for _, key := range []wgtypes.Key{other, d.PrivateKey} {
+			if err := wg.ConfigureDevice(d.Name, wgtypes.Config{PrivateKey: &key}); err != nil {
+				return fmt.Errorf("end the sessions of %s: %w", d.Name, err)
+			}
+		}
 	}
 	return nil
 }

@@ -436,8 +436,19 @@ func (c *Client) Clock(ctx context.Context, now time.Time) (was time.Time, err e
 	return a.Was, err
 }
 
-// Awake tells the agent of a machine that was restored from a snapshot what it
-// missed. Only the supervisor does that.
+// Freeze stops all processes of the agent's machine, so that it can be saved;
+// Thaw lets them go on. Only the supervisor does that.
+func (c *Client) Freeze(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, pathFreeze, struct{}{}, nil)
+}
+
+// Thaw is the other half of Freeze.
+func (c *Client) Thaw(ctx context.Context) error {
+	return c.call(ctx, http.MethodPost, pathThaw, struct{}{}, nil)
+}
+
+// Awake tells the agent of a machine that was saved frozen and is restored from
+// a snapshot what it missed, and thaws it. Only the supervisor does that.
 func (c *Client) Awake(ctx context.Context, req AwakeRequest) error {
 	return c.call(ctx, http.MethodPost, pathAwake, req, nil)
 }

@@ -32,6 +32,8 @@ const (
 	pathBuild      = "/v1/build"
 	pathClock      = "/v1/clock"
 	pathAwake      = "/v1/awake"
+	pathFreeze     = "/v1/freeze"
+	pathThaw       = "/v1/thaw"
 	pathPods       = "/v1/pods"
 	pathSightings  = "/v1/sightings"
 	pathWire       = "/v1/wire"
@@ -144,7 +146,9 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 		}
 		return clockAnswer{was}, a.setClock(r.Now)
 	}))
-	mux.HandleFunc("POST "+pathAwake, answer(func(ctx context.Context, r AwakeRequest) (struct{}, error) { return struct{}{}, a.awake(ctx, r) }))
+	mux.HandleFunc("POST "+pathAwake, answer(func(_ context.Context, r AwakeRequest) (struct{}, error) { return struct{}{}, a.awake(r) }))
+	mux.HandleFunc("POST "+pathFreeze, answer(func(context.Context, struct{}) (struct{}, error) { return struct{}{}, a.freeze() }))
+	mux.HandleFunc("POST "+pathThaw, answer(func(context.Context, struct{}) (struct{}, error) { return struct{}{}, a.thaw() }))
 	mux.HandleFunc("GET "+pathPods, answer(func(context.Context, struct{}) (map[string][]PodStatus, error) { return a.podStatus(), nil }))
 	mux.HandleFunc("POST "+pathSightings, answer(func(_ context.Context, q SightingQuery) ([]Sighting, error) { return a.sightings(q) }))
 	mux.HandleFunc("POST "+pathWire, answer(func(_ context.Context, q WireQuery) (WireReport, error) { return a.wire(q) }))
