@@ -154,8 +154,25 @@ func period(p *corev1.Probe) time.Duration {
 	return 10 * time.Second
 }
 
-// probe asks once, from the node, as the real kubelet does.
+// probe asks once, from the node, as the real kubelet does. An answer does not
+// count that did not come because the machine slept.
 func (c *container) probe(ctx context.Context, p *corev1.Probe) error {
+	for {
+		before, ok := c.pod.node.cfg.Registry.awake(ctx)
+		if !ok {
+			return ctx.Err()
+		}
+		err := c.probeOnce(ctx, p)
+		if err == nil {
+			return nil
+		}
+		if after, ok := c.pod.node.cfg.Registry.awake(ctx); !ok || after == before {
+			return err
+		}
+	}
+}
+
+func (c *container) probeOnce(ctx context.Context, p *corev1.Probe) error {
 	timeout := time.Duration(max(p.TimeoutSeconds, 1)) * time.Second
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -64,6 +64,8 @@ type Registry struct {
 	watchers map[int]func(Event)
 	next     int
 	woken    chan struct{} // closed, and replaced, by Wake
+	asleep   bool
+	sleeps   int // how often Sleep was called
 }
 
 type podEntry struct {
@@ -76,14 +78,42 @@ func NewRegistry() *Registry {
 	return &Registry{pods: map[string]*podEntry{}, watchers: map[int]func(Event){}, woken: make(chan struct{})}
 }
 
-// Wake makes all nodes do at once what they would do in a while: renew their
-// lease, confirm their status, and look whether tokens have to be renewed. It
-// is for machines that have slept.
+// Sleep makes all nodes stop probing until Wake: of containers that are frozen
+// nobody learns whether they are well.
+func (r *Registry) Sleep() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.asleep = true
+	r.sleeps++
+}
+
+// Wake ends Sleep, and makes all nodes do at once what they would do in a while:
+// renew their lease, confirm their status, and look whether tokens have to be
+// renewed.
 func (r *Registry) Wake() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.asleep = false
 	close(r.woken)
 	r.woken = make(chan struct{})
+}
+
+// awake waits until nobody sleeps, and returns how often somebody has. It is
+// false when ctx ends first.
+func (r *Registry) awake(ctx context.Context) (sleeps int, ok bool) {
+	for {
+		r.mu.Lock()
+		asleep, woken, sleeps := r.asleep, r.woken, r.sleeps
+		r.mu.Unlock()
+		if !asleep {
+			return sleeps, true
+		}
+		select {
+		case <-ctx.Done():
+			return 0, false
+		case <-woken:
+		}
+	}
 }
 
 // wake returns what the next Wake closes.

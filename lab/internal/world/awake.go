@@ -1,6 +1,7 @@
 package world
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -26,10 +27,36 @@ type AwakeRequest struct {
 // freeze stops every process of the machine but this one and PID 1 (kill(2)),
 // the node's programs and all containers: a machine that is saved so has, when
 // it is restored, its one processor for what must be done before they go on.
-func (a *agent) freeze() error { return a.signalAll(unix.SIGSTOP) }
+func (a *agent) freeze() error {
+	a.registry.Sleep()
+	return a.signalAll(unix.SIGSTOP)
+}
 
-// thaw lets the processes go on that freeze has stopped.
-func (a *agent) thaw() error { return a.signalAll(unix.SIGCONT) }
+// A thawRequest says how processes go on that were frozen.
+type thawRequest struct {
+	// NewServers: the API servers are others than before and know nothing of
+	// the connections that there are.
+	NewServers bool `json:"newServers,omitempty"`
+}
+
+// thaw lets the processes go on that freeze has stopped, and then the kubelets
+// report. Connections to API servers that know nothing of them end before, at
+// once rather than when somebody next sends something.
+func (a *agent) thaw(ctx context.Context, req thawRequest) error {
+	if req.NewServers {
+		if err := a.endConnections(); err != nil {
+			return err
+		}
+		if err := thawInTurn(ctx, "/proc"); err != nil {
+			return err
+		}
+	}
+	if err := a.signalAll(unix.SIGCONT); err != nil {
+		return err
+	}
+	a.registry.Wake()
+	return nil
+}
 
 func (a *agent) signalAll(s unix.Signal) error {
 	if !a.cfg.Machine {
@@ -42,27 +69,29 @@ func (a *agent) signalAll(s unix.Signal) error {
 }
 
 // awake makes a machine that was restored from a snapshot, and is frozen, one of
-// its own: its clock is set and its random pool reseeded; the sessions of
-// WireGuard, whose keys another machine of the same snapshot has too, end; so do
-// the connections to API servers that know nothing of them, at once rather than
-// when somebody next sends something. Then its processes go on, and the kubelets
-// report.
+// its own: its clock is set and its random pool reseeded, and the sessions of
+// WireGuard end, whose keys another machine of the same snapshot has too.
 //
 // What cannot be renewed: the keys in the clusters' objects, WireGuard's among
 // them, and the secrets by which this kernel numbers TCP connections. Machines
 // of one snapshot share those; they never meet.
 func (a *agent) awake(req AwakeRequest) error {
-	a.mu.Lock()
-	n := a.network
-	a.mu.Unlock()
-	if n == nil {
-		return errNotBuilt
-	}
 	if err := a.setClock(req.Now); err != nil {
 		return err
 	}
 	if err := reseed(req.Seed); err != nil {
 		return err
+	}
+	return a.everywhere(endSessions)
+}
+
+// endConnections ends all connections to API servers.
+func (a *agent) endConnections() error {
+	a.mu.Lock()
+	n := a.network
+	a.mu.Unlock()
+	if n == nil {
+		return errNotBuilt
 	}
 	servers := map[netip.AddrPort]bool{}
 	for _, at := range apiServices(n.spec) {
@@ -71,15 +100,16 @@ func (a *agent) awake(req AwakeRequest) error {
 	for _, c := range n.spec.Clusters {
 		servers[netip.AddrPortFrom(c.ControlPlane, APIServerPort)] = true
 	}
+	return a.everywhere(func() error { return endConnections(servers) })
+}
+
+// everywhere calls fn in the namespace of each host and pod.
+func (a *agent) everywhere(fn func() error) error {
 	for _, h := range a.namespaces() {
-		if err := h.ns.Do(func() error { return errors.Join(endConnections(servers), endSessions()) }); err != nil {
+		if err := h.ns.Do(fn); err != nil {
 			return fmt.Errorf("%s: %w", h.name, err)
 		}
 	}
-	if err := a.thaw(); err != nil {
-		return err
-	}
-	a.registry.Wake()
 	return nil
 }
 

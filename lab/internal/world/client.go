@@ -442,13 +442,14 @@ func (c *Client) Freeze(ctx context.Context) error {
 	return c.call(ctx, http.MethodPost, pathFreeze, struct{}{}, nil)
 }
 
-// Thaw is the other half of Freeze.
-func (c *Client) Thaw(ctx context.Context) error {
-	return c.call(ctx, http.MethodPost, pathThaw, struct{}{}, nil)
+// Thaw is the other half of Freeze. With newServers all connections to API
+// servers end before.
+func (c *Client) Thaw(ctx context.Context, newServers bool) error {
+	return c.call(ctx, http.MethodPost, pathThaw, thawRequest{newServers}, nil)
 }
 
 // Awake tells the agent of a machine that was saved frozen and is restored from
-// a snapshot what it missed, and thaws it. Only the supervisor does that.
+// a snapshot what it missed; Thaw comes then. Only the supervisor does that.
 func (c *Client) Awake(ctx context.Context, req AwakeRequest) error {
 	return c.call(ctx, http.MethodPost, pathAwake, req, nil)
 }

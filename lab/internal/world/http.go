@@ -148,7 +148,7 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 	}))
 	mux.HandleFunc("POST "+pathAwake, answer(func(_ context.Context, r AwakeRequest) (struct{}, error) { return struct{}{}, a.awake(r) }))
 	mux.HandleFunc("POST "+pathFreeze, answer(func(context.Context, struct{}) (struct{}, error) { return struct{}{}, a.freeze() }))
-	mux.HandleFunc("POST "+pathThaw, answer(func(context.Context, struct{}) (struct{}, error) { return struct{}{}, a.thaw() }))
+	mux.HandleFunc("POST "+pathThaw, answer(func(ctx context.Context, r thawRequest) (struct{}, error) { return struct{}{}, a.thaw(ctx, r) }))
 	mux.HandleFunc("GET "+pathPods, answer(func(context.Context, struct{}) (map[string][]PodStatus, error) { return a.podStatus(), nil }))
 	mux.HandleFunc("POST "+pathSightings, answer(func(_ context.Context, q SightingQuery) ([]Sighting, error) { return a.sightings(q) }))
 	mux.HandleFunc("POST "+pathWire, answer(func(_ context.Context, q WireQuery) (WireReport, error) { return a.wire(q) }))
