@@ -68,6 +68,11 @@ func (h *host) tables(all []cluster.FirewallConfiguration, selects func(map[stri
 			h.refuse(fc.Meta, "%s", strings.Join(problems, "; "))
 			continue
 		}
+		if field := reservedMark(fc); field != "" && h.reservesMarks {
+			h.refuse(fc.Meta, "%s: gateways need the bits 0x%x of marks themselves; write a mark without them, one below %d for instance",
+				field, reservedMarks, originalByTunnel)
+			continue
+		}
 		mapped := fc.Labels[labelFirewallSubcategory] == subcategoryIPMapping
 		if mapped && mapping.fits(table) {
 			if problem := mapping.add(fc.Ref, table); problem != "" {

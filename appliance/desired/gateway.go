@@ -51,6 +51,7 @@ func Gateway(in GatewayInput) (netstate.State, []Result) { return compileGateway
 
 func compileGateway(in GatewayInput) *host {
 	h := newHost(in.RulePriority, in.Problems)
+	h.reservesMarks = true
 	label := cmp.Or(in.NodeLabel, in.NodeName)
 
 	configuration := h.configuration(in)
@@ -61,6 +62,7 @@ func compileGateway(in GatewayInput) *host {
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
 		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable})
+	h.keepMarks()
 	h.clampToTunnel()
 	h.mappedHosts(in)
 	h.close(in, configuration)
@@ -332,60 +334,4 @@ func ranges(sorted []netip.Addr) []netstate.AddrRange {
 		}
 	}
 	return out
-}
-
-// icmpErrors gives ICMP errors that routers on our side send to the peer a
-// source that the peer lets in: the first address of the external CIDR. A node
-// that can't forward a large packet, for one, answers from an address that
-// the peer's WireGuard does not expect, and the sender would never learn the
-// path's MTU. NAT does not see these packets, for they belong to a connection
-// that it knows.
-//
-//	nft add rule … oifname liqo-tunnel ip saddr != { ours } icmp type { errors } ip saddr set 10.70.0.0
-func (h *host) icmpErrors(in GatewayInput, c *cluster.Configuration) {
-	if c == nil {
-		return
-	}
-	own, _ := TunnelAddresses(in.Mode)
-	var rules []netstate.FirewallRule
-	for _, v6 := range []bool{false, true} {
-		is := func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }
-		i := slices.IndexFunc(c.Local.External, is)
-		if i < 0 {
-			if slices.ContainsFunc(c.Remote.All(), is) {
-				h.warn(c.Meta, "spec.local.cidr.external: is empty, so path MTU discovery towards the remote cluster does not work; write the external CIDR of this cluster")
-			}
-			continue
-		}
-		ours := append(c.Local.All(), hostPrefix(own.Addr()))
-		ours = slices.DeleteFunc(ours, func(p netip.Prefix) bool { return !is(p) })
-		slices.SortFunc(ours, comparePrefix)
-		rule := netstate.FirewallRule{
-			Name: "icmp-errors",
-			Matches: []netstate.Match{
-				{Dir: "out", Dev: TunnelInterface},
-				{ICMPError: true},
-			},
-			Counter: true,
-			Action:  netstate.Action{Kind: netstate.SetSource, To: hostPrefix(c.Local.External[i].Masked().Addr())},
-		}
-		if v6 {
-			rule.Name = "icmpv6-errors"
-		}
-		for _, p := range slices.Compact(ours) {
-			rule.Matches = append(rule.Matches, netstate.Match{Negate: true, Dir: "src", Addr: netstate.RangeOf(p)})
-		}
-		rules = append(rules, rule)
-	}
-	if len(rules) == 0 {
-		return
-	}
-	h.state.Tables = append(h.state.Tables, netstate.Table{
-		Family: netstate.FamilyINET,
-		Name:   ICMPErrorTable,
-		Chains: []netstate.Chain{{
-			Name: "postrouting", Type: "filter", Hook: "postrouting",
-			Priority: afterSourceNAT, Policy: "accept", Rules: rules,
-		}},
-	})
 }

@@ -15,6 +15,7 @@ import (
 const (
 	firstPriority = 300
 	toMain        = 0  // from a gateway's pod: the main table
+	toPeer        = 5  // of a gateway's own ICMP errors: the tunnel
 	firstRoutes   = 10 // rules of RouteConfigurations …
 	lastRoutes    = 87 // … up to here
 	mappedHosts   = 88 // to hosts with mapped addresses that no route knows, …
@@ -44,6 +45,10 @@ type host struct {
 	// mapped holds what FirewallConfigurations map addresses to.
 	mapped      []mappedTarget
 	mappedTable uint32 // number of the routing table to hosts with mapped addresses
+	// reservesMarks is true of gateways, and forPeerTable the number of their
+	// routing table into the tunnel (see icmperrors.go).
+	reservesMarks bool
+	forPeerTable  uint32
 	// numbered holds the routing tables that objects name by their number,
 	// explicit the rule priorities that they ask for.
 	numbered, explicit map[uint32]bool

@@ -125,8 +125,8 @@ func (h *host) routes(all []cluster.RouteConfiguration, selects func(map[string]
 	for s := range shared {
 		names = append(names, s.tableName())
 	}
-	numbers := TableNumbers(append(names, mappedHostsTable))
-	h.mappedTable = numbers[mappedHostsTable]
+	numbers := TableNumbers(append(names, mappedHostsTable, forPeerTable))
+	h.mappedTable, h.forPeerTable = numbers[mappedHostsTable], numbers[forPeerTable]
 
 	for i, o := range objects {
 		priority := h.base + firstRoutes + uint32(i)

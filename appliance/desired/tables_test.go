@@ -216,6 +216,37 @@ func TestSelection(t *testing.T) {
 	}
 }
 
+// Gateways need two bits of the marks themselves; nodes do not.
+func TestReservedMarks(t *testing.T) {
+	for _, tt := range []struct {
+		value string
+		ok    bool
+	}{{"1", true}, {"0x1fffffff", true}, {"0x20000000", false}, {"1073741824", false}, {"0x80000000", true}} {
+		fc := cluster.FirewallConfiguration{Table: "users", Family: "IPV4", Chains: []cluster.Chain{{
+			Name: "forward", Type: "filter", Hook: "forward", Filter: []cluster.FilterRule{{Name: "mark", Action: "ctmark", Value: tt.value}},
+		}}}
+		gateway, node := romeGateway(), milanNode()
+		fc.Meta = meta("FirewallConfiguration", "liqo", "users", fwCategory, "gateway", fwSubcategory, "all-gateways")
+		gateway.Firewalls = append(gateway.Firewalls, fc)
+		_, results := desired.Gateway(gateway)
+		message := ""
+		for _, r := range results {
+			if r.Object.Name == "users" {
+				message = r.Message
+			}
+		}
+		want := ""
+		if !tt.ok {
+			want = "spec.table.chains[0].rules.filterRules[0].value: gateways need the bits 0x60000000 of marks themselves; write a mark without them, one below 536870912 for instance"
+		}
+		assert.Equal(t, message, want, tt.value)
+		fc.Meta = meta("FirewallConfiguration", "liqo", "users", fwCategory, "fabric", fwSubcategory, "all-nodes")
+		node.Firewalls = append(node.Firewalls, fc)
+		state, _ := desired.Node(node)
+		assert.Assert(t, tableOf(state, "users") != nil, tt.value)
+	}
+}
+
 func TestMTU(t *testing.T) {
 	v4, v6, none := addr("10.0.0.1"), addr("fd00::1"), netip.Addr{}
 	for _, tt := range []struct {

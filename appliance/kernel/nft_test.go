@@ -79,6 +79,13 @@ func every(f netstate.Family) []netstate.Table {
 	counted.Counter = true
 	mark := rule("mark", netstate.SetCTMark, dev("in", "d0"))
 	mark.Action.Mark = 2
+	some := mark
+	some.Name, some.Action.Mark, some.Action.Mask = "some bits", 0x40000000, 0x40000000
+	masked := rule("restore some", netstate.RestoreCT)
+	masked.Action.Mask = 0x3fffffff
+	led := rule("led", netstate.SetMark, dest(pick("0.0.0.0/0", "::/0")), icmpErrorsMatch(), netstate.Match{CTDir: "reply"}, netstate.Match{CTMark: 0x40000000})
+	led.Action.Mark, led.Counter = 0x20000000, true
+	unled := rule("not led", netstate.SetMark, not(netstate.Match{CTDir: "original"}), not(netstate.Match{CTMark: 3}))
 	mss := rule("mss", netstate.ClampMSS, dev("out", "d0"))
 	mss.Action.MSS = 1200
 	u := pick("10.70.0.1/32", "fd70::1/128")
@@ -106,6 +113,7 @@ func every(f netstate.Family) []netstate.Table {
 			}},
 			{Name: "mangle", Type: "filter", Hook: "prerouting", Priority: -150, Rules: []netstate.FirewallRule{
 				rule("restore", netstate.RestoreCT, dev("in", "d0")),
+				some, masked,
 			}},
 			{Name: "errors", Type: "filter", Hook: "postrouting", Priority: 150, Rules: []netstate.FirewallRule{
 				to(rule("icmp errors", netstate.SetSource, dev("out", "d0"), icmpErrorsMatch()), u, false),
@@ -114,7 +122,7 @@ func every(f netstate.Family) []netstate.Table {
 				rule("redirects", netstate.Drop, dest(pick("10.0.0.0/8", "fd00::/8")), redirectsMatch()),
 				rule("not redirects", netstate.Accept, source(pick("10.0.0.0/8", "fd00::/8")), not(redirectsMatch())),
 			}},
-			{Name: "output", Type: "route", Hook: "output", Priority: -150},
+			{Name: "output", Type: "route", Hook: "output", Priority: -150, Rules: []netstate.FirewallRule{led, unled}},
 		}},
 		{Family: f, Name: "nat", Chains: []netstate.Chain{
 			{Name: "prerouting", Type: "nat", Hook: "prerouting", Priority: -100, Rules: []netstate.FirewallRule{

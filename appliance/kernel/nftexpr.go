@@ -44,6 +44,9 @@ const (
 	icmpv6Redirect = 137 // RFC 4861 §4.5
 )
 
+// Directions of a connection (enum ip_conntrack_dir of the kernel).
+const ctOriginal, ctReply = 0, 1
+
 // A compiler turns a rule into expressions of nftables. Each step has the
 // line of nft(8) that it stands for beside it.
 type compiler struct {
@@ -176,8 +179,26 @@ func (c *compiler) match(r netstate.FirewallRule, m netstate.Match) error {
 		c.proto(proto)
 		c.emit(icmpType())
 		c.between(m.Negate, typ, typ)
+	case m.CTDir != "": // ct direction original
+		dir := []byte{ctOriginal}
+		if m.CTDir == "reply" {
+			dir[0] = ctReply
+		}
+		c.emit(&expr.Ct{Key: expr.CtKeyDIRECTION, Register: reg1})
+		c.between(m.Negate, dir, dir)
+	case m.CTMark != 0: // ct mark & 0x1 != 0
+		c.emit(&expr.Ct{Key: expr.CtKeyMARK, Register: reg1}, bits32(m.CTMark, 0),
+			&expr.Cmp{Op: equal(!m.Negate), Register: reg1, Data: make([]byte, 4)})
 	}
 	return nil
+}
+
+// bits32 keeps some bits of the number in register 1 and sets others.
+func bits32(keep, set uint32) *expr.Bitwise {
+	return &expr.Bitwise{
+		SourceRegister: reg1, DestRegister: reg1, Len: 4,
+		Mask: binaryutil.NativeEndian.PutUint32(keep &^ set), Xor: binaryutil.NativeEndian.PutUint32(set),
+	}
 }
 
 // icmpType loads the type of an ICMP or ICMPv6 message.
@@ -262,13 +283,22 @@ func (c *compiler) action(a netstate.Action) error {
 		}
 	case netstate.NoTrack:
 		c.emit(&expr.Notrack{})
-	case netstate.SetCTMark: // ct mark set 0x1
+	case netstate.SetCTMark: // ct mark set 0x1, ct mark set ct mark & 0xfffffffe | 0x1
+		if a.Mask != 0 {
+			c.emit(&expr.Ct{Key: expr.CtKeyMARK, Register: reg1}, bits32(^a.Mask, a.Mark))
+		} else {
+			c.emit(&expr.Immediate{Register: reg1, Data: binaryutil.NativeEndian.PutUint32(a.Mark)})
+		}
+		c.emit(&expr.Ct{Key: expr.CtKeyMARK, Register: reg1, SourceRegister: true})
+	case netstate.RestoreCT: // meta mark set ct mark, meta mark set ct mark & 0x1
+		c.emit(&expr.Ct{Key: expr.CtKeyMARK, Register: reg1})
+		if a.Mask != 0 {
+			c.emit(bits32(a.Mask, 0))
+		}
+		c.emit(&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1, SourceRegister: true})
+	case netstate.SetMark: // meta mark set 0x1
 		c.emit(
 			&expr.Immediate{Register: reg1, Data: binaryutil.NativeEndian.PutUint32(a.Mark)},
-			&expr.Ct{Key: expr.CtKeyMARK, Register: reg1, SourceRegister: true})
-	case netstate.RestoreCT: // meta mark set ct mark
-		c.emit(
-			&expr.Ct{Key: expr.CtKeyMARK, Register: reg1},
 			&expr.Meta{Key: expr.MetaKeyMARK, Register: reg1, SourceRegister: true})
 	case netstate.ClampMSS: // tcp option maxseg size set rt mtu; the kernel only lowers it
 		if a.MSS != 0 {

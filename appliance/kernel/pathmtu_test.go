@@ -24,6 +24,7 @@ type half struct {
 	pod, node, edge, gateway *nettest.NS
 	lan                      int  // MTU between the nodes
 	podMTU                   int  // of the link to the pod
+	gatewayMTU               int  // of what the gateway knows of its cluster; 0: nothing special
 	tunnelMTU                bool // the nodes know that of the tunnel
 }
 
@@ -181,6 +182,9 @@ func chain(t *testing.T, halves [2]half) (pods [2]*nettest.NS) {
 		n.gateway.Run("ip", "addr", "add", n.gatewayIP(i)+"/32", "dev", desired.PodInterface)
 		n.gateway.Run("ip", "route", "add", "169.254.1.1", "dev", desired.PodInterface)
 		n.gateway.Run("ip", "route", "add", "default", "via", "169.254.1.1")
+		if n.gatewayMTU > 0 {
+			n.gateway.Run("ip", "route", "add", chainPods, "via", "169.254.1.1", "mtu", fmt.Sprint(n.gatewayMTU))
+		}
 	}
 	pair(halves[0].edge, "wan", halves[1].edge, "wan", 1500)
 	for i, n := range halves {
@@ -220,8 +224,8 @@ func chain(t *testing.T, halves [2]half) (pods [2]*nettest.NS) {
 // TestPathMTUThroughARemap: whoever on the way can't forward a large packet
 // tells its sender, who believes it, although both clusters have the same
 // networks and the packet that the error quotes has been translated: the
-// sender's node, its gateway, the peer's node that the gateway is on, and the
-// one that the pod is on. What is as large as that arrives.
+// sender's node, its gateway, the peer's gateway, the peer's node that it is on,
+// and the one that the pod is on. What is as large as that arrives.
 func TestPathMTUThroughARemap(t *testing.T) {
 	t.Parallel()
 	const lan, big = 1500, 1500
@@ -234,6 +238,7 @@ func TestPathMTUThroughARemap(t *testing.T) {
 		{"own node", half{lan: lan, podMTU: big, tunnelMTU: true}, half{lan: lan, podMTU: big}, []int{1440}},
 		{"own gateway", half{lan: 2000, podMTU: big}, half{lan: lan, podMTU: big}, []int{1440}},
 		{"overlay, then own gateway", half{lan: lan, podMTU: big}, half{lan: lan, podMTU: big}, []int{1450, 1440}},
+		{"peer's gateway", half{lan: lan, podMTU: big, tunnelMTU: true}, half{lan: lan, podMTU: big, gatewayMTU: 1320}, []int{1440, 1320}},
 		{"node of the peer's gateway", half{lan: lan, podMTU: big, tunnelMTU: true}, half{lan: 1350, podMTU: big}, []int{1440, 1300}},
 		{"node of the peer's pod", half{lan: lan, podMTU: big, tunnelMTU: true}, half{lan: 1350, podMTU: 1200}, []int{1440, 1300, 1200}},
 	} {

@@ -313,6 +313,9 @@ func TestValidate(t *testing.T) {
 		{rule(forward, Action{Kind: Drop}, Match{L4Proto: "gre"}), `protocol "gre"`},
 		{rule(Chain{Type: "filter", Hook: "output"}, Action{Kind: Drop}, Match{Dir: "in", Dev: "eth0"}), "at hook output no packet has an in device"},
 		{rule(forward, Action{Kind: ClampMSS}, Match{L4Proto: "udp"}), "the rule is about udp"},
+		{rule(forward, Action{Kind: Drop}, Match{CTDir: "back"}), `direction "back": must be original or reply`},
+		{rule(forward, Action{Kind: SetCTMark, Mark: 3, Mask: 1}), "the mark 0x3 has bits that the mask 0x1 has not"},
+		{rule(forward, Action{Kind: SetMark, Mark: 1, Mask: 1}), "meta mark set: takes no mask"},
 	} {
 		assert.Check(t, is.ErrorContains(tt.state.Validate(), tt.want))
 	}

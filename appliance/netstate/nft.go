@@ -138,6 +138,14 @@ func (m Match) text(r FirewallRule, f Family) string {
 			return "icmpv6 type " + not + "nd-redirect"
 		}
 		return "icmp type " + not + "redirect"
+	case m.CTDir != "":
+		return "ct direction " + not + m.CTDir
+	case m.CTMark != 0:
+		op := "!="
+		if m.Negate {
+			op = "=="
+		}
+		return fmt.Sprintf("ct mark & 0x%x %s 0x0", m.CTMark, op)
 	default:
 		return ""
 	}
@@ -146,9 +154,17 @@ func (m Match) text(r FirewallRule, f Family) string {
 func (a Action) text(f Family, l4proto string) string {
 	switch a.Kind {
 	case SetCTMark:
+		if a.Mask != 0 {
+			return fmt.Sprintf("ct mark set ct mark & 0x%x | 0x%x", ^a.Mask, a.Mark)
+		}
 		return fmt.Sprintf("ct mark set 0x%x", a.Mark)
 	case RestoreCT:
+		if a.Mask != 0 {
+			return fmt.Sprintf("meta mark set ct mark & 0x%x", a.Mask)
+		}
 		return "meta mark set ct mark"
+	case SetMark:
+		return fmt.Sprintf("meta mark set 0x%x", a.Mark)
 	case ClampMSS:
 		to := "rt mtu"
 		if a.MSS != 0 {

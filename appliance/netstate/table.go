@@ -49,8 +49,8 @@ type FirewallRule struct {
 	Action  Action
 }
 
-// A Match is one condition. Exactly one of Addr, Ports, L4Proto, Dev, ICMPError
-// and ICMPRedirect says what is looked at.
+// A Match is one condition. Exactly one of Addr, Ports, L4Proto, Dev, ICMPError,
+// ICMPRedirect, CTDir and CTMark says what is looked at.
 type Match struct {
 	Negate bool
 	// Dir is "src" or "dst" for addresses and ports, "in" or "out" for
@@ -66,6 +66,12 @@ type Match struct {
 	// ICMPRedirect matches the messages by which a router tells a host of a
 	// better next hop (RFC 792, RFC 4861 §8).
 	ICMPRedirect bool
+	// CTDir matches packets that travel in one direction of their connection,
+	// "original" or "reply"; an error about a packet travels the other way. CTMark
+	// matches packets whose connection has one of these bits in its mark. What
+	// conntrack does not know matches neither, negated or not.
+	CTDir  string
+	CTMark uint32
 }
 
 // An AddrRange is an inclusive range of addresses.
@@ -84,7 +90,8 @@ const (
 	Reject     ActionKind = "reject"
 	NoTrack    ActionKind = "notrack"
 	SetCTMark  ActionKind = "ct mark set"        // Action.Mark
-	RestoreCT  ActionKind = "meta mark set"      // to the connection's mark
+	RestoreCT  ActionKind = "meta mark set ct"   // to the connection's mark
+	SetMark    ActionKind = "meta mark set"      // Action.Mark; in a route chain the packet is routed anew
 	ClampMSS   ActionKind = "tcp maxseg set"     // Action.MSS, 0: the route's MTU
 	SNAT       ActionKind = "snat"               // Action.To or Action.Map
 	DNAT       ActionKind = "dnat"               // Action.To or Action.Map
@@ -96,6 +103,9 @@ const (
 type Action struct {
 	Kind ActionKind
 	Mark uint32
+	// Mask has the bits of the mark that SetCTMark sets, the others stay, and
+	// that RestoreCT takes, the others are 0. No bits: all of them.
+	Mask uint32
 	MSS  uint16
 	// To is the new address. With Prefix, the host bits are kept and only
 	// the bits of the prefix replaced (nft(8) "prefix to").

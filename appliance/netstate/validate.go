@@ -259,14 +259,14 @@ func CommentProblem(name string) string {
 
 func (m Match) validate(c Chain, is6, known bool) error {
 	what := 0
-	for _, set := range []bool{m.Addr != (AddrRange{}), m.Ports != (PortRange{}), m.L4Proto != "", m.Dev != "", m.ICMPError, m.ICMPRedirect} {
+	for _, set := range []bool{m.Addr != (AddrRange{}), m.Ports != (PortRange{}), m.L4Proto != "", m.Dev != "", m.ICMPError, m.ICMPRedirect, m.CTDir != "", m.CTMark != 0} {
 		if set {
 			what++
 		}
 	}
 	switch {
 	case what != 1:
-		return errors.New("must look at exactly one of address, ports, protocol, device, ICMP errors, ICMP redirects")
+		return errors.New("must look at exactly one of address, ports, protocol, device, ICMP errors, ICMP redirects, direction and mark of the connection")
 	case (m.Addr != AddrRange{} || m.Ports != PortRange{}) && m.Dir != "src" && m.Dir != "dst":
 		return fmt.Errorf("position %q: must be src or dst", m.Dir)
 	case m.Dev != "" && m.Dir != "in" && m.Dir != "out":
@@ -283,6 +283,8 @@ func (m Match) validate(c Chain, is6, known bool) error {
 		return fmt.Errorf("ports %s: not a range", m.Ports)
 	case m.L4Proto != "" && !slices.Contains([]string{"tcp", "udp", "sctp", "icmp", "icmpv6"}, m.L4Proto):
 		return fmt.Errorf("protocol %q: must be tcp, udp, sctp, icmp or icmpv6", m.L4Proto)
+	case m.CTDir != "" && m.CTDir != "original" && m.CTDir != "reply":
+		return fmt.Errorf("direction %q: must be original or reply", m.CTDir)
 	case (m.ICMPError || m.ICMPRedirect) && !known:
 		return errors.New("ICMP errors and redirects: in an inet table the rule needs an address that tells IPv4 from IPv6")
 	}
@@ -292,7 +294,7 @@ func (m Match) validate(c Chain, is6, known bool) error {
 func (a Action) validate(r FirewallRule, c Chain, is6, known bool) error {
 	nat := a.Kind == SNAT || a.Kind == DNAT || a.Kind == Masquerade
 	switch a.Kind {
-	case Accept, Drop, Reject, NoTrack, SetCTMark, RestoreCT, ClampMSS, SNAT, DNAT, Masquerade, SetSource:
+	case Accept, Drop, Reject, NoTrack, SetCTMark, RestoreCT, SetMark, ClampMSS, SNAT, DNAT, Masquerade, SetSource:
 	default:
 		return fmt.Errorf("action %q: unknown", a.Kind)
 	}
@@ -307,6 +309,10 @@ func (a Action) validate(r FirewallRule, c Chain, is6, known bool) error {
 		return fmt.Errorf("masquerade: only at postrouting, not %s", c.Hook)
 	case a.Kind == NoTrack && (c.Type != "filter" || c.Hook != "prerouting" && c.Hook != "output" || c.Priority >= -200):
 		return errors.New("notrack: only in filter chains at prerouting and output before connection tracking (priority below -200)")
+	case a.Mask != 0 && a.Kind != SetCTMark && a.Kind != RestoreCT:
+		return fmt.Errorf("%s: takes no mask", a.Kind)
+	case a.Mask != 0 && a.Mark&^a.Mask != 0:
+		return fmt.Errorf("%s: the mark 0x%x has bits that the mask 0x%x has not", a.Kind, a.Mark, a.Mask)
 	case a.Kind == Reject && c.Hook != "input" && c.Hook != "forward" && c.Hook != "output":
 		return fmt.Errorf("reject: only at input, forward and output, not %s", c.Hook)
 	case a.Kind == ClampMSS && r.L4Proto() != "" && r.L4Proto() != "tcp":

@@ -109,10 +109,6 @@ func (x *transit) track() {
 		return
 	}
 	if x.p.Error() {
-		if x.ct = x.p.about; x.ct.connection != nil {
-			x.p.about, x.state = direction{}, related
-			return
-		}
 		x.trackError()
 		return
 	}

@@ -296,7 +296,11 @@ func (d dice) matches(hook string) []netstate.Match {
 	var out []netstate.Match
 	for range d.IntN(3) {
 		m := netstate.Match{Negate: d.IntN(4) == 0}
-		switch d.IntN(5) {
+		switch d.IntN(7) {
+		case 5:
+			m.CTDir = pick(d, "original", "reply")
+		case 6:
+			m.CTMark = pick[uint32](d, 1, 2, 8)
 		case 0, 1:
 			m.Dir, m.Addr = pick(d, "src", "dst"), netstate.RangeOf(d.prefix())
 		case 2:
@@ -356,6 +360,7 @@ func (d dice) chain(i int) netstate.Chain {
 		place{"nat", "output", []int32{-150, -100}, []netstate.ActionKind{netstate.DNAT, netstate.Accept}},
 		place{"filter", "forward", []int32{-5, 0}, []netstate.ActionKind{netstate.SetCTMark, netstate.Accept, netstate.Drop, netstate.SetCTMark}},
 		place{"filter", "input", []int32{0}, []netstate.ActionKind{netstate.Accept, netstate.Drop}},
+		place{"route", "output", []int32{-150, 0}, []netstate.ActionKind{netstate.SetMark, netstate.SetMark, netstate.RestoreCT}},
 		place{"filter", "output", []int32{-300, 0}, []netstate.ActionKind{netstate.Accept, netstate.SetCTMark, netstate.Drop}},
 		place{"nat", "postrouting", []int32{-160, -150, 100, 110}, []netstate.ActionKind{netstate.SNAT, netstate.SNAT, netstate.SNAT, netstate.Masquerade, netstate.Accept}},
 		place{"nat", "postrouting", []int32{-160, -150, 100, 110}, []netstate.ActionKind{netstate.SNAT}},
@@ -369,6 +374,13 @@ func (d dice) chain(i int) netstate.Chain {
 			r.Action = d.target(r.Action)
 		case netstate.SetCTMark:
 			r.Action.Mark = pick[uint32](d, 1, 2, 3)
+			if d.IntN(2) == 0 {
+				r.Action.Mark, r.Action.Mask = pick[uint32](d, 0, 1, 8, 9), pick[uint32](d, 9, 11, 15)
+			}
+		case netstate.RestoreCT:
+			r.Action.Mask = pick[uint32](d, 0, 0, 1, 3, 7)
+		case netstate.SetMark:
+			r.Action.Mark = pick[uint32](d, 1, 2)
 		case netstate.Drop:
 			r.Matches = append(r.Matches, netstate.Match{Dir: "dst", Ports: netstate.PortRange{From: 53, To: 53}})
 		}

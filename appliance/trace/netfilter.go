@@ -101,6 +101,7 @@ func compileHooks(h *host) map[hookKey][]step {
 func (x *transit) run(hook string) *End {
 	for _, s := range x.h.hooks[hookKey{hook, x.p.Is6()}] {
 		var end *End
+		mark := x.mark
 		switch {
 		case s.conntrack:
 			x.track()
@@ -108,6 +109,9 @@ func (x *transit) run(hook string) *End {
 			end = x.nat(hook, s)
 		default:
 			_, end = x.chain(hook, s.chain)
+		}
+		if end == nil && hook == "output" {
+			end = x.reroute(s, mark)
 		}
 		if end != nil {
 			return end
@@ -256,14 +260,25 @@ func (x *transit) apply(a netstate.Action, name string) {
 			x.note("not tracked: " + name)
 		}
 	case netstate.SetCTMark:
-		if x.ct.connection != nil && x.ct.mark != a.Mark {
-			x.ct.mark = a.Mark
-			x.note(fmt.Sprintf("ct mark 0x%x: %s", a.Mark, name))
+		if x.ct.connection == nil {
+			return
+		}
+		if mark := x.ct.mark&^masked(a) | a.Mark; x.ct.mark != mark {
+			x.ct.mark = mark
+			x.note(fmt.Sprintf("ct mark 0x%x: %s", mark, name))
 		}
 	case netstate.RestoreCT:
-		if x.ct.connection != nil && x.mark != x.ct.mark {
-			x.mark = x.ct.mark
-			x.note(fmt.Sprintf("mark 0x%x: %s", x.mark, name))
+		if x.ct.connection == nil {
+			return
+		}
+		if mark := x.ct.mark & masked(a); x.mark != mark {
+			x.mark = mark
+			x.note(fmt.Sprintf("mark 0x%x: %s", mark, name))
+		}
+	case netstate.SetMark:
+		if x.mark != a.Mark {
+			x.mark = a.Mark
+			x.note(fmt.Sprintf("mark 0x%x: %s", a.Mark, name))
 		}
 	case netstate.ClampMSS:
 		mss := int(a.MSS)
@@ -282,6 +297,14 @@ func (x *transit) apply(a netstate.Action, name string) {
 		x.p.Src = a.To.Addr()
 		x.rewrote(before, name)
 	}
+}
+
+// masked is the bits of a mark that an action is about.
+func masked(a netstate.Action) uint32 {
+	if a.Mask == 0 {
+		return ^uint32(0)
+	}
+	return a.Mask
 }
 
 // routeMSS is what "rt mtu" stands for: what fits the packet's route, and that
@@ -355,6 +378,13 @@ func (x *transit) match(m netstate.Match) (is, possible bool) {
 		return p.Error(), true
 	case m.ICMPRedirect:
 		return false, p.Proto == ICMP || p.Proto == ICMPv6
+	case m.CTDir != "":
+		return x.ct.reply == (m.CTDir == "reply"), x.ct.connection != nil
+	case m.CTMark != 0:
+		if x.ct.connection == nil {
+			return false, false
+		}
+		return x.ct.mark&m.CTMark != 0, true
 	}
 	return true, true
 }

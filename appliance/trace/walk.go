@@ -135,6 +135,9 @@ func (k *walker) step(at place) (place, *End) {
 		w: k, h: at.h, p: at.p, in: at.dev, inName: at.dev, mark: at.mark,
 		hop: Hop{Depth: at.depth, Host: at.h.Name, In: at.dev, Arrived: at.p},
 	}
+	if about := x.p.about; about.connection != nil { // before any hook (nf_ct_attach)
+		x.ct, x.state, x.p.about = about, related, direction{}
+	}
 	var end *End
 	switch {
 	case at.dev == "":
@@ -244,17 +247,11 @@ func (x *transit) send(tunnel string) *End {
 	if end := x.fits(); end != nil {
 		return end
 	}
-	before, mark := x.p, x.mark
 	if end := x.run("output"); end != nil {
 		return end
 	}
 	if _, own := x.h.local[x.p.Dst]; own {
 		return x.loop()
-	}
-	if x.p.Dst != before.Dst || x.mark != mark && x.reroutes() {
-		if end := x.output(); end != nil {
-			return end
-		}
 	}
 	// Of a tunnel's outer packet the kernel says in postrouting, and only
 	// there, that it came in by the tunnel: ip_output takes skb->dev for it.
@@ -272,15 +269,18 @@ func (x *transit) output() *End {
 	return nil
 }
 
-// reroutes reports whether a changed mark makes the host look for a route
-// again: only chains of type route do that.
-func (x *transit) reroutes() bool {
-	for _, s := range x.h.hooks[hookKey{"output", x.p.Is6()}] {
-		if s.chain.Type == "route" {
-			return true
-		}
+// reroute looks up the way of a packet that the host sends again, where what
+// happened to it in a hook makes the host do so: a chain of type route gave it
+// another mark, or its connection has another destination than the sender thinks
+// (nf_nat_ipv4_local_fn). What else gives it a mark does not.
+func (x *transit) reroute(s step, mark uint32) *End {
+	c := x.ct.connection
+	again := s.chain.Type == "route" && x.mark != mark ||
+		s.isNAT && c != nil && x.state != untracked && c.tuple(x.ct.reply).dst != c.tuple(!x.ct.reply).src
+	if _, own := x.h.local[x.p.Dst]; own || !again {
+		return nil
 	}
-	return false
+	return x.output()
 }
 
 // sendToSelf is what happens to a packet for one of the host's own addresses.

@@ -13,6 +13,7 @@ import (
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 	"github.com/isthmus-net/isthmus/appliance/trace"
 )
@@ -85,19 +86,41 @@ func TestMarks(t *testing.T) {
 					continue
 				}
 				marks := map[uint32]string{}
+				given := ^uint32(0) // the bits that a connection's mark gives to packets
 				for _, table := range h.State.Tables {
 					for _, c := range table.Chains {
 						for _, r := range c.Rules {
-							if r.Action.Kind == netstate.SetCTMark {
+							switch {
+							case r.Action.Kind == netstate.RestoreCT:
+								given = r.Action.Mask
+							case r.Action.Kind == netstate.SetCTMark && table.Name != desired.ICMPErrorTable:
 								assert.Assert(t, r.Action.Mark != 0 && marks[r.Action.Mark] == "", "%s: mark %d of %s and %s", h.Name, r.Action.Mark, r.Name, marks[r.Action.Mark])
 								marks[r.Action.Mark] = r.Name
 							}
 						}
 					}
 				}
+				// The bits of the gateway itself are no part of any other mark, and
+				// the mark of what it leads into the tunnel is given to nothing else.
+				ownMarks, led := uint32(0), uint32(0)
+				for _, table := range h.State.Tables {
+					for _, c := range table.Chains {
+						for _, r := range c.Rules {
+							if table.Name == desired.ICMPErrorTable && r.Action.Kind == netstate.SetCTMark {
+								ownMarks |= r.Action.Mask
+							} else if r.Action.Kind == netstate.SetMark {
+								led = r.Action.Mark
+							}
+						}
+					}
+				}
+				assert.Assert(t, ownMarks != 0 && led != 0 && given&ownMarks == 0 && given&led == 0, "%s: 0x%x, 0x%x, 0x%x", h.Name, ownMarks, led, given)
+				for mark, name := range marks {
+					assert.Assert(t, mark&ownMarks == 0, "%s: %s", h.Name, name)
+				}
 				rules := map[uint32]bool{}
 				for _, r := range h.State.Rules {
-					if r.Mark != 0 {
+					if r.Mark != 0 && r.Mark != led {
 						assert.Assert(t, marks[r.Mark] != "" && !rules[r.Mark], "%s: %s", h.Name, r)
 						rules[r.Mark] = true
 					}
