@@ -11,7 +11,6 @@ func PlainGateway(in GatewayInput) netstate.State { return compileGateway(in).st
 // are not all known, and the rules of explicit priorities stay where they are.
 func FewerRules(s netstate.State, numbered, explicit []uint32) netstate.State {
 	h := newHost(0, nil)
-	h.state.Links = s.Links
 	for _, n := range numbered {
 		h.numbered[n] = true
 	}

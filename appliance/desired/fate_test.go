@@ -71,7 +71,7 @@ func lookup(s netstate.State, p packet) string {
 	slices.SortStableFunc(rules, func(a, b netstate.Rule) int { return cmp.Compare(a.Priority, b.Priority) })
 	for _, r := range rules {
 		// No packet here has a mark.
-		if r.IPv6 != dst.Is6() || r.Mark != 0 || r.IIF != "" && r.IIF != p.iif || !in(r.Dst, p.dst) || !in(r.Src, p.src) {
+		if r.IPv6 != dst.Is6() || r.Mark != 0 || r.Not == ((r.IIF == "" || r.IIF == p.iif) && in(r.Dst, p.dst) && in(r.Src, p.src)) {
 			continue
 		}
 		if r.Unreachable {

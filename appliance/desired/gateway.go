@@ -65,7 +65,7 @@ func compileGateway(in GatewayInput) *host {
 	h.keepMarks()
 	h.clampToTunnel()
 	h.mappedHosts(in)
-	h.close(in, configuration)
+	h.close(configuration)
 	h.internalOnly(in)
 	h.outerPackets()
 	h.icmpErrors(in, configuration)
@@ -238,12 +238,14 @@ func underlayOf(n cluster.InternalNode, gatewayNode string) netip.Addr {
 	return n.Remote
 }
 
-// close ends the lookup for whatever came by a tunnel, or from a node, and was meant for nobody
-// that the routes know. It would go on to the main table otherwise: to the
-// cluster's Services, API server and nodes, with the address of a pod.
+// close ends the lookup for whatever came by a link, of ours or of the pod, and
+// was meant for nobody that the routes know. It would go on to the main table
+// otherwise: to the cluster's Services, API server and nodes, with the address
+// of a pod. What a rule refuses the kernel counts (IpInNoRoutes), what a route
+// refuses it does not.
 //
-//	ip rule add iif liqo-tunnel priority 390 unreachable
-func (h *host) close(in GatewayInput, c *cluster.Configuration) {
+//	ip rule add not iif lo priority 390 unreachable
+func (h *host) close(c *cluster.Configuration) {
 	ipv6 := false
 	for _, r := range h.state.Routes {
 		ipv6 = ipv6 || r.Dst.Addr().Is6()
@@ -256,22 +258,13 @@ func (h *host) close(in GatewayInput, c *cluster.Configuration) {
 			ipv6 = ipv6 || p.Addr().Is6()
 		}
 	}
-	from := make([]string, 0, len(h.state.Links)+1)
-	for _, l := range h.state.Links {
-		from = append(from, l.Name)
-	}
-	if in.Overlay() == cluster.OverlayVXLAN && in.HostInterface == "" {
-		from = append(from, PodInterface) // nodes send to the pod's own link
-	}
-	for _, dev := range from {
-		for _, v6 := range []bool{false, true} {
-			if v6 && !ipv6 {
-				continue
-			}
-			h.state.Rules = append(h.state.Rules, netstate.Rule{
-				Priority: h.base + closing, IPv6: v6, IIF: dev, Unreachable: true,
-			})
+	for _, v6 := range []bool{false, true} {
+		if v6 && !ipv6 {
+			continue
 		}
+		h.state.Rules = append(h.state.Rules, netstate.Rule{
+			Priority: h.base + closing, IPv6: v6, IIF: loopback, Not: true, Unreachable: true,
+		})
 	}
 }
 

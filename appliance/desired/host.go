@@ -20,7 +20,6 @@ const (
 	lastRoutes    = 87 // … up to here
 	mappedHosts   = 88 // to hosts with mapped addresses that no route knows, …
 	mappedToMain  = 89 // … by the main table
-	closed        = 89 // what came by another link, if all its routes are in one table
 	closing       = 90 // what must not go on to the main table
 )
 

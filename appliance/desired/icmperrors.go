@@ -109,7 +109,7 @@ func (h *host) ownErrors(c *cluster.Configuration) []netstate.Chain {
 			continue
 		}
 		h.state.Rules = append(h.state.Rules, netstate.Rule{
-			Priority: h.base + toPeer, IPv6: v6, IIF: "lo", Mark: forPeer, Table: h.forPeerTable,
+			Priority: h.base + toPeer, IPv6: v6, IIF: loopback, Mark: forPeer, Table: h.forPeerTable,
 		})
 		h.state.Routes = append(h.state.Routes, netstate.Route{
 			Table: h.forPeerTable, Dst: anywhere(v6), Dev: TunnelInterface, Scope: netstate.ScopeLink,

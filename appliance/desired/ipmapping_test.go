@@ -183,7 +183,7 @@ func TestFurtherIPsOfAHost(t *testing.T) {
 // fromTunnel looks up what comes out of the tunnel, as the kernel does.
 func fromTunnel(s netstate.State, dst netip.Addr) string {
 	for _, rule := range s.Rules {
-		if rule.IIF != desired.TunnelInterface && rule.IIF != "" || rule.Mark != 0 || rule.Src.IsValid() ||
+		if rule.Not == (rule.IIF == desired.TunnelInterface || rule.IIF == "") || rule.Mark != 0 || rule.Src.IsValid() ||
 			rule.Is6() != dst.Is6() || rule.Dst.IsValid() && !rule.Dst.Contains(dst) {
 			continue
 		}

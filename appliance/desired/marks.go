@@ -90,6 +90,8 @@ func (c *compaction) way(r netstate.Rule, a netip.Addr) (step, bool) {
 func (c *compaction) wayWithout(rules []netstate.Rule, iif string, a netip.Addr) (step, bool) {
 	for _, r := range rules {
 		switch {
+		case r.Not:
+			return step{}, false // all but some of these packets
 		case r.Dst.IsValid() && !r.Dst.Contains(a) || r.IIF != "" && iif != "" && r.IIF != iif:
 			continue
 		case r.Src.IsValid() || r.OIF != "" || r.IIF != "" && r.IIF != iif:

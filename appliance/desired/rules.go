@@ -18,9 +18,6 @@ import (
 //     no routes but to there;
 //   - two rules that select the same packets are one, and so are their tables,
 //     unless a rule between them sends some of these packets elsewhere;
-//   - a rule by the Geneve link of a node, and the one that ends the lookup of
-//     what came by this link, are one whose table has an unreachable default
-//     route;
 //   - a rule by the mark of a node's connections is none where the destination
 //     names the node already (see impliedBy).
 //
@@ -47,7 +44,7 @@ func (h *host) fewerRules(s netstate.State) netstate.State {
 	for _, v6 := range []bool{false, true} {
 		family := slices.DeleteFunc(slices.Clone(s.Rules), func(r netstate.Rule) bool { return r.Is6() != v6 })
 		family = c.withoutMarks(family, impliedBy(s.Tables))
-		rules = append(rules, c.emit(c.fold(c.merge(family)))...)
+		rules = append(rules, c.emit(c.merge(family))...)
 	}
 	after := map[uint32]bool{}
 	for _, r := range rules {
@@ -117,7 +114,6 @@ type lookup struct {
 	// be anywhere, for all packets that the rule selects.
 	routes destinations
 	merged bool
-	closed bool
 }
 
 // read returns a rule as a lookup.
@@ -143,8 +139,12 @@ func (c *compaction) read(r netstate.Rule) lookup {
 	return l
 }
 
-// selects returns what a lookup selects but for the destination.
+// selects returns what a lookup selects but for the destination; all, if it is
+// for all but something.
 func (l lookup) selects() selector {
+	if l.Not {
+		return selector{}
+	}
 	return selector{src: l.Src, iif: l.IIF, oif: l.OIF, mark: l.Mark}
 }
 
@@ -267,7 +267,7 @@ func (c *compaction) merge(rules []netstate.Rule) []lookup {
 }
 
 // merges reports whether a rule may become one with others.
-func (l lookup) merges() bool { return len(l.routes) > 0 && l.Mask == 0 && l.Other == "" }
+func (l lookup) merges() bool { return len(l.routes) > 0 && l.Mask == 0 && !l.Not && l.Other == "" }
 
 // mayPass reports whether l may be asked before others as well as after them,
 // except for those that it could become one with.
@@ -316,53 +316,12 @@ func (l lookup) with(next lookup) lookup {
 	return l
 }
 
-// fold makes one of the rule by a Geneve link, and the one that ends the lookup
-// of what came by it. The new one stands right before the place of the latter,
-// as all that is asked in between is for other packets. Other links, of which
-// there are few, keep a rule that ends the lookup: the kernel counts what comes
-// there, out of the tunnel above all, and does not count what a route refuses.
-func (c *compaction) fold(list []lookup) []lookup {
-	geneve := map[string]bool{}
-	for _, l := range c.state.Links {
-		geneve[l.Name] = l.Kind == netstate.KindGeneve
-	}
-	byLink := map[string][]int{} // rules that look at nothing else
-	var others []int             // rules for what came by any link, or that look at more
-	for i, l := range list {
-		if only := (selector{iif: l.IIF}); l.IIF != "" && l.selects() == only && !l.Dst.IsValid() {
-			byLink[l.IIF] = append(byLink[l.IIF], i)
-		} else {
-			others = append(others, i)
-		}
-	}
-	gone := map[int]bool{}
-	for dev, at := range byLink {
-		if len(at) != 2 || !geneve[dev] {
-			continue
-		}
-		way, end := list[at[0]], list[at[1]]
-		if len(way.routes) == 0 || !end.Unreachable || c.explicit[way.Priority] || end.Priority != c.base+closing ||
-			slices.ContainsFunc(others, func(i int) bool { return i > at[0] && list[i].conflicts(way) }) {
-			continue
-		}
-		way.Priority, way.closed = c.base+closed, true
-		list[at[1]], gone[at[0]] = way, true
-	}
-	var out []lookup
-	for i, l := range list {
-		if !gone[i] {
-			out = append(out, l)
-		}
-	}
-	return out
-}
-
 // emit returns the lookups as rules, and notes the routes of new tables.
 func (c *compaction) emit(list []lookup) []netstate.Rule {
 	var out []netstate.Rule
 	numbers := map[string]uint32{} // of new tables of this family, by name
 	count := map[string]int{}
-	add := func(name string, routes destinations, v6 bool, ends bool) uint32 {
+	add := func(name string, routes destinations) uint32 {
 		if n, ok := numbers[name]; ok {
 			return n
 		}
@@ -372,26 +331,14 @@ func (c *compaction) emit(list []lookup) []netstate.Rule {
 			r.Table = n
 			c.routes = append(c.routes, r)
 		}
-		if all := anywhere(v6); ends {
-			if _, has := routes[all]; !has {
-				c.routes = append(c.routes, netstate.Route{Table: n, Dst: all, Type: netstate.Unreachable})
-			}
-		}
 		return n
 	}
 	for _, l := range list {
 		r := l.Rule
-		name := strconv.FormatUint(uint64(r.Table), 10)
 		if l.merged {
-			name = l.selects().tableName()
+			name := l.selects().tableName()
 			count[name]++ // several, if a rule in between keeps them apart
-			name += "\x00" + strconv.Itoa(count[name])
-		}
-		switch {
-		case l.closed:
-			r.Table = add("\x00closed "+name, l.routes, l.Is6(), true)
-		case l.merged:
-			r.Table = add("\x00merged "+name, l.routes, l.Is6(), false)
+			r.Table = add("\x00merged "+name+"\x00"+strconv.Itoa(count[name]), l.routes)
 		}
 		out = append(out, r)
 	}

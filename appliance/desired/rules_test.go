@@ -39,8 +39,8 @@ func routerOf(s netstate.State, others []netstate.Route) *router {
 func (k *router) route(p probe) string {
 	for _, r := range k.rules {
 		switch {
-		case r.Is6() != p.dst.Is6(), r.IIF != "" && r.IIF != p.iif, r.Mark != 0 && r.Mark != p.mark,
-			r.Src.IsValid() && !r.Src.Contains(p.src), r.Dst.IsValid() && !r.Dst.Contains(p.dst):
+		case r.Is6() != p.dst.Is6(), r.Not == ((r.IIF == "" || r.IIF == p.iif) && (r.Mark == 0 || r.Mark == p.mark) &&
+			(!r.Src.IsValid() || r.Src.Contains(p.src)) && (!r.Dst.IsValid() || r.Dst.Contains(p.dst))):
 			continue
 		case r.Unreachable:
 			return "unreachable"
@@ -222,7 +222,7 @@ func randomRules(r *rand.Rand) (s netstate.State, others []netstate.Route) {
 	for i, link := range []string{"liqo.node-1", "liqo.node-2", "liqo.node-3"}[:r.IntN(4)] {
 		s.Links = append(s.Links, netstate.Link{Name: link, Kind: netstate.KindGeneve, Geneve: netstate.Geneve{VNI: uint32(i + 1), Remote: addr("192.0.2.1"), Port: 6091}})
 		if r.IntN(4) > 0 {
-			s.Rules = append(s.Rules, netstate.Rule{Priority: 390, IPv6: v6, IIF: link, Unreachable: true})
+			s.Rules = append(s.Rules, netstate.Rule{Priority: 390, IPv6: v6, IIF: pick(r, link, "lo"), Not: r.IntN(2) == 0, Unreachable: true})
 		}
 		if r.IntN(2) > 0 {
 			s.Rules = append(s.Rules, netstate.Rule{Priority: 320 + uint32(i), IPv6: v6, IIF: link, Table: 1000})
@@ -311,7 +311,7 @@ func TestFewerRulesDoTheSame(t *testing.T) {
 		}
 		was, is = was+len(plain.Normalized().Rules), is+len(fewer.Rules)
 	}
-	assert.Assert(t, is < was*9/10, "%d rules of %d are left: nothing was tried", is, was)
+	assert.Assert(t, is < was*19/20, "%d rules of %d are left: nothing was tried", is, was)
 	assert.Assert(t, walks > 100)
 	t.Logf("%d rules became %d, %d times one by one", was, is, walks)
 }

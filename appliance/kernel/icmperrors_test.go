@@ -29,10 +29,25 @@ type addressing struct {
 	tooBig, expired, unreachable      byte
 }
 
-// state is what desired says of the gateway, without the links: the tunnel is a
-// pair here.
-func (a addressing) state(t *testing.T) netstate.State {
+var addressings = []addressing{
+	{
+		"IPv4", "10.0.0.0/16", "10.70.0.0/16", "11.0.0.0/16", "11.70.0.0/16", "10.0.1.5", "11.0.1.5", "10.0.2.7", "10.70.3.3",
+		"169.254.18.1/30", "169.254.18.2/30", "198.51.100.10/24", "198.51.100.1/24", "net/ipv4/ip_forward", "net/ipv4/icmp_ratelimit", 3, 11, 3,
+	},
+	{
+		"IPv6", "fd01::/56", "fd70::/64", "fd11::/56", "fd71::/64", "fd01:0:0:1::5", "fd11:0:0:1::5", "fd01:0:0:2::7", "fd70::3:3",
+		"fd18::1/64", "fd18::2/64", "fd51::10/64", "fd51::1/64", "net/ipv6/conf/all/forwarding", "net/ipv6/icmp/ratelimit", 2, 3, 1,
+	},
+}
+
+// state is what desired says of the gateway, which has one node behind dev,
+// without the links: the tunnel, and what leads to the node, are pairs here.
+func (a addressing) state(t *testing.T, dev string) netstate.State {
 	t.Helper()
+	overlay := cluster.OverlayGeneve
+	if dev == desired.PodInterface {
+		overlay = cluster.OverlayVXLAN
+	}
 	own, there := prefix(a.pods), prefix(a.remapped)
 	cidrs := cluster.CIDRs{Pod: []netip.Prefix{own}, External: []netip.Prefix{prefix(a.external)}}
 	family := map[bool]string{false: "IPV4", true: "IPV6"}[own.Addr().Is6()]
@@ -53,10 +68,10 @@ func (a addressing) state(t *testing.T) netstate.State {
 			Meta: object("Configuration", "rome"), RemoteID: "rome", Configured: true, Local: cidrs, Remote: cidrs,
 			Remapped: cluster.CIDRs{Pod: []netip.Prefix{there}, External: []netip.Prefix{prefix(a.reExt)}},
 		}},
-		Fabrics: []cluster.InternalFabric{{Meta: object("InternalFabric", "rome"), RemoteID: "rome", Overlay: cluster.OverlayVXLAN}},
+		Fabrics: []cluster.InternalFabric{{Meta: object("InternalFabric", "rome"), RemoteID: "rome", Overlay: overlay}},
 		Routes: []cluster.RouteConfiguration{
 			{Meta: object("RouteConfiguration", "rome-gw-ext", "route-category", "gateway", "route-unique", "rome"), Table: "rome-gw-ext", Rules: []cluster.RouteRule{
-				{IIF: desired.PodInterface, Routes: []cluster.TableRoute{route(own), route(prefix(a.external))}},
+				{IIF: dev, Routes: []cluster.TableRoute{route(own), route(prefix(a.external))}},
 			}},
 			{Meta: object("RouteConfiguration", "gw-pods", "route-category", "gateway", "route-subcategory", "fabric"), Table: "254", Rules: []cluster.RouteRule{
 				{IIF: desired.TunnelInterface, Dst: own},
@@ -89,16 +104,7 @@ func (a addressing) state(t *testing.T) netstate.State {
 // sender's address; and they come from where the peer expects packets from.
 func TestGatewayTellsThePeer(t *testing.T) {
 	t.Parallel()
-	for _, a := range []addressing{
-		{
-			"IPv4", "10.0.0.0/16", "10.70.0.0/16", "11.0.0.0/16", "11.70.0.0/16", "10.0.1.5", "11.0.1.5", "10.0.2.7", "10.70.3.3",
-			"169.254.18.1/30", "169.254.18.2/30", "198.51.100.10/24", "198.51.100.1/24", "net/ipv4/ip_forward", "net/ipv4/icmp_ratelimit", 3, 11, 3,
-		},
-		{
-			"IPv6", "fd01::/56", "fd70::/64", "fd11::/56", "fd71::/64", "fd01:0:0:1::5", "fd11:0:0:1::5", "fd01:0:0:2::7", "fd70::3:3",
-			"fd18::1/64", "fd18::2/64", "fd51::10/64", "fd51::1/64", "net/ipv6/conf/all/forwarding", "net/ipv6/icmp/ratelimit", 2, 3, 1,
-		},
-	} {
+	for _, a := range addressings {
 		t.Run(a.name, func(t *testing.T) {
 			t.Parallel()
 			is6 := addr(a.pod).Is6()
@@ -130,8 +136,7 @@ func TestGatewayTellsThePeer(t *testing.T) {
 			for _, dst := range []string{host(a.pod), a.external, host(toGateway)} {
 				peer.Run("ip", "route", "add", dst, "via", prefix(a.tunnel).Addr().String())
 			}
-			state := a.state(t)
-			converge(t, ns, state)
+			converge(t, ns, a.state(t, desired.PodInterface))
 
 			heard, here := listenICMP(t, peer, is6), listenICMP(t, node, is6)
 			sender := listen(t, peer, netip.AddrPortFrom(addr(a.peerPod), 4001))
@@ -220,6 +225,52 @@ func nextError(c net.PacketConn, is6 bool) (typ byte, quoted, from netip.Addr, o
 				quoted, _ = netip.AddrFromSlice(buf[8+dst : 8+dst+addr(map[bool]string{false: "0.0.0.0", true: "::"}[is6]).BitLen()/8])
 				return buf[0], quoted, from.Unmap(), true
 			}
+		}
+	}
+}
+
+// TestWhatIsForNobodyIsCounted: with either overlay, what comes by a link and is
+// for nobody is refused, and counted.
+func TestWhatIsForNobodyIsCounted(t *testing.T) {
+	t.Parallel()
+	for _, a := range addressings {
+		for _, dev := range []string{desired.PodInterface, "liqo.node-1"} {
+			t.Run(a.name+" "+dev, func(t *testing.T) {
+				t.Parallel()
+				ns, gw := openWith(t)
+				need(t, ns, FeatureNAT)
+				nettest.Need(t, "ip")
+				peer, node := nettest.Another(t), nettest.Another(t)
+				vethNamed(t, gw, peer, desired.TunnelInterface, a.tunnel, a.tunnelPeer)
+				vethNamed(t, gw, node, dev, a.gateway, a.node)
+				gw.Do(func() {
+					writeSysctl(t, "net/ipv4/conf/all/rp_filter", "0")
+					writeSysctl(t, a.forwarding, "1")
+				})
+				gw.Run("ip", "route", "add", "default", "via", prefix(a.node).Addr().String()) // what it must not get to
+				bits := fmt.Sprintf("/%d", addr(a.nobody).BitLen())
+				for _, from := range []struct {
+					at  *nettest.NS
+					via string
+				}{{peer, a.tunnel}, {node, a.gateway}} {
+					nobody := addr(a.nobody)
+					if from.at == node { // whose own networks these are
+						nobody = addr(map[bool]string{false: "192.0.2.9", true: "2001:db8::9"}[nobody.Is6()])
+					}
+					from.at.Run("ip", "route", "add", nobody.String()+bits, "via", prefix(from.via).Addr().String())
+					converge(t, ns, a.state(t, dev))
+					out := dial(t, from.at, netip.AddrPortFrom(nobody, 9))
+					before, err := ns.InNoRoutes()
+					assert.NilError(t, err)
+					poll.WaitOn(t, func(poll.LogT) poll.Result {
+						_, _ = out.Write([]byte("lost")) // may say what an earlier error said
+						if n, err := ns.InNoRoutes(); err != nil || n <= before {
+							return poll.Continue("by %s: %d packets counted, %v", from.via, n, err)
+						}
+						return poll.Success()
+					}, poll.WithTimeout(10*time.Second), poll.WithDelay(10*time.Millisecond))
+				}
+			})
 		}
 	}
 }

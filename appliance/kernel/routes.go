@@ -281,13 +281,13 @@ func parseRule(b []byte) (netstate.Rule, bool) {
 	}
 	fam, dstBits, srcBits, tos, table, action := b[0], int(b[1]), int(b[2]), b[3], b[4], b[7]
 	flags := binary.NativeEndian.Uint32(b[8:])
-	r := netstate.Rule{Table: uint32(table), IPv6: fam == unix.AF_INET6}
+	r := netstate.Rule{Table: uint32(table), IPv6: fam == unix.AF_INET6, Not: flags&unix.FIB_RULE_INVERT != 0}
 	var other []string
 	if tos != 0 {
 		other = append(other, fmt.Sprintf("tos 0x%x", tos))
 	}
 	// The detached flags say that no link of the name is there now.
-	if flags&^(unix.FIB_RULE_IIF_DETACHED|unix.FIB_RULE_OIF_DETACHED) != 0 {
+	if flags&^(unix.FIB_RULE_IIF_DETACHED|unix.FIB_RULE_OIF_DETACHED|unix.FIB_RULE_INVERT) != 0 {
 		other = append(other, fmt.Sprintf("flags 0x%x", flags))
 	}
 	ours := false
@@ -413,7 +413,11 @@ func encodeRule(r netstate.Rule) []byte {
 	if r.Dst.IsValid() {
 		dstBits = uint8(r.Dst.Bits())
 	}
-	a := attrs{[]byte{fam, dstBits, srcBits, 0, table, 0, 0, action, 0, 0, 0, 0}}
+	var flags uint32
+	if r.Not {
+		flags = unix.FIB_RULE_INVERT
+	}
+	a := attrs{binary.NativeEndian.AppendUint32([]byte{fam, dstBits, srcBits, 0, table, 0, 0, action}, flags)}
 	if r.Src.IsValid() {
 		a.ip(unix.FRA_SRC, r.Src.Masked().Addr())
 	}

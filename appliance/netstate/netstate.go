@@ -161,6 +161,9 @@ type Rule struct {
 	IIF, OIF string       // empty: any
 	Mark     uint32
 	Mask     uint32 // 0 with a Mark: all bits
+	// Not makes it a rule for all packets of the family that the selectors are
+	// not for (ip-rule(8) "not").
+	Not bool
 	// Table is where to look; Unreachable ends the lookup with an error
 	// (ENETUNREACH, counted in IpInNoRoutes) instead.
 	Table       uint32

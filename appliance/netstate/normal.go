@@ -147,7 +147,7 @@ func compareRules(a, b Rule) int {
 	return cmp.Or(cmp.Compare(a.Priority, b.Priority), compareBools(a.Is6(), b.Is6()),
 		a.Src.Compare(b.Src), a.Dst.Compare(b.Dst), cmp.Compare(a.IIF, b.IIF), cmp.Compare(a.OIF, b.OIF),
 		cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Mask, b.Mask), cmp.Compare(a.Table, b.Table),
-		compareBools(a.Unreachable, b.Unreachable), cmp.Compare(a.Other, b.Other))
+		compareBools(a.Unreachable, b.Unreachable), compareBools(a.Not, b.Not), cmp.Compare(a.Other, b.Other))
 }
 
 func compareTableIDs(a, b TableID) int {

@@ -97,7 +97,11 @@ func (r Rule) String() string {
 	if r.Is6() {
 		b.WriteString("-6 ")
 	}
-	fmt.Fprintf(&b, "%d: from %s", r.Priority, prefixOr(r.Src, "all"))
+	fmt.Fprintf(&b, "%d: ", r.Priority)
+	if r.Not {
+		b.WriteString("not ")
+	}
+	fmt.Fprintf(&b, "from %s", prefixOr(r.Src, "all"))
 	if r.Dst.IsValid() {
 		fmt.Fprintf(&b, " to %s", prefixOr(r.Dst, ""))
 	}

@@ -289,6 +289,7 @@ func (d dice) rule(priority uint32) netstate.Rule {
 	if d.IntN(6) == 0 {
 		r.Table, r.Unreachable = 0, true
 	}
+	r.Not = d.IntN(6) == 0
 	return r
 }
 

@@ -65,7 +65,12 @@ func (h *host) lookup(f flow) decision {
 
 // selects reports whether a rule is for a packet (fib_rule_match).
 func selects(r netstate.Rule, f flow) bool {
-	if r.Is6() != f.dst.Is6() || r.OIF != "" || r.IIF != "" && r.IIF != f.iif {
+	return r.Is6() == f.dst.Is6() && fits(r, f) != r.Not
+}
+
+// fits reports whether a packet is what the selectors of a rule say.
+func fits(r netstate.Rule, f flow) bool {
+	if r.OIF != "" || r.IIF != "" && r.IIF != f.iif {
 		return false
 	}
 	if r.Dst.IsValid() && !r.Dst.Contains(f.dst) {
