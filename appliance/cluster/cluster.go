@@ -69,9 +69,11 @@ type Snapshot struct {
 	Services    []Service
 	// OtherServices are those that the controller did not make.
 	OtherServices []Ref
-	Deployments   []Deployment
-	Secrets       []KeySecret
-	Namespaces    []Namespace
+	// OtherNodePorts are the ports of nodes that these have.
+	OtherNodePorts map[uint16]Ref
+	Deployments    []Deployment
+	Secrets        []KeySecret
+	Namespaces     []Namespace
 
 	Configurations  []Configuration
 	Connections     []Connection

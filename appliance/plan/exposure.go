@@ -46,18 +46,19 @@ func nodePortField(e v1beta1.Endpoint) string {
 }
 
 // nodePortHolder says who has the port of the nodes that g asks for; empty:
-// nobody else of ours. Who has it already has the better right, then who is
-// older.
+// nobody else. Who has it already has the better right, then who is older. The
+// API server gives a number to one Service, whatever the protocol.
 func (p *planner) nodePortHolder(g *cluster.Gateway) string {
 	for _, s := range p.s.Services {
 		if s.Namespace == g.Namespace && s.Name == GatewayName(g.Name) {
 			continue
 		}
-		if slices.ContainsFunc(s.Ports, func(x cluster.ServicePort) bool {
-			return x.NodePort == g.NodePort && x.Protocol == string(corev1.ProtocolUDP)
-		}) {
+		if slices.ContainsFunc(s.Ports, func(x cluster.ServicePort) bool { return x.NodePort == g.NodePort }) {
 			return s.Ref.String()
 		}
+	}
+	if other, taken := p.s.OtherNodePorts[g.NodePort]; taken {
+		return other.String()
 	}
 	for _, other := range p.allGateways {
 		if carried := p.carries[keyOf(other.Ref)]; carried != nil && other.Ref != g.Ref && other.NodePort == g.NodePort {

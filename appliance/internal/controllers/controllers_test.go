@@ -64,6 +64,7 @@ func TestController(t *testing.T) {
 	w.run("a key is never overwritten", (*world).testKeys)
 	w.run("what is wrong is said once", (*world).testEvents)
 	w.run("a running gateway survives a slip of the pen", (*world).testKept)
+	w.run("a port of the nodes that somebody else has", (*world).testTakenPort)
 	w.run("what is not ours stays", (*world).testForeign)
 	w.run("an IP gets an address, its mapping and its Service", (*world).testIP)
 	w.run("a TunnelEndpoint stands for a peering", (*world).testTunnelEndpoint)

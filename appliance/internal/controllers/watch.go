@@ -51,7 +51,7 @@ func watched() []client.Object {
 
 // cacheOptions limits the informers to what matters: of Kubernetes' own kinds
 // what the controller made, of pods and nodes the few fields that are read, and of
-// other people's Services the names.
+// other people's Services the names and the ports of nodes.
 func cacheOptions(namespace string, newInformer kube.InformerFunc) cache.Options {
 	ours := cache.ByObject{Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelManagedBy: v1beta1.ManagedBy})}
 	return cache.Options{
@@ -106,8 +106,8 @@ func stripPod(o any) (any, error) {
 	return out, nil
 }
 
-// stripService keeps the names of Services that the controller did not make:
-// they are taken.
+// stripService keeps the names and the ports of nodes of Services that the
+// controller did not make: they are taken.
 func stripService(o any) (any, error) {
 	s, ok := o.(*corev1.Service)
 	if !ok {
@@ -116,9 +116,18 @@ func stripService(o any) (any, error) {
 	if kube.Made(s) {
 		return cache.TransformStripManagedFields()(s)
 	}
-	return &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+	out := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
 		Namespace: s.Namespace, Name: s.Name, UID: s.UID, ResourceVersion: s.ResourceVersion, DeletionTimestamp: s.DeletionTimestamp,
-	}}, nil
+	}}
+	for _, p := range s.Spec.Ports {
+		if p.NodePort != 0 {
+			out.Spec.Ports = append(out.Spec.Ports, corev1.ServicePort{Protocol: p.Protocol, NodePort: p.NodePort})
+		}
+	}
+	if p := s.Spec.HealthCheckNodePort; p != 0 {
+		out.Spec.Ports = append(out.Spec.Ports, corev1.ServicePort{Protocol: corev1.ProtocolTCP, NodePort: p})
+	}
+	return out, nil
 }
 
 // stripNode keeps the addresses of a node and whether it is ready.

@@ -34,7 +34,16 @@ func Snapshot(o Objects) cluster.Snapshot {
 		if svc := &o.Services[i]; Made(svc) {
 			services = append(services, *svc)
 		} else {
-			s.OtherServices = append(s.OtherServices, metaOf(svc, corev1.SchemeGroupVersion, "Service").Ref)
+			ref := metaOf(svc, corev1.SchemeGroupVersion, "Service").Ref
+			s.OtherServices = append(s.OtherServices, ref)
+			for _, p := range svc.Spec.Ports {
+				if p.NodePort > 0 {
+					if s.OtherNodePorts == nil {
+						s.OtherNodePorts = map[uint16]cluster.Ref{}
+					}
+					s.OtherNodePorts[uint16(p.NodePort)] = ref
+				}
+			}
 		}
 	}
 	s.Services = parse(&p, services, Service, func(v cluster.Service) cluster.Meta { return v.Meta })
