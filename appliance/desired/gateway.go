@@ -110,6 +110,8 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 		Description: "peer " + in.RemoteID,
 		Forwarding:  true,
 		RPFilter:    rpFilterLoose,
+		// A peer with this cluster's pod CIDR has a pod with this one's address.
+		AcceptLocal: true,
 	})
 	h.state.Addresses = append(h.state.Addresses, netstate.Address{Dev: TunnelInterface, Prefix: own})
 	h.hops[peer] = hop{via: peer, dev: TunnelInterface, onLink: true}

@@ -121,6 +121,7 @@ func parseLink(b []byte) (string, link, error) {
 	}
 	l.state.Forwarding = l.forwarding
 	l.state.RPFilter = int(conf.get(confRPFilter))
+	l.state.AcceptLocal = conf.get(confAcceptLocal) != 0
 	return a.Name, l, nil
 }
 
@@ -298,6 +299,7 @@ func (ns *NetNS) setLink(old link, l netstate.Link) error {
 	a.inetConf(func(a *attrs) {
 		a.u32(confForwarding, boolToU32(l.Forwarding))
 		a.u32(confRPFilter, uint32(l.RPFilter))
+		a.u32(confAcceptLocal, boolToU32(l.AcceptLocal))
 		a.u32(confPromoteSecondaries, 1)
 	})
 	err := ns.rt.do(request{typ: unix.RTM_SETLINK, data: a.b})

@@ -13,6 +13,7 @@ const (
 	// With promote_secondaries an address keeps its sisters of the same
 	// prefix when it goes.
 	confPromoteSecondaries = 20
+	confAcceptLocal        = 23
 )
 
 // inetConf returns the IPv4 settings in a message about a link; nil if it does

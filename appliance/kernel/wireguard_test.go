@@ -70,7 +70,7 @@ func (s *side) open(t *testing.T) {
 
 func serverState() netstate.State {
 	return netstate.State{
-		Links:     []netstate.Link{{Name: tunnel, Kind: netstate.KindWireGuard, MTU: 1380, Description: "tunnel to rome", Forwarding: true, RPFilter: 2}},
+		Links:     []netstate.Link{{Name: tunnel, Kind: netstate.KindWireGuard, MTU: 1380, Description: "tunnel to rome", Forwarding: true, RPFilter: 2, AcceptLocal: true}},
 		Addresses: []netstate.Address{{Dev: tunnel, Prefix: prefix("169.254.18.1/30")}},
 		WireGuard: []netstate.WireGuard{{Dev: tunnel, ListenPort: 51840, PublicKey: public(1), Peers: []netstate.WireGuardPeer{
 			{PublicKey: public(2), AllowedIPs: []netip.Prefix{prefix("169.254.18.2/32"), prefix("10.2.0.0/16"), prefix("fd02::/64")}},

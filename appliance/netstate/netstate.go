@@ -51,10 +51,13 @@ type Link struct {
 	Description string
 	// Forwarding lets IPv4 packets that come in by this link be forwarded,
 	// and RPFilter is its reverse-path filter (0 off, 1 strict, 2 loose; the
-	// kernel takes the larger of this and conf/all). Both are per-link
-	// values of /proc/sys/net/ipv4/conf, set through IFLA_INET_CONF.
-	Forwarding bool
-	RPFilter   int
+	// kernel takes the larger of this and conf/all). With AcceptLocal a
+	// packet may come in whose source is an address of this host. They are
+	// per-link values of /proc/sys/net/ipv4/conf, set through
+	// IFLA_INET_CONF.
+	Forwarding  bool
+	RPFilter    int
+	AcceptLocal bool
 	// Down is true only of observed links: ours are up.
 	Down bool
 }

@@ -35,6 +35,9 @@ func (l Link) String() string {
 	if l.RPFilter != 0 {
 		fmt.Fprintf(&b, " rp_filter %d", l.RPFilter)
 	}
+	if l.AcceptLocal {
+		b.WriteString(" accept_local")
+	}
 	if l.Down {
 		b.WriteString(" down")
 	}

@@ -151,6 +151,9 @@ func (h *host) spoofed(p Packet, in, out string) string {
 		return "" // the kernel has no such filter for IPv6
 	}
 	if dev, own := h.local[p.Src]; own {
+		if h.links[in].AcceptLocal {
+			return ""
+		}
 		return fmt.Sprintf("its source %s is an address of this host (%s)", p.Src, dev)
 	}
 	mode := h.links[in].rpFilter
