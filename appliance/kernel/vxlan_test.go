@@ -69,7 +69,9 @@ func TestVXLANWalk(t *testing.T) {
 		// In place, although the kernel forgets the neighbours of a link that
 		// gets another MAC.
 		change(overlay(), func(s *netstate.State) { s.Links[0].MAC = station(9) }),
-		change(overlay(), func(s *netstate.State) { s.Links[0].MTU, s.Links[0].RPFilter, s.Links[0].AcceptLocal, s.Settings = 1400, 0, true, nil }),
+		change(overlay(), func(s *netstate.State) {
+			s.Links[0].MTU, s.Links[0].RPFilter, s.Links[0].AcceptLocal, s.Settings = 1400, 0, true, nil
+		}),
 		change(overlay(), func(s *netstate.State) { s.Settings[0].Forwarding, s.Neighbors, s.Addresses = false, nil, nil }),
 		change(overlay(), func(s *netstate.State) { s.FDB, s.Routes = nil, nil }),
 		// Entries that move, that go and that come.
