@@ -141,7 +141,7 @@ func printPlan(w io.Writer, selected []selection, o runOptions) {
 		if o.sabotage == "" {
 			continue
 		}
-		for _, i := range sabotages(sel, func(scenario.Row) bool { return true }) {
+		for _, i := range sabotages(sel, func(scenario.Row) int { return 0 }) {
 			broken++
 			fmt.Fprintf(w, "  %s\n    %s\n      must fail: %s\n", i.row.Name, i.sabotage, i.sabotage.Fails)
 		}

@@ -80,7 +80,7 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 			}
 		}
 		if o.sabotage != "" {
-			for _, i := range sabotages(sel, func(r scenario.Row) bool { return sites[r.Name].skip == "" }) {
+			for _, i := range sabotages(sel, func(r scenario.Row) int { return sites[r.Name].patience() }) {
 				add(sel.scenario, i, sites[i.row.Name])
 			}
 		}
@@ -123,20 +123,24 @@ func groupFor(all *[]*group, t *topology.Topology, at site) *group {
 	return g
 }
 
-// sabotages are the sabotages of a scenario's first row that can run. One that
-// is only for some rows is made in each overlay, on the first row that it is
-// for.
-func sabotages(sel selection, canRun func(scenario.Row) bool) []item {
-	rows := slices.Clone(sel.rows)
-	slices.SortStableFunc(rows, func(a, b scenario.Row) int {
-		switch x, y := canRun(a), canRun(b); {
-		case x == y:
-			return 0
-		case x:
-			return -1
-		}
+// patience is what a row there asks of those who wait for it: least on this
+// kernel, most where it can't run.
+func (s site) patience() int {
+	switch {
+	case s.skip != "":
+		return 2
+	case s.world == supervisor.VM:
 		return 1
-	})
+	}
+	return 0
+}
+
+// sabotages are the sabotages of a scenario's first row of those that ask for
+// the least patience. One that is only for some rows is made in each overlay, on
+// the first row that it is for.
+func sabotages(sel selection, patience func(scenario.Row) int) []item {
+	rows := slices.Clone(sel.rows)
+	slices.SortStableFunc(rows, func(a, b scenario.Row) int { return cmp.Compare(patience(a), patience(b)) })
 	type once struct {
 		index   int
 		overlay string
