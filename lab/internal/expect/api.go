@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/restmapper"
@@ -51,10 +52,12 @@ func (a *API) cluster(ctx context.Context, name string) (*clusterAPI, error) {
 	if err != nil {
 		return nil, err
 	}
-	disco, err := discovery.NewDiscoveryClientForConfig(cfg)
+	server, err := discovery.NewDiscoveryClientForConfig(cfg)
 	if err != nil {
 		return nil, err
 	}
+	// The short names would be asked for again with every kind.
+	disco := memory.NewMemCacheClient(server)
 	groups, err := restmapper.GetAPIGroupResources(disco)
 	if err != nil {
 		return nil, fmt.Errorf("cluster %s: kinds: %w", name, err)
