@@ -54,7 +54,8 @@ test-kernel: build ## kernel tests: as root, without root, and in the virtual ma
 
 .PHONY: test-lab
 test-lab: build kubernetes cni ## every scenario with its sabotages in the VXLAN overlay, and GENEVE_SCENARIOS with Geneve, in the virtual machine
-	bin/lab run --sabotage=after --jobs 3 '*@vxlan' $(GENEVE_SCENARIOS:=@geneve)
+	bin/lab run --sabotage=after --overlay vxlan --jobs 2
+	bin/lab run --sabotage=after --overlay geneve $(GENEVE_SCENARIOS)
 
 # What CI has time for where every lab with Geneve needs an emulated machine.
 # test-all runs the rest as well.
