@@ -12,32 +12,16 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
-// Families of the API and of nft(8).
+// Families of the API and of nft(8). The API knows NETDEV too, whose chains are
+// each at a device, but has no field that names one.
 var families = map[string]netstate.Family{
 	"INET": netstate.FamilyINET, "IPV4": netstate.FamilyIPv4, "IPV6": netstate.FamilyIPv6,
-	"ARP": netstate.FamilyARP, "BRIDGE": netstate.FamilyBridge, "NETDEV": netstate.FamilyNetdev,
+	"ARP": netstate.FamilyARP, "BRIDGE": netstate.FamilyBridge,
 }
 
-// Hooks by chain type and family (nft(8), "CHAINS").
-var hooks = map[string]map[netstate.Family][]string{
-	"filter": {
-		netstate.FamilyINET:   {"prerouting", "input", "forward", "output", "postrouting"},
-		netstate.FamilyIPv4:   {"prerouting", "input", "forward", "output", "postrouting"},
-		netstate.FamilyIPv6:   {"prerouting", "input", "forward", "output", "postrouting"},
-		netstate.FamilyBridge: {"prerouting", "input", "forward", "output", "postrouting"},
-		netstate.FamilyARP:    {"input", "output"},
-		netstate.FamilyNetdev: {"ingress"},
-	},
-	"nat": {
-		netstate.FamilyINET: {"prerouting", "input", "output", "postrouting"},
-		netstate.FamilyIPv4: {"prerouting", "input", "output", "postrouting"},
-		netstate.FamilyIPv6: {"prerouting", "input", "output", "postrouting"},
-	},
-	"route": {
-		netstate.FamilyINET: {"output"},
-		netstate.FamilyIPv4: {"output"},
-		netstate.FamilyIPv6: {"output"},
-	},
+// TableOf returns the identity of the table that an object asks for.
+func TableOf(fc cluster.FirewallConfiguration) netstate.TableID {
+	return netstate.TableID{Family: families[fc.Family], Name: fc.Table}
 }
 
 const (
@@ -108,8 +92,13 @@ func (h *host) tables(all []cluster.FirewallConfiguration, selects func(map[stri
 func compileTable(fc cluster.FirewallConfiguration) (netstate.Table, []string) {
 	var c tableCompiler
 	family, ok := families[fc.Family]
+	switch {
+	case fc.Family == "NETDEV":
+		c.complain("spec.table.family", "chains of family NETDEV are each at a device, and a chain has no field that names one; write INET, IPV4, IPV6, ARP or BRIDGE")
+	case !ok:
+		c.complain("spec.table.family", "%q is none; write INET, IPV4, IPV6, ARP or BRIDGE", fc.Family)
+	}
 	if !ok {
-		c.complain("spec.table.family", "%q is none; write INET, IPV4, IPV6, ARP, NETDEV or BRIDGE", fc.Family)
 		return netstate.Table{}, c.problems
 	}
 	c.family = family
@@ -159,16 +148,15 @@ func (c *tableCompiler) chain(field string, chain cluster.Chain) netstate.Chain 
 	if out.Policy != "accept" && out.Policy != "drop" {
 		c.complain(field+".policy", "%q is none; write accept or drop", chain.Policy)
 	}
-	byFamily, ok := hooks[chain.Type]
-	switch {
-	case !ok:
+	switch allowed := c.family.Hooks(chain.Type); {
+	case netstate.FamilyINET.Hooks(chain.Type) == nil:
 		c.complain(field+".type", "%q is none; write filter, nat or route", chain.Type)
 		return out
-	case byFamily[c.family] == nil:
-		c.complain(field+".type", "a table of family %s has no chains of type %s", c.family, chain.Type)
-	case !slices.Contains(byFamily[c.family], chain.Hook):
+	case allowed == nil:
+		c.complain(field+".type", "a table of family %s has no chains of type %s; write filter", c.family, chain.Type)
+	case !slices.Contains(allowed, chain.Hook):
 		c.complain(field+".hook", "%q is none of a %s chain of family %s; write %s",
-			chain.Hook, chain.Type, c.family, strings.Join(byFamily[c.family], ", "))
+			chain.Hook, chain.Type, c.family, strings.Join(allowed, ", "))
 	}
 	if chain.Type == "nat" && chain.Priority <= conntrackPriority {
 		c.complain(field+".priority", "%d is too early for nat, which needs connection tracking; write %d or more",
@@ -219,20 +207,25 @@ func (c *tableCompiler) filterRule(field string, chain cluster.Chain, r cluster.
 		if mss > 0 && mss < leastMSS {
 			c.complain(field+".value", "%q is less than the %d bytes that TCP is good for; write more, or 0 for what the route's MTU allows", r.Value, leastMSS)
 		}
-		if mss == 0 && (chain.Hook == "prerouting" || chain.Hook == "input") {
+		switch {
+		case mss > 0:
+		case c.family == netstate.FamilyBridge:
+			c.complain(field+".value", "a bridge knows no route whose MTU could be taken; write a number of bytes")
+		case chain.Hook == "prerouting" || chain.Hook == "input":
 			c.complain(field+".value", "the route is not known yet in %s; write a number of bytes, or choose the hook forward", chain.Hook)
 		}
 		if !slices.ContainsFunc(r.Match, func(m cluster.Match) bool { return m.Proto == "tcp" && !m.Negate }) {
 			c.complain(field+".match", "tcpmssclamp is for TCP; add a match with proto tcp")
 		}
-	case netstate.Reject:
-		if !slices.Contains([]string{"input", "forward", "output"}, chain.Hook) {
-			c.complain(field+".action", "reject does not work in %s; write drop, or choose the hook input, forward or output", chain.Hook)
-		}
-	case netstate.NoTrack:
-		if chain.Hook != "prerouting" && chain.Hook != "output" || chain.Priority >= conntrackPriority {
-			c.complain(field+".action", "notrack is too late here; choose the hook prerouting or output, and a priority below %d", conntrackPriority)
-		}
+	}
+	switch at := c.family.ActionHooks(kind); {
+	case at == nil:
+		c.complain(field+".action", "a table of family %s has no action %s; write accept or drop", c.family, r.Action)
+	case kind == netstate.NoTrack && (!slices.Contains(at, chain.Hook) || chain.Priority >= conntrackPriority):
+		c.complain(field+".action", "notrack is too late here; choose the hook %s, and a priority below %d", strings.Join(at, " or "), conntrackPriority)
+	case kind == netstate.Reject && !slices.Contains(at, chain.Hook):
+		last := len(at) - 1
+		c.complain(field+".action", "reject does not work in %s; write drop, or choose the hook %s or %s", chain.Hook, strings.Join(at[:last], ", "), at[last])
 	}
 	switch kind {
 	case netstate.SetCTMark, netstate.ClampMSS:
@@ -241,27 +234,23 @@ func (c *tableCompiler) filterRule(field string, chain cluster.Chain, r cluster.
 			c.complain(field+".value", "%s takes no value; leave it out", r.Action)
 		}
 	}
-	if !c.ip() && kind != netstate.Accept && kind != netstate.Drop {
-		c.complain(field+".action", "%s needs IP; it does not work in a table of family %s", r.Action, c.family)
-	}
 	return out
 }
 
 func (c *tableCompiler) natRule(field string, chain cluster.Chain, r cluster.NATRule) netstate.FirewallRule {
 	out := netstate.FirewallRule{Name: r.Name, Matches: c.matches(field, chain.Hook, r.Name, r.Match)}
-	allowed := []string{"prerouting", "output"}
 	switch r.Type {
 	case "dnat":
 		out.Action.Kind = netstate.DNAT
 	case "snat":
-		out.Action.Kind, allowed = netstate.SNAT, []string{"postrouting", "input"}
+		out.Action.Kind = netstate.SNAT
 	case "masquerade":
-		out.Action.Kind, allowed = netstate.Masquerade, []string{"postrouting"}
+		out.Action.Kind = netstate.Masquerade
 	default:
 		c.complain(field+".natType", "%q is none; write dnat, snat or masquerade", r.Type)
 		return out
 	}
-	if !slices.Contains(allowed, chain.Hook) {
+	if allowed := c.family.ActionHooks(out.Action.Kind); allowed != nil && !slices.Contains(allowed, chain.Hook) {
 		c.complain(field+".natType", "%s is for the hook %s, not %s", r.Type, strings.Join(allowed, " or "), chain.Hook)
 	}
 	switch {
@@ -303,6 +292,8 @@ func (c *tableCompiler) matches(field, hook, name string, matches []cluster.Matc
 			switch {
 			case !m.IP.From.IsValid() || !m.IP.To.IsValid() || m.IP.From.BitLen() != m.IP.To.BitLen() || m.IP.To.Less(m.IP.From):
 				c.complain(field+".ip.value", "%s-%s is not a range; write the lower address first", m.IP.From, m.IP.To)
+			case c.family == netstate.FamilyARP && !c.carries(m.IP.From):
+				c.complain(field+".ip.value", "%s: ARP asks for addresses of IPv4; write one", m.IP.From)
 			case !c.carries(m.IP.From):
 				c.complain(field+".ip.value", "%s is not of the family of the table, %s", m.IP.From, c.family)
 			}
@@ -315,7 +306,7 @@ func (c *tableCompiler) matches(field, hook, name string, matches []cluster.Matc
 				c.complain(field+".port.value", "%d-%d is not a range; write the lower port first", m.Ports.From, m.Ports.To)
 			}
 			if !c.ip() {
-				c.complain(field+".port", "a table of family %s knows no ports", c.family)
+				c.complain(field+".port", "a table of family %s knows no ports; match ip or dev", c.family)
 			}
 		}
 		if m.Proto != "" {
@@ -325,7 +316,7 @@ func (c *tableCompiler) matches(field, hook, name string, matches []cluster.Matc
 				c.complain(field+".proto.value", "%q is none; write tcp or udp", m.Proto)
 			}
 			if !c.ip() {
-				c.complain(field+".proto", "a table of family %s knows no protocols above IP", c.family)
+				c.complain(field+".proto", "a table of family %s knows no protocols above IP; match ip or dev", c.family)
 			}
 		}
 		if m.Dev != "" {
@@ -335,7 +326,7 @@ func (c *tableCompiler) matches(field, hook, name string, matches []cluster.Matc
 			switch p := linkNameProblem(m.Dev); {
 			case p != "":
 				c.complain(field+".dev.value", "%q %s", m.Dev, p)
-			case m.Position == "in" && hook == "output", m.Position == "out" && (hook == "prerouting" || hook == "input"):
+			case (m.Position == "in" || m.Position == "out") && !c.family.HasDevice(hook, m.Position):
 				c.complain(field+".dev.position", "a packet in %s has no device %s", hook, map[string]string{"in": "that it came in by", "out": "to go out by yet"}[m.Position])
 			}
 		}
@@ -370,17 +361,15 @@ func (c *tableCompiler) position(field, position, a, b string) {
 	}
 }
 
-// ip reports whether packets of the table's family are known to be IP.
-func (c *tableCompiler) ip() bool {
-	return c.family == netstate.FamilyINET || c.family == netstate.FamilyIPv4 || c.family == netstate.FamilyIPv6
-}
+// ip reports whether packets of the table's family may be IP.
+func (c *tableCompiler) ip() bool { return c.family != netstate.FamilyARP }
 
 // carries reports whether a packet of the table's family may have the address.
 func (c *tableCompiler) carries(a netip.Addr) bool {
 	switch c.family {
-	case netstate.FamilyINET:
+	case netstate.FamilyINET, netstate.FamilyBridge:
 		return true
-	case netstate.FamilyIPv4:
+	case netstate.FamilyIPv4, netstate.FamilyARP:
 		return a.Is4()
 	case netstate.FamilyIPv6:
 		return a.Is6()

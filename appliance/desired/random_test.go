@@ -216,7 +216,7 @@ func random(r *rand.Rand) (desired.NodeInput, desired.GatewayInput) {
 		n.Routes = append(n.Routes, rc)
 	}
 	for i := range r.IntN(4) {
-		fc := cluster.FirewallConfiguration{Meta: m("FirewallConfiguration", i), Table: pick(r, "", "a", "b", desired.ICMPErrorTable, desired.InternalOnlyTable, "a b"), Family: pick(r, "IPV4", "IPV4", "IPV6", "INET", "ARP", "xxx")}
+		fc := cluster.FirewallConfiguration{Meta: m("FirewallConfiguration", i), Table: pick(r, "", "a", "b", desired.ICMPErrorTable, desired.InternalOnlyTable, "a b"), Family: pick(r, "IPV4", "IPV4", "IPV6", "INET", "ARP", "BRIDGE", "NETDEV", "xxx")}
 		for range r.IntN(3) {
 			c := cluster.Chain{
 				Name: pick(r, "", "a", "b", "digest"), Type: pick(r, "filter", "nat", "route", "xxx"),

@@ -112,13 +112,37 @@ func badFirewalls() []badFirewall {
 	const rule = "spec.table.chains[0].rules.filterRules[0]"
 	const natRule = "spec.table.chains[0].rules.natRules[0]"
 	return []badFirewall{
-		{"family", fc("ip"), `spec.table.family: "ip" is none; write INET, IPV4, IPV6, ARP, NETDEV or BRIDGE`},
+		{"family", fc("ip"), `spec.table.family: "ip" is none; write INET, IPV4, IPV6, ARP or BRIDGE`},
+		{"family-of-devices", fc("NETDEV", filter("ingress")),
+			`spec.table.family: chains of family NETDEV are each at a device, and a chain has no field that names one; write INET, IPV4, IPV6, ARP or BRIDGE`},
 		{"no-name", cluster.FirewallConfiguration{Family: "IPV4"}, `spec.table.name: "" must have 1 to 200 bytes without space, quote, brace and semicolon`},
 		{"chain-twice", fc("IPV4", filter("input"), filter("output")),
 			`spec.table.chains[1].name: "c" is the name of spec.table.chains[0] already; choose another one`},
 		{"hook-of-type", fc("IPV4", nat("forward")),
 			`spec.table.chains[0].hook: "forward" is none of a nat chain of family ip; write prerouting, input, output, postrouting`},
-		{"type-of-family", fc("ARP", nat("input")), `spec.table.chains[0].type: a table of family arp has no chains of type nat`},
+		{"type-of-family", fc("ARP", nat("input")), `spec.table.chains[0].type: a table of family arp has no chains of type nat; write filter`},
+		{"type-of-bridge", fc("BRIDGE", nat("prerouting")), `spec.table.chains[0].type: a table of family bridge has no chains of type nat; write filter`},
+		{"hook-of-arp", fc("ARP", filter("forward")), `spec.table.chains[0].hook: "forward" is none of a filter chain of family arp; write input, output`},
+		{"hook-of-bridge", fc("BRIDGE", filter("ingress")),
+			`spec.table.chains[0].hook: "ingress" is none of a filter chain of family bridge; write prerouting, input, forward, output, postrouting`},
+		{"action-of-arp", fc("ARP", filter("input", cluster.FilterRule{Action: "reject"})),
+			rule + `.action: a table of family arp has no action reject; write accept or drop`},
+		{"address-of-arp", fc("ARP", filter("input", match(cluster.Match{IP: cluster.AddrRange{From: addr("fd00::1"), To: addr("fd00::1")}, Position: "src"}))),
+			rule + `.match[0].ip.value: fd00::1: ARP asks for addresses of IPv4; write one`},
+		{"port-of-arp", fc("ARP", filter("input", match(cluster.Match{Ports: cluster.PortRange{From: 80, To: 80}, Position: "src"}))),
+			rule + `.match[0].port: a table of family arp knows no ports; match ip or dev`},
+		{"protocol-of-arp", fc("ARP", filter("input", match(cluster.Match{Proto: "tcp"}))),
+			rule + `.match[0].proto: a table of family arp knows no protocols above IP; match ip or dev`},
+		{"device-of-arp", fc("ARP", filter("output", match(cluster.Match{Dev: "eth0", Position: "in"}))),
+			rule + `.match[0].dev.position: a packet in output has no device that it came in by`},
+		{"device-of-bridge", fc("BRIDGE", filter("postrouting", match(cluster.Match{Dev: "eth0", Position: "in"}))),
+			rule + `.match[0].dev.position: a packet in postrouting has no device that it came in by`},
+		{"reject-of-bridge", fc("BRIDGE", filter("forward", cluster.FilterRule{Action: "reject"})),
+			rule + `.action: reject does not work in forward; write drop, or choose the hook prerouting or input`},
+		{"notrack-of-bridge", fc("BRIDGE", filter("output", cluster.FilterRule{Action: "notrack"})),
+			rule + `.action: notrack is too late here; choose the hook prerouting, and a priority below -200`},
+		{"mss-of-bridge", fc("BRIDGE", filter("prerouting", cluster.FilterRule{Action: "tcpmssclamp", Match: []cluster.Match{{Proto: "tcp"}}})),
+			rule + `.value: a bridge knows no route whose MTU could be taken; write a number of bytes`},
 		{"type", fc("IPV4", cluster.Chain{Name: "c", Type: "mangle", Hook: "input"}), `spec.table.chains[0].type: "mangle" is none; write filter, nat or route`},
 		{"policy", fc("IPV4", cluster.Chain{Name: "c", Type: "filter", Hook: "input", Policy: "reject"}), `spec.table.chains[0].policy: "reject" is none; write accept or drop`},
 		{"nat-too-early", fc("IPV4", cluster.Chain{Name: "c", Type: "nat", Hook: "prerouting", Priority: -200}),
@@ -179,6 +203,77 @@ func TestFirewallProblems(t *testing.T) {
 			assert.Equal(t, r.Message, tt.want)
 			assert.Assert(t, !r.OK)
 			assert.Assert(t, is.Len(state.Tables, 0))
+		})
+	}
+}
+
+// Tables of every family of the API, with all that they can have.
+func TestFamilies(t *testing.T) {
+	lan := cluster.AddrRange{From: addr("10.0.0.0"), To: addr("10.0.0.255")}
+	host := cluster.AddrRange{From: addr("fd00::1"), To: addr("fd00::1")}
+	source := cluster.Match{IP: lan, Position: "src"}
+	in, out := cluster.Match{Dev: "eth0", Position: "in"}, cluster.Match{Dev: "eth1", Position: "out"}
+	for _, tt := range []struct {
+		family string
+		chains []cluster.Chain
+		want   string
+	}{
+		{"ARP", []cluster.Chain{
+			{Name: "in", Type: "filter", Hook: "input", Policy: "drop", Filter: []cluster.FilterRule{
+				{Name: "lan", Match: []cluster.Match{source, in}, Action: "accept", Counter: true},
+			}},
+			{Name: "out", Type: "filter", Hook: "output", Policy: "accept", Priority: 50, Filter: []cluster.FilterRule{
+				{Name: "others", Match: []cluster.Match{{IP: lan, Position: "dst", Negate: true}, out}, Action: "drop"},
+			}},
+		}, `table arp t {
+	chain in {
+		type filter hook input priority 0; policy drop;
+		arp saddr ip 10.0.0.0/24 iifname "eth0" counter accept comment "lan"
+	}
+	chain out {
+		type filter hook output priority 50; policy accept;
+		arp daddr ip != 10.0.0.0/24 oifname "eth1" drop comment "others"
+	}
+}
+`},
+		{"BRIDGE", []cluster.Chain{
+			{Name: "early", Type: "filter", Hook: "prerouting", Policy: "accept", Priority: -300, Filter: []cluster.FilterRule{
+				{Name: "untracked", Match: []cluster.Match{{Proto: "udp"}, {Ports: cluster.PortRange{From: 6091, To: 6091}, Position: "dst"}}, Action: "notrack"},
+				{Name: "away", Match: []cluster.Match{{IP: host, Position: "dst"}}, Action: "reject"},
+			}},
+			{Name: "through", Type: "filter", Hook: "forward", Policy: "drop", Priority: -200, Filter: []cluster.FilterRule{
+				{Name: "mark", Match: []cluster.Match{source, in, out}, Action: "ctmark", Value: "1"},
+				{Name: "restore", Action: "metamarkfromctmark"},
+				{Name: "mss", Match: []cluster.Match{{Proto: "tcp"}}, Action: "tcpmssclamp", Value: "1300"},
+				{Name: "lan", Match: []cluster.Match{source}, Action: "accept", Counter: true},
+			}},
+		}, `table bridge t {
+	chain early {
+		type filter hook prerouting priority -300; policy accept;
+		udp dport 6091 notrack comment "untracked"
+		ip6 daddr fd00::1 reject comment "away"
+	}
+	chain through {
+		type filter hook forward priority -200; policy drop;
+		ip saddr 10.0.0.0/24 iifname "eth0" oifname "eth1" ct mark set 0x1 comment "mark"
+		meta mark set ct mark comment "restore"
+		meta l4proto tcp tcp flags & (syn | rst) == syn tcp option maxseg size set 1300 comment "mss"
+		ip saddr 10.0.0.0/24 counter accept comment "lan"
+	}
+}
+`},
+	} {
+		t.Run(tt.family, func(t *testing.T) {
+			fc := cluster.FirewallConfiguration{
+				Meta:  meta("FirewallConfiguration", "liqo", "x", fwCategory, "fabric", fwSubcategory, "all-nodes"),
+				Table: "t", Family: tt.family, Chains: tt.chains,
+			}
+			state, results := desired.Node(desired.NodeInput{Name: "n", Firewalls: []cluster.FirewallConfiguration{fc}})
+			assert.Equal(t, resultOf(t, results, fc.Ref).Message, "")
+			assert.NilError(t, state.Validate())
+			assert.Assert(t, is.Len(state.Tables, 1))
+			assert.Equal(t, state.Tables[0].String(), tt.want)
+			assert.Equal(t, state.Tables[0].ID(), desired.TableOf(fc))
 		})
 	}
 }

@@ -38,8 +38,10 @@ func (ns *NetNS) Features(ctx context.Context) []Feature {
 		{FeatureVXLAN, ns.probeLink(string(netstate.KindVXLAN))},
 		{FeatureWireGuard, ns.probeLink(string(netstate.KindWireGuard))},
 		{FeatureTUN, probeTUN()},
-		{FeatureNFTables, ns.nft.probe(false)},
-		{FeatureNAT, ns.nft.probe(true)},
+		{FeatureNFTables, ns.nft.probe(netstate.FamilyIPv4, false)},
+		{FeatureNAT, ns.nft.probe(netstate.FamilyIPv4, true)},
+		{FeatureNFTablesARP, ns.nft.probe(netstate.FamilyARP, false)},
+		{FeatureNFTablesBridge, ns.nft.probe(netstate.FamilyBridge, false)},
 		{FeatureRules, ns.probeRules()},
 	}
 	if err := ctx.Err(); err != nil {
@@ -125,15 +127,15 @@ func (ns *NetNS) probeRules() error {
 	}
 }
 
-// probe makes a table and deletes it in one transaction, so that nobody ever
+// probe makes a table of a family and deletes it in one transaction, so that nobody ever
 // sees it.
-func (n *nft) probe(nat bool) error {
+func (n *nft) probe(family netstate.Family, nat bool) error {
 	b, err := newBatch()
 	if err != nil {
 		return err
 	}
-	t := b.AddTable(&nftables.Table{Name: TablePrefix + probeName, Family: nftables.TableFamilyIPv4})
-	what := "nftables (module nf_tables)"
+	t := b.AddTable(&nftables.Table{Name: TablePrefix + probeName, Family: families[family]})
+	what, _ := partsOf(family)
 	if nat {
 		what = "NAT in nftables (modules nft_chain_nat, nft_nat, nft_masq, nft_ct)"
 		policy := nftables.ChainPolicyAccept
@@ -143,7 +145,7 @@ func (n *nft) probe(nat bool) error {
 		})
 		to := netip.MustParsePrefix("192.0.2.0/24")
 		for _, a := range []netstate.Action{{Kind: netstate.SNAT, To: to, Prefix: true}, {Kind: netstate.Masquerade}, {Kind: netstate.RestoreCT}} {
-			exprs, err := (&compiler{family: netstate.FamilyIPv4}).rule(netstate.FirewallRule{Action: a})
+			exprs, err := (&compiler{family: family}).rule(netstate.FirewallRule{Action: a})
 			if err != nil {
 				return err
 			}

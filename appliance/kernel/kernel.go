@@ -88,12 +88,14 @@ type Feature struct {
 
 // Names of features.
 const (
-	FeatureVersion   = "kernel version"
-	FeatureGeneve    = "geneve"
-	FeatureVXLAN     = "vxlan"
-	FeatureWireGuard = "wireguard"
-	FeatureTUN       = "tun"
-	FeatureNFTables  = "nftables"
-	FeatureNAT       = "nftables nat"
-	FeatureRules     = "policy routing"
+	FeatureVersion        = "kernel version"
+	FeatureGeneve         = "geneve"
+	FeatureVXLAN          = "vxlan"
+	FeatureWireGuard      = "wireguard"
+	FeatureTUN            = "tun"
+	FeatureNFTables       = "nftables"
+	FeatureNAT            = "nftables nat"
+	FeatureNFTablesARP    = "nftables arp"
+	FeatureNFTablesBridge = "nftables bridge"
+	FeatureRules          = "policy routing"
 )

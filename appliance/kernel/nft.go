@@ -23,15 +23,27 @@ const compilerVersion = "2:"
 
 // families are those of the kernel.
 var families = map[netstate.Family]nftables.TableFamily{
-	netstate.FamilyINET: nftables.TableFamilyINet,
-	netstate.FamilyIPv4: nftables.TableFamilyIPv4,
-	netstate.FamilyIPv6: nftables.TableFamilyIPv6,
+	netstate.FamilyINET:   nftables.TableFamilyINet,
+	netstate.FamilyIPv4:   nftables.TableFamilyIPv4,
+	netstate.FamilyIPv6:   nftables.TableFamilyIPv6,
+	netstate.FamilyARP:    nftables.TableFamilyARP,
+	netstate.FamilyBridge: nftables.TableFamilyBridge,
 }
 
-// hooks are those of the IP families.
-var hooks = map[string]nftables.ChainHook{
+// inetHooks are the numbers of the IP families, and of bridges, which have the
+// same (linux/netfilter_bridge.h).
+var inetHooks = map[string]nftables.ChainHook{
 	"prerouting": unix.NF_INET_PRE_ROUTING, "input": unix.NF_INET_LOCAL_IN, "forward": unix.NF_INET_FORWARD,
 	"output": unix.NF_INET_LOCAL_OUT, "postrouting": unix.NF_INET_POST_ROUTING,
+}
+
+// hooks are the numbers of the hooks of each family.
+var hooks = map[netstate.Family]map[string]nftables.ChainHook{
+	netstate.FamilyINET:   inetHooks,
+	netstate.FamilyIPv4:   inetHooks,
+	netstate.FamilyIPv6:   inetHooks,
+	netstate.FamilyBridge: inetHooks,
+	netstate.FamilyARP:    {"input": 0, "output": 1}, // linux/netfilter_arp.h
 }
 
 // An nft is two sockets of nftables: one to read, one to write.
@@ -103,10 +115,24 @@ func explainNFT(set []netstate.Table, del []netstate.TableID, err error) error {
 	switch {
 	case errors.Is(err, unix.EMSGSIZE):
 		err = fmt.Errorf("%w: one transaction is larger than the socket buffer: raise net.core.wmem_max or run with CAP_NET_ADMIN in the initial user namespace", err)
-	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAFNOSUPPORT):
-		err = fmt.Errorf("%w: the kernel lacks nftables or one of the expressions used (modules nf_tables, nft_ct, nft_chain_nat, nft_masq, nft_reject…): %w", ErrUnsupported, err)
+	case errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENOENT), errors.Is(err, unix.EAFNOSUPPORT),
+		errors.Is(err, unix.EPROTO): // a family whose connections the kernel does not track
+		family, expressions := partsOf(del[0].Family)
+		err = fmt.Errorf("%w: the kernel lacks %s or one of the expressions used (%s): %w", ErrUnsupported, family, expressions, err)
 	}
 	return fmt.Errorf("%s%s: %w", what, del[0], err)
+}
+
+// partsOf names the parts of the kernel that tables of a family need: for the
+// family, and for what rules of it may have.
+func partsOf(f netstate.Family) (family, expressions string) {
+	switch f {
+	case netstate.FamilyARP:
+		return "nftables for ARP (CONFIG_NF_TABLES_ARP)", "module nf_tables"
+	case netstate.FamilyBridge:
+		return "nftables for bridges (CONFIG_NF_TABLES_BRIDGE)", "modules nft_reject_bridge for reject, nf_conntrack_bridge for marks of connections"
+	}
+	return "nftables (module nf_tables)", "modules nft_ct, nft_chain_nat, nft_masq, nft_reject…"
 }
 
 // transact replaces and deletes tables in one transaction: packets see the
@@ -163,7 +189,7 @@ func (b *batch) fill(table *nftables.Table, t netstate.Table, setID *uint32) err
 		}
 		chain := b.AddChain(&nftables.Chain{
 			Table: table, Name: ch.Name, Type: nftables.ChainType(ch.Type),
-			Hooknum: nftables.ChainHookRef(hooks[ch.Hook]), Priority: nftables.ChainPriorityRef(nftables.ChainPriority(ch.Priority)),
+			Hooknum: nftables.ChainHookRef(hooks[t.Family][ch.Hook]), Priority: nftables.ChainPriorityRef(nftables.ChainPriority(ch.Priority)),
 			Policy: &policy,
 		})
 		for i, r := range ch.Rules {
@@ -345,7 +371,7 @@ func (n *nft) observeOnce() (tables []netstate.Table, again bool, err error) {
 		if i < 0 {
 			return nil, true, nil
 		}
-		c := parseChain(m.Data)
+		c := parseChain(id.Family, m.Data)
 		if slices.ContainsFunc(tables[i].Chains, func(o netstate.Chain) bool { return o.Name == c.Name }) {
 			return nil, true, nil
 		}
@@ -459,7 +485,7 @@ func counterOf(b []byte) (packets uint64) {
 	return packets
 }
 
-func parseChain(b []byte) netstate.Chain {
+func parseChain(f netstate.Family, b []byte) netstate.Chain {
 	var c netstate.Chain
 	eachAttr(b[4:], func(t uint16, v []byte) {
 		switch t {
@@ -479,7 +505,7 @@ func parseChain(b []byte) netstate.Chain {
 				}
 				switch n := binaryutil.BigEndian.Uint32(v); t {
 				case unix.NFTA_HOOK_HOOKNUM:
-					for name, h := range hooks {
+					for name, h := range hooks[f] {
 						if uint32(h) == n {
 							c.Hook = name
 						}

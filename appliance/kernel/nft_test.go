@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,11 +154,16 @@ func every(f netstate.Family) []netstate.Table {
 // TestTablesAreWhatTheySay compares what we write with what nft(8) makes of
 // the text that a table prints.
 func TestTablesAreWhatTheySay(t *testing.T) {
-	for _, f := range []netstate.Family{netstate.FamilyIPv4, netstate.FamilyIPv6, netstate.FamilyINET} {
+	tablesOf := map[netstate.Family]func(netstate.Family) []netstate.Table{
+		netstate.FamilyIPv4: every, netstate.FamilyIPv6: every, netstate.FamilyINET: every,
+		netstate.FamilyARP: everyOfLinkLayers, netstate.FamilyBridge: everyOfLinkLayers,
+	}
+	featureOf := map[netstate.Family]string{netstate.FamilyARP: FeatureNFTablesARP, netstate.FamilyBridge: FeatureNFTablesBridge}
+	for f, every := range tablesOf {
 		t.Run(string(f), func(t *testing.T) {
 			t.Parallel()
 			ns, test := openWith(t)
-			need(t, ns, FeatureNFTables, FeatureNAT)
+			need(t, ns, cmp.Or(featureOf[f], FeatureNAT))
 			nettest.Need(t, "nft")
 			tables := every(f)
 			converge(t, ns, netstate.State{Tables: tables})

@@ -83,7 +83,7 @@ func (n *nft) commit(b *batch) error {
 	if _, err := n.write.SendMessages(msgs); err != nil {
 		return fmt.Errorf("send: %w", err)
 	}
-	var errs []error
+	var failed error
 	for _, m := range msgs {
 		if m.Header.Flags&nl.Acknowledge == 0 {
 			continue
@@ -92,15 +92,20 @@ func (n *nft) commit(b *batch) error {
 		if err == nil {
 			continue
 		}
-		errs = append(errs, err)
+		switch {
+		case failed == nil:
+			failed = err
+		case !errors.Is(failed, plain(err)): // else what failed first took it along
+			failed = fmt.Errorf("%w, %w", failed, err)
+		}
 		if errors.Is(err, os.ErrPermission) || errors.Is(err, unix.ENOBUFS) {
 			break // there is only this one answer
 		}
 	}
-	if len(errs) > 0 {
+	if failed != nil {
 		n.drain()
 	}
-	return errors.Join(errs...)
+	return failed
 }
 
 // drain reads answers that nobody waits for any more.

@@ -19,6 +19,7 @@ const (
 	ipv4SourceOffset, ipv4DestinationOffset, ipv4ChecksumOffset = 12, 16, 10
 	ipv6SourceOffset, ipv6DestinationOffset                     = 8, 24
 	ipv6NextHeaderOffset, ipv6HeaderLen, icmpv6ChecksumOffset   = 6, 40, 2
+	arpSourceOffset, arpTargetOffset                            = 14, 24 // of IPv4 addresses, on links with MAC addresses (RFC 826)
 
 	tcpFlagsOffset     = 13
 	tcpSYN, tcpRST     = 0x02, 0x04
@@ -56,7 +57,7 @@ type compiler struct {
 
 	out     []expr.Any
 	l4proto string // that the expressions so far have checked
-	nfproto byte   // the same for the IP family, in inet tables
+	nfproto byte   // the same for the IP family, in tables of both
 }
 
 func (c *compiler) emit(es ...expr.Any) { c.out = append(c.out, es...) }
@@ -112,17 +113,35 @@ func (c *compiler) ip(is6 bool) {
 	if is6 {
 		proto = unix.NFPROTO_IPV6
 	}
-	if c.family != netstate.FamilyINET || c.nfproto == proto {
+	if c.nfproto == proto {
 		return
 	}
+	switch c.family {
+	case netstate.FamilyINET:
+		c.emit(
+			&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{proto}})
+	case netstate.FamilyBridge: // meta protocol ip
+		etherType := uint16(unix.ETH_P_IP)
+		if is6 {
+			etherType = unix.ETH_P_IPV6
+		}
+		c.emit(
+			&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: reg1},
+			&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: be16(etherType)})
+	}
 	c.nfproto = proto
-	c.emit(
-		&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: reg1},
-		&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{proto}})
 }
 
 func (c *compiler) match(r netstate.FirewallRule, m netstate.Match) error {
 	switch {
+	case m.Addr.From.IsValid() && c.family == netstate.FamilyARP: // arp saddr ip 10.0.0.0/8
+		p := &expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: arpSourceOffset, Len: 4}
+		if m.Dir == "dst" {
+			p.Offset = arpTargetOffset
+		}
+		c.emit(p)
+		c.addresses(m)
 	case m.Addr.From.IsValid(): // ip saddr 10.0.0.0/8
 		is6 := m.Addr.From.Is6()
 		c.ip(is6)

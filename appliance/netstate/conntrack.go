@@ -20,9 +20,13 @@ type Translation struct {
 
 // Translations returns the rules of the table that translate or do not track,
 // in their order. Of an observed table they are those that it was written with.
+// Bridges have none: the connection table does not tell what goes through one.
 func (t Table) Translations() []Translation {
 	if t.Seen != "" {
 		return t.Made
+	}
+	if !t.Family.isIP() {
+		return nil
 	}
 	var out []Translation
 	for _, c := range t.Chains {

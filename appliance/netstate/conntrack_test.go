@@ -139,6 +139,7 @@ func TestEvictions(t *testing.T) {
 			"conntrack -D --reply-src 10.1.0.0/16", []string{masqPod, client, otherPod}},
 		{"notrack is new", nil, []Table{notrack}, "conntrack -D --proto udp --orig-port-dst 6091", []string{geneve, geneveBack}},
 		{"notrack withdrawn", []Table{written(notrack)}, nil, "", nil},
+		{"notrack on bridges", nil, []Table{{Family: FamilyBridge, Name: "t", Chains: notrack.Chains}}, "", nil},
 		{"notrack of a link", nil, []Table{nat("outer", "output", -300, to(NoTrack, "", not(Match{Dir: "out", Dev: "liqo-tunnel"}), udp))}, "", nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -91,7 +91,7 @@ func (r FirewallRule) L4Proto() string {
 // whether they, or the table's family, tell the IP family at all.
 func (r FirewallRule) Is6(f Family) (is6, ok bool) {
 	switch f {
-	case FamilyIPv4:
+	case FamilyIPv4, FamilyARP:
 		return false, true
 	case FamilyIPv6:
 		return true, true
@@ -116,6 +116,8 @@ func (m Match) text(r FirewallRule, f Family) string {
 		not = "!= "
 	}
 	switch {
+	case m.Addr.From.IsValid() && f == FamilyARP:
+		return fmt.Sprintf("arp %saddr ip %s%s", m.Dir[:1], not, m.Addr)
 	case m.Addr.From.IsValid():
 		return fmt.Sprintf("%s %saddr %s%s", ipKeyword(m.Addr.From), m.Dir[:1], not, m.Addr)
 	case m.Ports != PortRange{}:

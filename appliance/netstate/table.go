@@ -5,14 +5,14 @@ import "net/netip"
 // A Family is the family of an nftables table (nft(8), "ADDRESS FAMILIES").
 type Family string
 
-// The families of the API.
+// The families that tables may have. The one of the API that is missing, netdev,
+// has a device for each chain, and the API has no field for it.
 const (
 	FamilyINET   Family = "inet"
 	FamilyIPv4   Family = "ip"
 	FamilyIPv6   Family = "ip6"
 	FamilyARP    Family = "arp"
 	FamilyBridge Family = "bridge"
-	FamilyNetdev Family = "netdev"
 )
 
 // A Table is an nftables table of ours. It is replaced whole, in one

@@ -174,8 +174,8 @@ func (w WireGuard) validate() error {
 
 // Validate says what in the table no kernel could apply.
 func (t Table) Validate() error {
-	if t.Family != FamilyINET && t.Family != FamilyIPv4 && t.Family != FamilyIPv6 {
-		return fmt.Errorf("family %q: only ip, ip6 and inet are supported", t.Family)
+	if t.Family.Hooks("filter") == nil {
+		return fmt.Errorf("family %q: must be ip, ip6, inet, arp or bridge", t.Family)
 	}
 	if p := NameProblem(t.Name); p != "" {
 		return errors.New("name: " + p)
@@ -192,21 +192,16 @@ func (t Table) Validate() error {
 	return errors.Join(errs...)
 }
 
-// hooks are where a chain of a type may be (nft(8), "CHAINS").
-var hooks = map[string][]string{
-	"filter": {"prerouting", "input", "forward", "output", "postrouting"},
-	"nat":    {"prerouting", "input", "output", "postrouting"},
-	"route":  {"output"},
-}
-
 func (c Chain) validate(f Family) error {
 	var errs []error
 	if p := NameProblem(c.Name); p != "" {
 		errs = append(errs, errors.New("name: "+p))
 	}
-	switch allowed, ok := hooks[c.Type]; {
-	case !ok:
+	switch allowed := f.Hooks(c.Type); {
+	case FamilyINET.Hooks(c.Type) == nil:
 		errs = append(errs, fmt.Errorf("type %q: must be filter, nat or route", c.Type))
+	case allowed == nil:
+		errs = append(errs, fmt.Errorf("type %q: the family %s has only chains of type filter", c.Type, f))
 	case !slices.Contains(allowed, c.Hook):
 		errs = append(errs, fmt.Errorf("hook %q: a %s chain may be at %s", c.Hook, c.Type, strings.Join(allowed, ", ")))
 	}
@@ -232,11 +227,11 @@ func (r FirewallRule) validate(c Chain, f Family) error {
 	}
 	is6, known := r.Is6(f)
 	for i, m := range r.Matches {
-		if err := m.validate(c, is6, known); err != nil {
+		if err := m.validate(c, f, is6, known); err != nil {
 			return fmt.Errorf("match %d: %w", i, err)
 		}
 	}
-	return r.Action.validate(r, c, is6, known)
+	return r.Action.validate(r, c, f, is6, known)
 }
 
 // NameProblem says what is wrong with the name of a table or a chain; empty:
@@ -257,7 +252,7 @@ func CommentProblem(name string) string {
 	return ""
 }
 
-func (m Match) validate(c Chain, is6, known bool) error {
+func (m Match) validate(c Chain, f Family, is6, known bool) error {
 	what := 0
 	for _, set := range []bool{m.Addr != (AddrRange{}), m.Ports != (PortRange{}), m.L4Proto != "", m.Dev != "", m.ICMPError, m.ICMPRedirect, m.CTDir != "", m.CTMark != 0} {
 		if set {
@@ -273,10 +268,12 @@ func (m Match) validate(c Chain, is6, known bool) error {
 		return fmt.Errorf("position %q: must be in or out", m.Dir)
 	case m.Dev != "" && len(m.Dev) > maxName:
 		return fmt.Errorf("device %q: has more than %d bytes", m.Dev, maxName)
-	case m.Dev != "" && m.Dir == "in" && c.Hook == "output", m.Dev != "" && m.Dir == "out" && (c.Hook == "prerouting" || c.Hook == "input"):
+	case m.Dev != "" && !f.HasDevice(c.Hook, m.Dir):
 		return fmt.Errorf("device %q: at hook %s no packet has an %s device", m.Dev, c.Hook, m.Dir)
 	case m.Addr != AddrRange{} && (m.Addr.From.BitLen() != m.Addr.To.BitLen() || m.Addr.To.Less(m.Addr.From)):
 		return fmt.Errorf("addresses %s to %s: not a range", m.Addr.From, m.Addr.To)
+	case f == FamilyARP && m.Addr == AddrRange{} && m.Dev == "":
+		return errors.New("of a packet of ARP only the addresses and the device can be looked at")
 	case m.Addr != AddrRange{} && m.Addr.From.Is6() != is6:
 		return fmt.Errorf("address %s: the rule is about the other IP family", m.Addr)
 	case m.Ports.To < m.Ports.From:
@@ -286,37 +283,36 @@ func (m Match) validate(c Chain, is6, known bool) error {
 	case m.CTDir != "" && m.CTDir != "original" && m.CTDir != "reply":
 		return fmt.Errorf("direction %q: must be original or reply", m.CTDir)
 	case (m.ICMPError || m.ICMPRedirect) && !known:
-		return errors.New("ICMP errors and redirects: in an inet table the rule needs an address that tells IPv4 from IPv6")
+		return errors.New("ICMP errors and redirects: in a table of both IP families the rule needs an address that tells IPv4 from IPv6")
 	}
 	return nil
 }
 
-func (a Action) validate(r FirewallRule, c Chain, is6, known bool) error {
+func (a Action) validate(r FirewallRule, c Chain, f Family, is6, known bool) error {
 	nat := a.Kind == SNAT || a.Kind == DNAT || a.Kind == Masquerade
 	switch a.Kind {
 	case Accept, Drop, Reject, NoTrack, SetCTMark, RestoreCT, SetMark, ClampMSS, SNAT, DNAT, Masquerade, SetSource:
 	default:
 		return fmt.Errorf("action %q: unknown", a.Kind)
 	}
+	at := f.ActionHooks(a.Kind)
 	switch {
+	case at == nil:
+		return fmt.Errorf("%s: tables of family %s have no such action", a.Kind, f)
 	case nat && c.Type != "nat":
 		return fmt.Errorf("%s: only in chains of type nat, not %s", a.Kind, c.Type)
-	case (a.Kind == SNAT) && c.Hook != "postrouting" && c.Hook != "input":
-		return fmt.Errorf("snat: only at postrouting and input, not %s", c.Hook)
-	case (a.Kind == DNAT) && c.Hook != "prerouting" && c.Hook != "output":
-		return fmt.Errorf("dnat: only at prerouting and output, not %s", c.Hook)
-	case a.Kind == Masquerade && c.Hook != "postrouting":
-		return fmt.Errorf("masquerade: only at postrouting, not %s", c.Hook)
-	case a.Kind == NoTrack && (c.Type != "filter" || c.Hook != "prerouting" && c.Hook != "output" || c.Priority >= -200):
-		return errors.New("notrack: only in filter chains at prerouting and output before connection tracking (priority below -200)")
+	case a.Kind == NoTrack && (c.Type != "filter" || !slices.Contains(at, c.Hook) || c.Priority >= -200):
+		return fmt.Errorf("notrack: only in filter chains at %s before connection tracking (priority below -200)", strings.Join(at, " and "))
+	case !slices.Contains(at, c.Hook):
+		return fmt.Errorf("%s: only at %s, not %s", a.Kind, strings.Join(at, " and "), c.Hook)
 	case a.Mask != 0 && a.Kind != SetCTMark && a.Kind != RestoreCT:
 		return fmt.Errorf("%s: takes no mask", a.Kind)
 	case a.Mask != 0 && a.Mark&^a.Mask != 0:
 		return fmt.Errorf("%s: the mark 0x%x has bits that the mask 0x%x has not", a.Kind, a.Mark, a.Mask)
-	case a.Kind == Reject && c.Hook != "input" && c.Hook != "forward" && c.Hook != "output":
-		return fmt.Errorf("reject: only at input, forward and output, not %s", c.Hook)
 	case a.Kind == ClampMSS && r.L4Proto() != "" && r.L4Proto() != "tcp":
 		return fmt.Errorf("tcp maxseg: the rule is about %s", r.L4Proto())
+	case a.Kind == ClampMSS && a.MSS == 0 && f == FamilyBridge:
+		return errors.New("tcp maxseg set rt mtu: a bridge knows no routes")
 	case a.Kind == ClampMSS && a.MSS == 0 && c.Hook != "forward" && c.Hook != "output" && c.Hook != "postrouting":
 		return fmt.Errorf("tcp maxseg set rt mtu: only at forward, output and postrouting, not %s", c.Hook)
 	case len(a.Map.Entries) > 0 && r.Counter:

@@ -2,11 +2,13 @@ package daemon
 
 import (
 	"cmp"
+	"errors"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
@@ -65,8 +67,8 @@ func blame(o objects, remaining netstate.Changes, err error) map[cluster.Ref]str
 	}
 	for _, fc := range o.firewalls {
 		for _, t := range remaining.SetTables {
-			if t.Name == fc.Table {
-				because(fc.Ref, t.Name)
+			if t.ID() == desired.TableOf(fc) {
+				because(fc.Ref, "table "+t.ID().String()+":", t.Name)
 			}
 		}
 	}
@@ -93,40 +95,33 @@ func routeOf(tr cluster.TableRoute, r netstate.Route) bool {
 	return maskedEqual(tr.Dst, r.Dst) && tr.Via == r.Via && (tr.Dev == "" || tr.Dev == r.Dev)
 }
 
-// leaves returns the single failures of a joined error.
+// leaves returns the single failures of a joined error. What one failure wraps
+// besides its cause, such as that something is not supported, is part of it.
 func leaves(err error) []string {
-	var out []string
-	for e := err; e != nil; {
-		switch u := e.(type) {
-		case interface{ Unwrap() []error }:
-			for _, each := range u.Unwrap() {
+	for e := err; e != nil; e = errors.Unwrap(e) {
+		if all, ok := joined(e); ok {
+			var out []string
+			for _, each := range all {
 				out = append(out, leaves(each)...)
 			}
 			return out
-		case interface{ Unwrap() error }:
-			if next := u.Unwrap(); joined(next) {
-				e = next
-				continue
-			}
 		}
-		break
 	}
 	return []string{err.Error()}
 }
 
-// joined reports whether err holds several failures somewhere.
-func joined(err error) bool {
-	for err != nil {
-		switch u := err.(type) {
-		case interface{ Unwrap() []error }:
-			return true
-		case interface{ Unwrap() error }:
-			err = u.Unwrap()
-		default:
-			return false
-		}
+// joined returns the failures that errors.Join has put together, which it
+// shows a line each.
+func joined(err error) ([]error, bool) {
+	u, ok := err.(interface{ Unwrap() []error })
+	if !ok {
+		return nil, false
 	}
-	return false
+	var text []string
+	for _, each := range u.Unwrap() {
+		text = append(text, each.Error())
+	}
+	return u.Unwrap(), err.Error() == strings.Join(text, "\n")
 }
 
 // reason returns the first failure that has one of the hints in it, or all.

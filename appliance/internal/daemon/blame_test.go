@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"gotest.tools/v3/assert"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
@@ -31,8 +33,11 @@ func TestBlame(t *testing.T) {
 				{IIF: "eth7", Routes: []cluster.TableRoute{{Dst: prefix("10.2.0.0/16"), Dev: "eth7"}}},
 			}},
 		},
-		firewalls: []cluster.FirewallConfiguration{{Meta: meta(kindFirewall, "clamp"), Table: "clamp"}},
-		tunnels:   []cluster.GeneveTunnel{{Meta: meta("GeneveTunnel", "rome-n1"), VNI: 7}},
+		firewalls: []cluster.FirewallConfiguration{
+			{Meta: meta(kindFirewall, "clamp"), Table: "clamp", Family: "IPV4"},
+			{Meta: meta(kindFirewall, "lan"), Table: "clamp", Family: "BRIDGE"},
+		},
+		tunnels: []cluster.GeneveTunnel{{Meta: meta("GeneveTunnel", "rome-n1"), VNI: 7}},
 	}
 	route := netstate.Route{Table: 1234, Dst: prefix("10.2.0.0/16"), Dev: "eth7"}
 	for _, tc := range []struct {
@@ -61,8 +66,15 @@ func TestBlame(t *testing.T) {
 			map[string]string{"rome-node-gw": "not supported", "rome-n1": "not supported"},
 		},
 		{
-			"a table", netstate.Changes{SetTables: []netstate.Table{{Name: "clamp"}}},
+			"a table", netstate.Changes{SetTables: []netstate.Table{{Family: netstate.FamilyIPv4, Name: "clamp"}}},
 			errors.New("nft: table clamp: out of memory"), map[string]string{"clamp": "out of memory"},
+		},
+		{
+			"a table of a family that the kernel lacks", netstate.Changes{SetTables: []netstate.Table{{Family: netstate.FamilyBridge, Name: "clamp"}}},
+			fmt.Errorf("apply: %w", errors.Join(
+				errors.New("route "+route.String()+": no such device"),
+				fmt.Errorf("table bridge clamp: %w", fmt.Errorf("%w: the kernel lacks bridges: %w", kernel.ErrUnsupported, syscall.EOPNOTSUPP)))),
+			map[string]string{"lan": "table bridge clamp: not supported here: the kernel lacks bridges: operation not supported"},
 		},
 		{
 			"somebody else's", netstate.Changes{AddRoutes: []netstate.Route{{Table: 1, Dst: prefix("10.9.0.0/16"), Dev: "liqo.rome"}}},

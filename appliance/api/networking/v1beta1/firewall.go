@@ -5,8 +5,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TableFamily is the family of an nftables table.
+// TableFamily is the family of an nftables table (nft(8), "ADDRESS FAMILIES").
 // +kubebuilder:validation:Enum=INET;IPV4;IPV6;ARP;NETDEV;BRIDGE
+// +kubebuilder:validation:XValidation:rule="self != 'NETDEV'",message="chains of family NETDEV are each at a device, and a chain has no field that names one; write INET, IPV4, IPV6, ARP or BRIDGE"
 type TableFamily string
 
 // Values of TableFamily.
@@ -32,6 +33,7 @@ const (
 
 // ChainHook is where in a packet's way a chain is called.
 // +kubebuilder:validation:Enum=prerouting;input;forward;output;postrouting;ingress
+// +kubebuilder:validation:XValidation:rule="self != 'ingress'",message="ingress is the hook of one device, and a chain has no field that names it; write prerouting, or input in a table of family ARP"
 type ChainHook string
 
 // Values of ChainHook.
@@ -57,7 +59,7 @@ const (
 // ChainPriority orders the chains of a hook; lower is called first.
 type ChainPriority int32
 
-// Priorities that other users of netfilter have.
+// Priorities that other users of netfilter have in the families of IP.
 const (
 	ChainPriorityFirst           ChainPriority = -1 << 31
 	ChainPriorityConntrackDefrag ChainPriority = -400
@@ -291,11 +293,13 @@ type Chain struct {
 	Rules RulesSet `json:"rules"`
 	// Type is filter, nat or route.
 	Type ChainType `json:"type"`
-	// Hook is where in a packet's way the chain is called.
+	// Hook is where in a packet's way the chain is called. The hook ingress is
+	// refused: it is one of a device, and a chain has no field that names it.
 	Hook ChainHook `json:"hook"`
 	// Policy is what happens to a packet that no rule decides.
 	Policy ChainPolicy `json:"policy"`
-	// Priority among the chains of the hook; lower is called first.
+	// Priority among the chains of the hook; lower is called first. On bridges others
+	// are elsewhere than in IP: destination NAT at -300, filters at -200, source NAT at 300.
 	// +optional
 	// +kubebuilder:default=0
 	Priority ChainPriority `json:"priority"`
@@ -303,8 +307,6 @@ type Chain struct {
 
 // Table is an nftables table.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.chains) || self.chains.all(c, c.hook != 'ingress' || self.family in ['NETDEV', 'INET', 'BRIDGE'])",message="the hook ingress exists only in the families NETDEV, INET and BRIDGE"
-// +kubebuilder:validation:XValidation:rule="!has(self.chains) || self.family != 'NETDEV' || self.chains.all(c, c.hook == 'ingress' && c.type == 'filter')",message="a table of family NETDEV can have only filter chains that hook into ingress"
 // +kubebuilder:validation:XValidation:rule="!has(self.chains) || self.family != 'ARP' || self.chains.all(c, c.hook in ['input', 'output'] && c.type == 'filter')",message="a table of family ARP can have only filter chains that hook into input or output"
 // +kubebuilder:validation:XValidation:rule="!has(self.chains) || self.family != 'BRIDGE' || self.chains.all(c, c.type == 'filter')",message="a table of family BRIDGE can have only filter chains"
 type Table struct {
@@ -313,7 +315,11 @@ type Table struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the name of the table can't be changed; delete the object and create it anew"
 	Name string `json:"name"`
-	// Family of the table.
+	// Family of the table. In one of family ARP, rules accept or drop, by the IPv4
+	// addresses in a packet of ARP and by its device. One of family BRIDGE is about
+	// what goes through bridges, and knows what those of IP know but for routes and
+	// NAT. NETDEV is refused: its chains are each at a device, and a chain has no
+	// field that names one.
 	Family TableFamily `json:"family"`
 	// Chains of the table.
 	// +optional
