@@ -59,11 +59,14 @@ func policies(t *testing.T, a *api) {
 		assert.NilError(t, err)
 		got, err := r.Get(t.Context(), "worker-4", metav1.GetOptions{})
 		assert.NilError(t, err)
-		assert.NilError(t, unstructured.SetNestedField(got.Object, time.Now().String(), "status", "kernel"))
 		gvk := got.GroupVersionKind()
+		// Nodes apply their status and may not write it otherwise.
+		report := &unstructured.Unstructured{Object: map[string]any{"status": map[string]any{"kernel": time.Now().String()}}}
+		report.SetGroupVersionKind(gvk)
+		report.SetName(got.GetName())
 		mapping, err := a.mapper.RESTMapping(gvk.GroupKind(), gvk.Version)
 		assert.NilError(t, err)
-		_, err = c.Resource(mapping.Resource).UpdateStatus(t.Context(), got, metav1.UpdateOptions{})
+		_, err = c.Resource(mapping.Resource).ApplyStatus(t.Context(), got.GetName(), report, metav1.ApplyOptions{FieldManager: "apitest", Force: true})
 		return err
 	}
 	// A policy is in force a moment after it is created.
