@@ -113,10 +113,16 @@ func repliesTo(line string) string {
 	return port
 }
 
+// directionMarks are the bits by which a gateway knows which direction of a
+// connection came out of its tunnel (appliance/desired); they say nothing of
+// nodes.
+const directionMarks = 0x60000000
+
 func markOf(line string) int {
 	for _, f := range strings.Fields(line) {
 		if m, ok := strings.CutPrefix(f, "mark="); ok {
 			n, _ := strconv.Atoi(m) // conntrack writes numbers
+			n &^= directionMarks
 			return n
 		}
 	}
