@@ -54,7 +54,7 @@ func (h *host) tables(all []cluster.FirewallConfiguration, selects func(map[stri
 		}
 		if field := reservedMark(fc); field != "" && h.reservesMarks {
 			h.refuse(fc.Meta, "%s: gateways need the bits 0x%x of marks themselves; write a mark without them, one below %d for instance",
-				field, reservedMarks, originalByTunnel)
+				field, ReservedMarks, originalByTunnel)
 			continue
 		}
 		mapped := fc.Labels[labelFirewallSubcategory] == subcategoryIPMapping

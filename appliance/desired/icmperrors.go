@@ -16,7 +16,9 @@ const (
 	// this direction come out of the tunnel.
 	originalByTunnel = 1 << 29
 	replyByTunnel    = 1 << 30
-	reservedMarks    = originalByTunnel | replyByTunnel
+	// ReservedMarks are these bits: of a connection's mark the rest says what
+	// the node is.
+	ReservedMarks = originalByTunnel | replyByTunnel
 	// forPeer is the mark of a packet that goes into the tunnel, whatever its
 	// destination. No connection's mark is ever given to a packet with these bits.
 	forPeer = 1 << 30
@@ -36,7 +38,7 @@ func reservedMark(fc cluster.FirewallConfiguration) (field string) {
 	for i, c := range fc.Chains {
 		for j, r := range c.Filter {
 			mark, err := strconv.ParseUint(r.Value, 0, 32)
-			if err == nil && filterActions[r.Action] == netstate.SetCTMark && uint32(mark)&reservedMarks != 0 {
+			if err == nil && filterActions[r.Action] == netstate.SetCTMark && uint32(mark)&ReservedMarks != 0 {
 				return "spec.table.chains[" + strconv.Itoa(i) + "].rules.filterRules[" + strconv.Itoa(j) + "].value"
 			}
 		}
@@ -51,7 +53,7 @@ func (h *host) keepMarks() {
 		for _, c := range t.Chains {
 			for i, r := range c.Rules {
 				if r.Action.Kind == netstate.SetCTMark || r.Action.Kind == netstate.RestoreCT {
-					c.Rules[i].Action.Mask = ^uint32(reservedMarks)
+					c.Rules[i].Action.Mask = ^uint32(ReservedMarks)
 				}
 			}
 		}

@@ -40,7 +40,7 @@ func choose(all []*scenario.Scenario, patterns []string, o runOptions) ([]select
 	for _, s := range all {
 		sel := selection{scenario: s}
 		for _, r := range s.Rows {
-			if matches(r, patterns, used) && inShard(r.Name, part, parts) && inOverlay(r, o.overlay) {
+			if matches(r.Name, patterns, used) && inShard(r.Name, part, parts) && inOverlay(r, o.overlay) {
 				sel.rows = append(sel.rows, r)
 			}
 		}
@@ -65,16 +65,9 @@ func inOverlay(r scenario.Row, overlay string) bool {
 	return overlay == overlayAuto || overlay == "" || r.Overlay == "" || r.Overlay == overlay
 }
 
-// matches tells whether a row is meant by one of the patterns, which may end in
-// an overlay, and notes which of them are used.
-func matches(r scenario.Row, patterns []string, used []bool) bool {
-	name := r.Name
+func matches(name string, patterns []string, used []bool) bool {
 	found := len(patterns) == 0
 	for i, p := range patterns {
-		p, overlay, _ := strings.Cut(p, "@")
-		if !inOverlay(r, overlay) {
-			continue
-		}
 		p = strings.TrimSuffix(p, "/")
 		glob, err := path.Match(p, name)
 		// A pattern also stands for what is below it.

@@ -132,7 +132,7 @@ func (r *groupRun) open(ctx context.Context) error {
 	}
 	status, err := r.lab.client.Status(ctx)
 	if r.lab.emulated = err == nil && status.VM != nil && status.VM.Accelerator == vm.TCG; r.lab.emulated {
-		fmt.Fprintf(r.out, "   the machine is emulated: everything may take %d times as long as scenarios say\n", emulatedPatience)
+		fmt.Fprintf(r.out, "   the machine is emulated: steps are given %d times as long as scenarios say\n", emulatedPatience)
 	}
 	return nil
 }
@@ -245,9 +245,8 @@ func (r *groupRun) runner() *runner.Runner {
 // an API server that was gone, right after the lab had come up.
 const emulatedTimeout = 10 * time.Second
 
-// emulatedPatience is how many times as long everything may take there. What is
-// bounded by a second took 1.25 s at most when the lab had the computer for
-// itself, and some 3 s beside other work.
+// emulatedPatience is how many times as long steps are given there: a node that
+// joins in 5 s natively took more than 30.
 const emulatedPatience = 3
 
 func (r *groupRun) bundle(ctx context.Context, lab *builtLab, row *report.Row) (string, error) {

@@ -80,7 +80,7 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 			}
 		}
 		if o.sabotage != "" {
-			for _, i := range sabotages(sel, func(r scenario.Row) int { return sites[r.Name].patience() }) {
+			for _, i := range sabotages(sel, func(r scenario.Row) int { return sites[r.Name].rank() }) {
 				add(sel.scenario, i, sites[i.row.Name])
 			}
 		}
@@ -123,9 +123,9 @@ func groupFor(all *[]*group, t *topology.Topology, at site) *group {
 	return g
 }
 
-// patience is what a row there asks of those who wait for it: least on this
-// kernel, most where it can't run.
-func (s site) patience() int {
+// rank orders sites by how soon what is done there is done: this kernel, the
+// virtual machine, and where it can't be done.
+func (s site) rank() int {
 	switch {
 	case s.skip != "":
 		return 2
@@ -135,12 +135,12 @@ func (s site) patience() int {
 	return 0
 }
 
-// sabotages are the sabotages of a scenario's first row of those that ask for
-// the least patience. One that is only for some rows is made in each overlay, on
+// sabotages are the sabotages of a scenario's first row of those with the lowest
+// rank. One that is only for some rows is made in each overlay, on
 // the first row that it is for.
-func sabotages(sel selection, patience func(scenario.Row) int) []item {
+func sabotages(sel selection, rank func(scenario.Row) int) []item {
 	rows := slices.Clone(sel.rows)
-	slices.SortStableFunc(rows, func(a, b scenario.Row) int { return cmp.Compare(patience(a), patience(b)) })
+	slices.SortStableFunc(rows, func(a, b scenario.Row) int { return cmp.Compare(rank(a), rank(b)) })
 	type once struct {
 		index   int
 		overlay string

@@ -105,10 +105,9 @@ func TestMatches(t *testing.T) {
 	for pattern, want := range map[string]bool{
 		"pod-to-pod": true, "pod-to-pod/": true, "pod-to-pod/tcp": true, row: true,
 		"*/tcp": true, "*/*/milan-*": true, "pod-*": true,
-		"pod-to-pod@vxlan": true, "*@vxlan": true, "*/tcp@geneve": false,
 		"pod": false, "pod-to-pod/udp": false, "*/udp/*": false, "tcp": false,
 	} {
-		assert.Equal(t, matches(scenario.Row{Name: row, Overlay: "vxlan"}, []string{pattern}, make([]bool, 1)), want, pattern)
+		assert.Equal(t, matches(row, []string{pattern}, make([]bool, 1)), want, pattern)
 	}
-	assert.Assert(t, matches(scenario.Row{Name: row}, nil, nil))
+	assert.Assert(t, matches(row, nil, nil))
 }

@@ -42,8 +42,7 @@ func newRunCommand(a *app, root *string) *cobra.Command {
 		Long: `run builds the labs that the scenarios need (or uses those that lab up has built),
 runs the rows and prints a line for what held and an explanation for what did not.
 A pattern is a scenario, or a row or a part of one: pod-to-pod, pod-to-pod/vxlan,
-'*/*/udp'. What follows an @ is the overlay that its rows must be able to run in:
-pod-to-pod@geneve, '*@vxlan'.
+'*/*/udp'.
 
 Each row runs in the fastest world that has what it needs: a lab that is up, then
 this kernel (native), then the virtual machine (vm). Rows that name an overlay run
@@ -55,7 +54,6 @@ row that failed the packets, the state of every host, logs and API objects.`,
   lab run pod-to-pod/vxlan/tcp --keep
   lab run drift --repeat 20 --seed 8f3a
   lab run --overlay vxlan            # what needs no Geneve
-  lab run '*@vxlan' drift@geneve     # that, and one scenario with Geneve
   lab run --sabotage                 # every scenario must be able to fail
   lab run --sabotage=after --jobs 2  # rows, then sabotages; two labs at once
   lab run --plan                     # what would run

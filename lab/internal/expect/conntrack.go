@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -113,16 +114,13 @@ func repliesTo(line string) string {
 	return port
 }
 
-// directionMarks are the bits by which a gateway knows which direction of a
-// connection came out of its tunnel (appliance/desired); they say nothing of
-// nodes.
-const directionMarks = 0x60000000
-
+// markOf is the mark of an entry without the bits that say which direction of it
+// came out of the tunnel: those are of no node.
 func markOf(line string) int {
 	for _, f := range strings.Fields(line) {
 		if m, ok := strings.CutPrefix(f, "mark="); ok {
 			n, _ := strconv.Atoi(m) // conntrack writes numbers
-			n &^= directionMarks
+			n &^= desired.ReservedMarks
 			return n
 		}
 	}

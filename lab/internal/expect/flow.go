@@ -51,9 +51,6 @@ func (e *Flow) Check(_ context.Context, row *Row) (Result, error) {
 	if !ok {
 		return Result{Want: "flow " + e.Name, Got: "it was never opened", Final: true}, nil
 	}
-	patient := *e
-	patient.Gap = row.Patient(e.Gap)
-	e = &patient
 	began := row.StepStarted
 	if e.Whole {
 		began = time.Time{}

@@ -53,9 +53,6 @@ type Row struct {
 	StepStarted time.Time
 	// ProbeTimeout is how long a probe waits for its answer; 0: a second.
 	ProbeTimeout time.Duration
-	// Patience is how many times as long everything may take as the scenario
-	// says; 0: once.
-	Patience int
 
 	Probes  []Probe               // in the order they were sent
 	Flows   map[string]*FlowState // by name
@@ -168,9 +165,4 @@ func (row *Row) lastProbe(match func(Probe) bool) (Probe, bool) {
 func same(a, b operand.Operand) bool {
 	a.Attr, b.Attr = "", ""
 	return a.Kind == b.Kind && a.Cluster == b.Cluster && a.Name == b.Name && a.Node == b.Node && a.Peer == b.Peer
-}
-
-// Patient returns how long something may take of which the scenario says d.
-func (row *Row) Patient(d time.Duration) time.Duration {
-	return d * time.Duration(max(row.Patience, 1))
 }

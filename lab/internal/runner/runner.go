@@ -49,8 +49,8 @@ type Runner struct {
 	// ProbeTimeout is how long a probe waits for its answer; 0: as long as
 	// package expect says.
 	ProbeTimeout time.Duration
-	// Patience is how many times as long everything may take as scenarios say,
-	// in steps and in silences of streams; 0: once.
+	// Patience is how many times as long steps are given as scenarios say; 0:
+	// once. How long a stream may be silent is what they say.
 	Patience int
 	// Progress, when set, hears what is being done.
 	Progress func(text string)
@@ -97,7 +97,7 @@ func (r *Runner) newRow(ctx context.Context, s *scenario.Scenario) (*expect.Row,
 	row := &expect.Row{
 		World: r.World, Topology: s.Topology, API: r.api,
 		Directory: expect.NewDirectory(r.World, r.api, s.Topology),
-		NewToken:  r.token, ProbeTimeout: r.ProbeTimeout, Patience: r.Patience,
+		NewToken:  r.token, ProbeTimeout: r.ProbeTimeout,
 		Started: time.Now(),
 		Flows:   map[string]*expect.FlowState{},
 		Outputs: map[string]expect.Ran{},
@@ -160,7 +160,7 @@ func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row,
 	if err := r.settle(ctx, out); err != nil {
 		return err
 	}
-	steps := s.Build(sr)
+	steps := r.steps(s, sr)
 	if disturbs(steps) {
 		looked := phase(out, "looked at what there is before")
 		if row.Before, err = expect.Observe(ctx, r.World, r.api, s.Topology); err != nil {
@@ -197,6 +197,18 @@ func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row,
 	}
 	out.Steps = append(out.Steps, r.hygiene(ctx, s, row, disturbs(steps)))
 	return nil
+}
+
+// patient returns how long something may take of which d is said.
+func (r *Runner) patient(d time.Duration) time.Duration { return d * time.Duration(max(r.Patience, 1)) }
+
+// steps are the steps of a row, with the time that they are given here.
+func (r *Runner) steps(s *scenario.Scenario, sr scenario.Row) []scenario.Step {
+	steps := s.Build(sr)
+	for i := range steps {
+		steps[i].Within = r.patient(steps[i].Within)
+	}
+	return steps
 }
 
 // disturbs tells whether steps do more than send traffic.
@@ -268,7 +280,7 @@ func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row
 		r.whileStopped(ctx, s, row, st, stop, &out)
 		return out
 	}
-	r.expectAll(ctx, s, row, st, again, time.Now().Add(row.Patient(st.Within)), &out)
+	r.expectAll(ctx, s, row, st, again, time.Now().Add(st.Within), &out)
 	return out
 }
 
@@ -378,7 +390,7 @@ func (r *Runner) hygiene(ctx context.Context, s *scenario.Scenario, row *expect.
 	}
 	if leftovers {
 		e := expect.Checked{Name: "gone", Expectation: &expect.Gone{}}
-		res, err := r.await(ctx, row, e, nil, time.Now().Add(row.Patient(leftoverTime)))
+		res, err := r.await(ctx, row, e, nil, time.Now().Add(r.patient(leftoverTime)))
 		if err != nil {
 			res.Got = err.Error()
 		}

@@ -30,7 +30,7 @@ const policyName = "isthmus-lab-withhold"
 // sabotageWithin is how long an expectation of a sabotaged row is given: it
 // must fail, so the scenario's own patience would only cost time. It is more
 // than a daemon needs to apply what was changed.
-const sabotageWithin = 3 * time.Second
+const sabotageWithin = 4 * time.Second
 
 // RunSabotage breaks what a sabotage names, runs the row and returns whether
 // it failed where it should: that is the verdict pass.
@@ -68,7 +68,7 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 	if err != nil {
 		return err
 	}
-	steps := s.Build(sr)
+	steps := r.steps(s, sr)
 	if row.Before, err = expect.Observe(ctx, r.World, r.api, s.Topology); err != nil {
 		return err
 	}

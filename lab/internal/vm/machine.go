@@ -15,8 +15,6 @@ import (
 	"strings"
 	"syscall"
 	"time"
-
-	"github.com/isthmus-net/isthmus/lab/internal/niceness"
 )
 
 // A NIC is a network card of a machine: an open tap device.
@@ -185,10 +183,6 @@ func launch(cfg Config, incoming *os.File) (*Machine, error) {
 		ours[1].Close()
 		return nil, fmt.Errorf("virtual machine: start %s: %w", qemu, err)
 	}
-	// It is emulated on one thread: where other labs run beside it, it would get
-	// a share of a processor that is one of many, and be slower by as much. A
-	// courtesy: that it could not be done is no error.
-	_ = niceness.SetGroup(m.cmd.Process.Pid, -10)
 	go func() {
 		m.err = m.cmd.Wait()
 		for _, c := range ours {
