@@ -20,9 +20,6 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
-// The oldest kernel that is supported.
-const minMajor, minMinor = 5, 10
-
 // probeName is the name of things that are never there: a probe asks for
 // them in a way that the kernel must refuse.
 const probeName = "isthmus-probe"
@@ -70,14 +67,11 @@ func checkVersion() error {
 }
 
 func checkRelease(release string) error {
-	var major, minor int
-	if _, err := fmt.Sscanf(release, "%d.%d", &major, &minor); err != nil {
-		return fmt.Errorf("kernel release %q: not understood", release)
+	old, err := netstate.KernelTooOld(release)
+	if err == nil && old {
+		err = fmt.Errorf("%w: kernel %s is too old: %s or newer is needed", ErrUnsupported, release, netstate.LeastKernel)
 	}
-	if major < minMajor || major == minMajor && minor < minMinor {
-		return fmt.Errorf("%w: kernel %s is too old: %d.%d or newer is needed", ErrUnsupported, release, minMajor, minMinor)
-	}
-	return nil
+	return err
 }
 
 // probeLink reports whether the kernel can make links of a kind. It asks for

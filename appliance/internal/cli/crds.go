@@ -18,7 +18,7 @@ import (
 // fieldOwner is isthmusctl in the managed fields of CRDs.
 const fieldOwner = client.FieldOwner("isthmusctl")
 
-// typed returns the CRD of a document.
+// crd returns the CRD of a document.
 func (d document) crd() (*apiextensionsv1.CustomResourceDefinition, error) {
 	out := &apiextensionsv1.CustomResourceDefinition{}
 	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(d.object.Object, out); err != nil {

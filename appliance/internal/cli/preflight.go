@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -24,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
 // A Problem is something for which isthmusctl refuses to begin.
@@ -100,10 +100,6 @@ func checkNetworks(objects []document) []Problem {
 	return out
 }
 
-// leastKernel is the version of Linux below which a node is refused, as the
-// node daemon does (kernel.FeatureVersion).
-var leastKernel = [2]int{5, 10}
-
 // checkNodes finds nodes that can't take part.
 func checkNodes(nodes []corev1.Node) []Problem {
 	var out []Problem
@@ -112,23 +108,16 @@ func checkNodes(nodes []corev1.Node) []Problem {
 		if info.KernelVersion == "" || (info.OperatingSystem != "" && info.OperatingSystem != "linux") {
 			continue // not known, or no node for the daemon
 		}
-		if major, minor, ok := kernelVersion(info.KernelVersion); ok && slices.Compare([]int{major, minor}, leastKernel[:]) < 0 {
+		// The node daemon refuses the same kernels. A release that it does not
+		// understand it will tell of itself.
+		if old, err := netstate.KernelTooOld(info.KernelVersion); err == nil && old {
 			out = append(out, Problem{
-				Check: "kernel", Object: "Node " + n.Name, Message: fmt.Sprintf("it runs Linux %s, and %d.%d is needed", info.KernelVersion, leastKernel[0], leastKernel[1]),
+				Check: "kernel", Object: "Node " + n.Name, Message: fmt.Sprintf("it runs Linux %s, and %s is needed", info.KernelVersion, netstate.LeastKernel),
 				Fix: "update its kernel, or remove the node from the cluster",
 			})
 		}
 	}
 	return out
-}
-
-// kernelVersion reads the beginning of a release such as 6.1.0-18-cloud-amd64.
-func kernelVersion(release string) (major, minor int, ok bool) {
-	first, rest, _ := strings.Cut(release, ".")
-	second := rest[:len(rest)-len(strings.TrimLeft(rest, "0123456789"))]
-	major, err := strconv.Atoi(first)
-	minor, err2 := strconv.Atoi(second)
-	return major, minor, err == nil && err2 == nil
 }
 
 // checkPublicSystem finds the network module of the public system. Its other
