@@ -10,7 +10,7 @@ VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo 
 # What the lab needs of Debian: QEMU and a kernel with its tools for the vm
 # world; nft and iptables for kube-proxy; the rest to look at what happens.
 PACKAGES := qemu-system-x86 nftables iptables conntrack iproute2 wireguard-tools tcpdump \
-            busybox-static kmod e2fsprogs lz4 cpio
+            busybox-static kmod e2fsprogs lz4 cpio runc util-linux
 
 export CGO_ENABLED := 0
 
@@ -123,6 +123,25 @@ bin/flanneld: lab/flannel/go.mod
 		echo '{"Replace": {"$(CURDIR)/lab/flannel/main.go": "$(CURDIR)/bin/.flanneld/main.go"}}' >../../bin/.flanneld/overlay.json
 	$(call timed,bin/flanneld,cd lab/flannel && \
 		$(GO) build -trimpath -ldflags '-s -w' -overlay ../../bin/.flanneld/overlay.json -o ../../bin/flanneld .)
+
+CONTAINERD := v2.4.2
+
+.PHONY: nodes
+nodes: bin/containerd node-images ## containerd and the images that the lab's nodes with a real kubelet run
+
+bin/containerd:
+	$(call timed,containerd $(CONTAINERD),GOBIN=$(CURDIR)/bin $(GO) install -trimpath -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=$(CONTAINERD)' \
+		$(foreach p,containerd-shim-runc-v2 ctr containerd,github.com/containerd/containerd/v2/cmd/$p@$(CONTAINERD)))
+
+ARCH := $(shell $(GO) env GOARCH)
+
+.PHONY: node-images
+node-images: build
+	@mkdir -p bin/images
+	$(call timed,bin/images,$(GO) build -o bin/imagegen ./appliance/internal/imagegen && \
+		bin/imagegen -archives -out bin/images -name $(IMAGE):$(IMAGE_VERSION) -version $(VERSION) $(ARCH)=bin/isthmus && \
+		bin/imagegen -archives -out bin/images -name docker.io/isthmus-lab/probe:dev -path /bin/probe -user 0:0 $(ARCH)=bin/probe && \
+		bin/imagegen -archives -out bin/images -name docker.io/isthmus-lab/pause:dev -path /bin/pause -argument pause $(ARCH)=bin/probe)
 
 .PHONY: deps
 deps: ## install what the lab needs of Debian (root; does nothing when it is there)

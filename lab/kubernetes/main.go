@@ -1,5 +1,5 @@
 // Command kubernetes is the lab's control plane in one static binary: the real
-// kube-apiserver, kube-controller-manager, kube-scheduler and kubectl of one
+// kube-apiserver, kube-controller-manager, kube-scheduler, kubelet and kubectl of one
 // Kubernetes release, and the etcd that they were released with.
 //
 // The first argument, or the name by which the binary is called, selects the
@@ -13,6 +13,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -30,6 +31,7 @@ import (
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
 func main() {
@@ -38,6 +40,7 @@ func main() {
 		"kube-apiserver":          apiserver.NewAPIServerCommand,
 		"kube-controller-manager": controllermanager.NewControllerManagerCommand,
 		"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
+		"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
 		"kubectl":                 func() *cobra.Command { return kubectl.NewDefaultKubectlCommand() },
 	}
 	name, args := filepath.Base(os.Args[0]), os.Args[1:]

@@ -1,11 +1,12 @@
-// Command imagegen writes the container image of the daemons without a
-// container engine: one static binary on an empty root. Run it by make image.
+// Command imagegen writes a container image without a container engine: one
+// static binary on an empty root. Run it by make image, or by make node-images
+// for what the lab's own nodes run.
 //
 //	imagegen -name ghcr.io/isthmus-net/isthmus:0.1.0 -version 0.1.0 -out bin/image amd64=bin/image/amd64/isthmus arm64=…
 //
 // The directory has then oci/, an OCI image layout with an index of all
 // architectures, and isthmus-ARCH.tar for each, an archive as "docker save" writes
-// it, for "ctr images import" and "docker load". The same binaries make the same
+// it, for "ctr images import" and "docker load"; with -archives only the latter. The same binaries make the same
 // bytes: nothing in the image tells when, where or by whom it was made.
 package main
 
@@ -17,6 +18,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,8 +40,8 @@ func main() {
 	}
 }
 
-// nobody is the user of a container whose pod names none. The chart names one
-// for each.
+// nobody is the user of a daemon whose pod names none. The chart names one for
+// each.
 const nobody = "65532:65532"
 
 func run(args []string, stdout io.Writer) error {
@@ -47,6 +49,11 @@ func run(args []string, stdout io.Writer) error {
 	image := f.String("name", "", "`name:version` of the image (required)")
 	version := f.String("version", "", "`version`, for the labels of the image")
 	out := f.String("out", "bin/image", "`directory` to write to")
+	archives := f.Bool("archives", false, "archives only, no OCI layout")
+	var p program
+	f.StringVar(&p.path, "path", "/isthmus", "where the binary is in the image; archives are called after it")
+	f.StringVar(&p.argument, "argument", "", "the first argument of the binary; default: none")
+	f.StringVar(&p.user, "user", nobody, "`UID:GID` of a container whose pod names none")
 	if err := f.Parse(args); err != nil {
 		return err
 	}
@@ -67,14 +74,14 @@ func run(args []string, stdout io.Writer) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
-		img, err := build(binary, arch, *version)
+		img, err := p.build(binary, arch, *version)
 		if err != nil {
 			return fmt.Errorf("%s: %w", arch, err)
 		}
 		if err := os.MkdirAll(*out, 0o755); err != nil {
 			return err
 		}
-		if err := tarball.WriteToFile(filepath.Join(*out, "isthmus-"+arch+".tar"), tag, img); err != nil {
+		if err := tarball.WriteToFile(filepath.Join(*out, path.Base(p.path)+"-"+arch+".tar"), tag, img); err != nil {
 			return fmt.Errorf("archive for %s: %w", arch, err)
 		}
 		index = mutate.AppendManifests(index, mutate.IndexAddendum{
@@ -82,12 +89,18 @@ func run(args []string, stdout io.Writer) error {
 			Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}},
 		})
 	}
+	if *archives {
+		return nil
+	}
 	return writeLayout(filepath.Join(*out, "oci"), tag, index, stdout)
 }
 
+// A program is how a binary is started in its image.
+type program struct{ path, argument, user string }
+
 // build returns the image of a binary.
-func build(binary []byte, arch, version string) (v1.Image, error) {
-	text, err := layer(binary)
+func (p program) build(binary []byte, arch, version string) (v1.Image, error) {
+	text, err := layer(p.path, binary)
 	if err != nil {
 		return nil, err
 	}
@@ -100,15 +113,19 @@ func build(binary []byte, arch, version string) (v1.Image, error) {
 	if err != nil {
 		return nil, err
 	}
+	entrypoint := []string{p.path}
+	if p.argument != "" {
+		entrypoint = append(entrypoint, p.argument)
+	}
 	return mutate.ConfigFile(img, &v1.ConfigFile{
 		OS: "linux", Architecture: arch,
 		Created: v1.Time{Time: time.Unix(0, 0).UTC()},
 		Config: v1.Config{
-			Entrypoint: []string{"/isthmus"},
-			User:       nobody,
+			Entrypoint: entrypoint,
+			User:       p.user,
 			WorkingDir: "/",
 			Labels: map[string]string{
-				"org.opencontainers.image.title":   "isthmus",
+				"org.opencontainers.image.title":   path.Base(p.path),
 				"org.opencontainers.image.version": version,
 				"org.opencontainers.image.source":  "https://github.com/isthmus-net/isthmus",
 			},
@@ -128,11 +145,11 @@ func diffIDs(img v1.Image) []v1.Hash {
 }
 
 // layer is the root of the image as a tar file.
-func layer(binary []byte) ([]byte, error) {
+func layer(name string, binary []byte) ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
 	if err := w.WriteHeader(&tar.Header{
-		Typeflag: tar.TypeReg, Name: "isthmus", Mode: 0o755, Size: int64(len(binary)),
+		Typeflag: tar.TypeReg, Name: strings.TrimPrefix(name, "/"), Mode: 0o755, Size: int64(len(binary)),
 		ModTime: time.Unix(0, 0), Format: tar.FormatUSTAR,
 	}); err != nil {
 		return nil, err

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/lab/internal/kubelet"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 )
 
@@ -22,6 +23,9 @@ import (
 var version = "unknown"
 
 func main() {
+	if len(os.Args) > 1 && os.Args[1] == kubelet.Argument {
+		os.Exit(kubelet.Boot())
+	}
 	// As for the control planes: a lab lives for minutes.
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(400)

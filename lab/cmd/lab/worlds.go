@@ -131,7 +131,12 @@ func (c chooser) try(n need, w string) site {
 	if c.world == w {
 		cannot = slices.DeleteFunc(cannot, estimate)
 	}
+	containerd := containerdProbe(c.probes, n.topology)
 	switch {
+	case containerd != nil && w == supervisor.VM:
+		s.skip = fmt.Sprintf("the nodes of topology %s have containerd, which is for the native world", n.topology.Name)
+	case containerd != nil && !containerd.OK:
+		s.skip = fmt.Sprintf("the nodes of topology %s can't have containerd here: %s", n.topology.Name, probeFixes([]world.Probe{*containerd}))
 	case len(missing) > 0 && n.world == supervisor.Native:
 		s.skip = lackText(missing) + "; the scenario asks for the native world, so take a kernel that has it"
 	case len(missing) > 0:
@@ -140,6 +145,20 @@ func (c chooser) try(n need, w string) site {
 		s.skip = fmt.Sprintf("the %s world can't run here: %s", w, probeFixes(cannot))
 	}
 	return s
+}
+
+// containerdProbe is what the topology's nodes depend on when they have
+// containerd; nil: they have not.
+func containerdProbe(probes []world.Probe, t *topology.Topology) *world.Probe {
+	if !slices.ContainsFunc(t.Clusters, func(cl topology.Cluster) bool { return cl.Runtime == topology.RuntimeContainerd }) {
+		return nil
+	}
+	for _, p := range probes {
+		if p.Name == world.ContainerdProbe {
+			return &p
+		}
+	}
+	return &world.Probe{Name: world.ContainerdProbe, Detail: "it was not looked for"}
 }
 
 func (c chooser) isUp(n need, s site) bool {

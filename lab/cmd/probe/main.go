@@ -44,8 +44,33 @@ func newRoot() *cobra.Command {
 		// Without the privilege everything stays as it is.
 		PersistentPreRun: func(*cobra.Command, []string) { _ = niceness.Set(-15) },
 	}
-	cmd.AddCommand(newServeCommand(), newDialCommand(), newFlowCommand(), newMTUCommand(), newLoadCommand())
+	cmd.AddCommand(newServeCommand(), newDialCommand(), newFlowCommand(), newMTUCommand(), newLoadCommand(), newPauseCommand())
 	return cmd
+}
+
+// newPauseCommand is what holds the namespaces of a pod where containerd runs
+// it. It buries orphans when the pod's containers share its processes.
+func newPauseCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    "pause",
+		Short:  "do nothing until told to end (the first container of a pod)",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			children := make(chan os.Signal, 1)
+			signal.Notify(children, syscall.SIGCHLD)
+			for {
+				select {
+				case <-cmd.Context().Done():
+					return nil
+				case <-children:
+					for pid := 1; pid > 0; {
+						pid, _ = syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
+					}
+				}
+			}
+		},
+	}
 }
 
 func newServeCommand() *cobra.Command {

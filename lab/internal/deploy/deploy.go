@@ -274,9 +274,8 @@ func (in *installer) values(c topology.Cluster) map[string]any {
 	if in.cfg.Topology.Overlay != "" {
 		overlay = in.cfg.Topology.Overlay
 	}
-	return map[string]any{
+	values := map[string]any{
 		"discovery": map[string]any{"config": map[string]any{"clusterID": c.Name}},
-		"image":     map[string]any{"name": "isthmus", "version": "dev"},
 		"ipam": map[string]any{
 			"podCIDRs":     []any{c.PodCIDR.String()},
 			"serviceCIDR":  c.ServiceCIDR.String(),
@@ -291,6 +290,11 @@ func (in *installer) values(c topology.Cluster) map[string]any {
 			},
 		},
 	}
+	// containerd has the image that is released, under the chart's own name.
+	if c.Runtime == topology.RuntimeProcess {
+		values["image"] = map[string]any{"name": "isthmus", "version": "dev"}
+	}
+	return values
 }
 
 // applianceReady waits for the appliance in all clusters.

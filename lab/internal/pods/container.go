@@ -121,7 +121,7 @@ func (c *container) once(life, patience context.Context) (int, error) {
 		c.started = c.spec.StartupProbe == nil
 		c.ready = c.started && c.spec.ReadinessProbe == nil && (!c.init || c.sidecar())
 	})
-	c.pod.node.cfg.Registry.setContainer(c.pod.registered(), c.spec.Name, proc.pid())
+	c.pod.node.cfg.Registry.SetContainer(c.pod.registered(), c.spec.Name, proc.pid())
 	c.pod.event(corev1.EventTypeNormal, "Started", "Container %s started with process %d", c.spec.Name, proc.pid())
 	probes := c.startProbes(run)
 	select {
@@ -131,7 +131,7 @@ func (c *container) once(life, patience context.Context) (int, error) {
 	}
 	kill(nil)
 	probes.Wait()
-	c.pod.node.cfg.Registry.setContainer(c.pod.registered(), c.spec.Name, 0)
+	c.pod.node.cfg.Registry.SetContainer(c.pod.registered(), c.spec.Name, 0)
 	reason := "Completed"
 	if proc.exit != 0 {
 		reason = "Error"

@@ -53,24 +53,9 @@ func (n *node) toolsWithoutIPTables() (string, error) {
 	return dir, nil
 }
 
-// kubeProxy is the command line of kube-proxy.
+// kubeProxy is the command of kube-proxy.
 func (n *node) kubeProxy(kubeconfig string) (*exec.Cmd, error) {
-	cmd := exec.Command(filepath.Join(n.cfg.BinDir, "kube-proxy"),
-		"--kubeconfig="+kubeconfig,
-		"--hostname-override="+n.cfg.Name,
-		"--proxy-mode="+n.cfg.KubeProxy,
-		"--cluster-cidr="+n.cfg.ClusterCIDR.String(),
-		"--nodeport-addresses=primary",
-		// Not all rules again every half minute for nothing: what changes is
-		// applied at once, and nobody else touches them.
-		"--iptables-sync-period=10m",
-		// The limits of conntrack belong to the machine, not to a namespace:
-		// kube-proxy would fail to set them.
-		"--conntrack-max-per-core=0", "--conntrack-min=0",
-		"--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s",
-		"--healthz-bind-address="+n.cfg.Addr.String()+":10256",
-		"--metrics-bind-address=127.0.0.1:10249",
-	)
+	cmd := exec.Command(filepath.Join(n.cfg.BinDir, "kube-proxy"), n.cfg.KubeProxyFlags(kubeconfig)...)
 	if n.cfg.KubeProxy == ModeNFTables {
 		path, err := n.toolsWithoutIPTables()
 		if err != nil {
@@ -79,6 +64,26 @@ func (n *node) kubeProxy(kubeconfig string) (*exec.Cmd, error) {
 		cmd.Env = append(os.Environ(), "PATH="+path)
 	}
 	return cmd, nil
+}
+
+// KubeProxyFlags is the command line of a node's kube-proxy.
+func (c *NodeConfig) KubeProxyFlags(kubeconfig string) []string {
+	return []string{
+		"--kubeconfig=" + kubeconfig,
+		"--hostname-override=" + c.Name,
+		"--proxy-mode=" + c.KubeProxy,
+		"--cluster-cidr=" + c.ClusterCIDR.String(),
+		"--nodeport-addresses=primary",
+		// Not all rules again every half minute for nothing: what changes is
+		// applied at once, and nobody else touches them.
+		"--iptables-sync-period=10m",
+		// The limits of conntrack belong to the machine, not to a namespace:
+		// kube-proxy would fail to set them.
+		"--conntrack-max-per-core=0", "--conntrack-min=0",
+		"--conntrack-tcp-timeout-established=0s", "--conntrack-tcp-timeout-close-wait=0s",
+		"--healthz-bind-address=" + c.Addr.String() + ":10256",
+		"--metrics-bind-address=127.0.0.1:10249",
+	}
 }
 
 func (n *node) logFile(program string) string { return filepath.Join(n.cfg.Dir, "log", program+".log") }

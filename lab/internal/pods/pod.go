@@ -67,7 +67,7 @@ func (p *pod) update(api *corev1.Pod) {
 	p.mu.Lock()
 	p.api = api
 	p.mu.Unlock()
-	p.node.cfg.Registry.setLabels(p.registered(), api.Labels)
+	p.node.cfg.Registry.SetLabels(p.registered(), api.Labels)
 	if api.DeletionTimestamp != nil {
 		grace := time.Duration(0)
 		if api.DeletionGracePeriodSeconds != nil {
@@ -276,7 +276,7 @@ func (p *pod) sandbox() error {
 	p.mu.Lock()
 	p.ns, p.ips = ns, ips
 	p.mu.Unlock()
-	p.node.cfg.Registry.add(p.registered(), p.exec)
+	p.node.cfg.Registry.Add(p.registered(), p.exec)
 	if name := api.Annotations[networkingv1beta1.AnnotationNetNS]; api.Spec.HostNetwork && name != "" {
 		go p.findInner(filepath.Join(p.node.hostRoot(), "run/netns", filepath.Base(name)))
 	}
@@ -392,7 +392,7 @@ func (p *pod) waitStarted(c *container) bool {
 // their content can be looked at.
 func (p *pod) teardown(ctx context.Context) {
 	r := p.registered()
-	p.node.cfg.Registry.remove(r)
+	p.node.cfg.Registry.Remove(r)
 	p.mu.Lock()
 	ns := p.ns
 	p.ns = nil

@@ -114,7 +114,8 @@ type NodeConfig struct {
 	Init []string
 }
 
-func (c *NodeConfig) complete() error {
+// Complete fills in defaults and reports what is missing.
+func (c *NodeConfig) Complete() error {
 	var errs []error
 	need := func(name string, missing bool) {
 		if missing {
@@ -178,7 +179,7 @@ func (i Image) entrypoint() []string {
 // object stays. Failures that a retry may cure (the API server is away) are
 // logged and retried; an error means the node could not be started.
 func RunNode(ctx context.Context, cfg NodeConfig) error {
-	if err := cfg.complete(); err != nil {
+	if err := cfg.Complete(); err != nil {
 		return err
 	}
 	n, err := newNode(cfg)

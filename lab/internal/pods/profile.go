@@ -191,7 +191,7 @@ func (n *node) keepFlannel(ctx context.Context) {
 	err := errors.Join(
 		os.MkdirAll(filepath.Dir(config), 0o755),
 		os.WriteFile(kubeconfig, n.cfg.FlannelKubeconfig, 0o600),
-		os.WriteFile(config, flannelConfig(n.cfg.ClusterCIDR, n.cfg.KubeProxy), 0o644),
+		os.WriteFile(config, FlannelConfig(n.cfg.ClusterCIDR, n.cfg.KubeProxy), 0o644),
 	)
 	if err != nil {
 		n.log.Error("flanneld", "err", err)
@@ -206,8 +206,8 @@ func (n *node) keepFlannel(ctx context.Context) {
 	})
 }
 
-// flannelConfig is the net-conf.json of flannel's manifest. Its rules are of
+// FlannelConfig is the net-conf.json of flannel's manifest. Its rules are of
 // the kind that the node's kube-proxy writes.
-func flannelConfig(cluster netip.Prefix, proxyMode string) []byte {
+func FlannelConfig(cluster netip.Prefix, proxyMode string) []byte {
 	return fmt.Appendf(nil, `{"Network": %q, "EnableNFTables": %t, "Backend": {"Type": "vxlan"}}`, cluster, proxyMode == ModeNFTables)
 }

@@ -194,7 +194,9 @@ func (p Pod) clone() Pod {
 	return p
 }
 
-func (r *Registry) add(p Pod, exec func(context.Context, ExecRequest) (int, error)) {
+// Add makes a pod known, with what runs commands in its containers, and tells
+// the watchers. Its network is there, and nothing runs in it yet.
+func (r *Registry) Add(p Pod, exec func(context.Context, ExecRequest) (int, error)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.pods[registryKey(p.Cluster, p.Namespace, p.Name)] = &podEntry{pod: p, exec: exec}
@@ -217,7 +219,9 @@ func (r *Registry) setInner(p Pod, ns *os.File) {
 	}
 }
 
-func (r *Registry) remove(p Pod) {
+// Remove tells the watchers that a pod is gone and forgets it. A pod of the same
+// name that has another UID stays.
+func (r *Registry) Remove(p Pod) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := registryKey(p.Cluster, p.Namespace, p.Name)
@@ -231,8 +235,8 @@ func (r *Registry) remove(p Pod) {
 	}
 }
 
-// setContainer records that a container runs (pid > 0) or ended (pid 0).
-func (r *Registry) setContainer(p Pod, container string, pid int) {
+// SetContainer records that a container runs (pid > 0) or ended (pid 0).
+func (r *Registry) SetContainer(p Pod, container string, pid int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	e, ok := r.pods[registryKey(p.Cluster, p.Namespace, p.Name)]
@@ -246,7 +250,8 @@ func (r *Registry) setContainer(p Pod, container string, pid int) {
 	e.pod.Containers = cs
 }
 
-func (r *Registry) setLabels(p Pod, labels map[string]string) {
+// SetLabels records a pod's labels.
+func (r *Registry) SetLabels(p Pod, labels map[string]string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if e, ok := r.pods[registryKey(p.Cluster, p.Namespace, p.Name)]; ok && e.pod.UID == p.UID {

@@ -20,7 +20,7 @@ func checkProgram(dir, name string) error {
 	var format *elf.FormatError
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%s is missing in %s: run `make build kubernetes cni`", name, dir)
+		return fmt.Errorf("%s is missing in %s: run `make build kubernetes cni nodes`", name, dir)
 	case errors.As(err, &format), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF): // the header ends early
 		return fmt.Errorf("%s in %s is no program (%w): remove it and run `make %s`", name, dir, err, makes(name))
 	case err != nil:
@@ -38,6 +38,8 @@ func makes(name string) string {
 	switch {
 	case strings.HasPrefix(name, "cni/"), name == "flanneld":
 		return "cni"
+	case strings.HasPrefix(name, "containerd"), name == "ctr":
+		return "nodes"
 	case strings.HasPrefix(name, "kube"):
 		return "kubernetes"
 	}

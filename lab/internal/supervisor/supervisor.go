@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/lab/internal/kubelet"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -109,7 +110,11 @@ func (c *Config) binaries() []string {
 	if !c.KubernetesLess {
 		need = append(need, "kubernetes", "kube-proxy", "isthmus", "lab", "probe", "cni/bridge", "cni/host-local", "cni/portmap")
 		for _, cl := range c.Spec.Clusters {
-			for _, b := range cniBinaries[cl.CNI] {
+			add := cniBinaries[cl.CNI]
+			if cl.Runtime == topology.RuntimeContainerd {
+				add = slices.Concat(add, kubelet.Programs())
+			}
+			for _, b := range add {
 				if !slices.Contains(need, b) {
 					need = append(need, b)
 				}

@@ -31,6 +31,7 @@ type clusterFile struct {
 	CNI            string       `lab:"cni" enum:"bridge|ptp|flannel" doc:"default bridge"`
 	Masquerade     string       `lab:"masquerade" enum:"iptables|nftables|kindnet" doc:"who masquerades pods that leave the cluster: a rule of iptables, of nftables, or one as early as kindnet's; default: nobody; flannel does it itself"`
 	KubeProxy      string       `lab:"kubeProxy" enum:"nftables|iptables" doc:"default nftables"`
+	Runtime        string       `lab:"runtime" enum:"process|containerd" doc:"what runs containers: the lab's own kubelet, or the real one with containerd; default process"`
 	Absent         []int        `lab:"absent" doc:"numbers of nodes that join later, by nodeJoins"`
 	RPFilter       *int         `lab:"rpFilter" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
 	LoadBalancer   netip.Prefix `lab:"loadBalancerCIDR" doc:"of Services of type LoadBalancer; default 198.51.100.<16 × index from 0>/28"`
@@ -141,7 +142,7 @@ func (t *Topology) addClusters(f *yamlfile.File, in []clusterFile) {
 		out := Cluster{
 			Name: c.Name, Nodes: c.Nodes, Absent: c.Absent,
 			PodCIDR: c.PodCIDR, ServiceCIDR: c.ServiceCIDR, NodeCIDR: c.NodeCIDR, ExternalCIDR: c.ExternalCIDR, InternalCIDR: c.InternalCIDR, LoadBalancer: c.LoadBalancer,
-			CNI: c.CNI, Masquerade: c.Masquerade, KubeProxy: c.KubeProxy,
+			CNI: c.CNI, Masquerade: c.Masquerade, KubeProxy: c.KubeProxy, Runtime: c.Runtime,
 			MTU: cmp.Or(c.MTU, DefaultMTU), WANMTU: cmp.Or(c.WANMTU, DefaultMTU), NAT: c.NAT, RoutedServices: c.RoutedServices, Flat: c.Flat,
 			RPFilter: RPFilterLoose, SourceCheck: c.SourceCheck,
 		}
@@ -154,6 +155,7 @@ func (t *Topology) addClusters(f *yamlfile.File, in []clusterFile) {
 		orPrefix(&out.LoadBalancer, fmt.Sprintf("198.51.%d.%d/28", 100+i/16, 16*(i%16)))
 		orString(&out.CNI, CNIBridge)
 		orString(&out.KubeProxy, ProxyNFTables)
+		orString(&out.Runtime, RuntimeProcess)
 		checkCluster(f, c, out)
 		t.Clusters = append(t.Clusters, out)
 	}
@@ -174,6 +176,9 @@ func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 	}
 	if c.Masquerade != "" && c.CNI == CNIFlannel {
 		f.Problem(f.At(&in.Masquerade), "leave it out", "flannel masquerades by itself")
+	}
+	if c.Runtime == RuntimeContainerd && c.CNI != CNIFlannel {
+		f.Problem(f.At(&in.Runtime), "write cni: flannel", "the nodes of cluster %s have containerd, for which there is no CNI profile but flannel", c.Name)
 	}
 	if c.Flat && c.NodeCIDR.IsValid() && !(c.PodCIDR.Overlaps(c.NodeCIDR) && c.PodCIDR.Bits() < c.NodeCIDR.Bits()) {
 		f.Problem(f.At(&in.Flat), "take a nodeCIDR of its upper half: the nodes' own podCIDRs are the first ones", "the nodeCIDR %s of a flat network must be part of the podCIDR %s", c.NodeCIDR, c.PodCIDR)

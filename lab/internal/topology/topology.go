@@ -38,6 +38,7 @@ type Cluster struct {
 	CNI          string       // default CNIBridge
 	Masquerade   string       // of pods that leave the cluster, on their nodes; empty: none
 	KubeProxy    string       // default ProxyNFTables
+	Runtime      string       // what runs containers; default RuntimeProcess
 	LoadBalancer netip.Prefix // of Services of that type; default 198.51.100.<16 × index from 0>/28
 	MTU          int          // of the machines' network; default DefaultMTU
 	WANMTU       int          // of the router's link to the wide area network; default DefaultMTU
@@ -78,6 +79,11 @@ const (
 
 	ProxyNFTables = "nftables"
 	ProxyIPTables = "iptables"
+
+	// RuntimeProcess is the lab's own kubelet, for which containers are
+	// processes; RuntimeContainerd the real one with containerd.
+	RuntimeProcess    = "process"
+	RuntimeContainerd = "containerd"
 
 	// Who masquerades pods that leave the cluster, as its CNI would: a rule of
 	// iptables, one of nftables, or one of nftables as early as kindnet's.

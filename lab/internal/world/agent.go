@@ -21,6 +21,10 @@ const (
 	ProbeImage   = "isthmus-lab/probe:dev"
 )
 
+// ImagesDir is where, in the directory of binaries, the images for containerd
+// are: archives as "docker save" writes them.
+const ImagesDir = "images"
+
 // AgentConfig is what the agent needs before it knows its world.
 type AgentConfig struct {
 	Listen  string // a socket's path; with Machine an address and port

@@ -16,6 +16,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/lab/internal/kubelet"
 )
 
 // A Probe is one thing that a lab needs and whether it is there.
@@ -58,7 +60,7 @@ func Doctor(ctx context.Context, binDir string) []Probe {
 	} {
 		probes = append(probes, probeProgram(t.program, t.pkg, vm))
 	}
-	probes = append(probes, probeArchitecture(vm), probeTun(vm), probeKVM())
+	probes = append(probes, probeArchitecture(vm), probeTun(vm), probeKVM(), probeContainerd(binDir))
 	probes = append(probes, probeKernel(native)...)
 	return append(probes,
 		either(probes, Probe{Name: "overlay", Needed: native, Fix: "use --world vm, or a kernel with one of the modules"}, "geneve", "vxlan"),
@@ -99,6 +101,19 @@ func probeBinaries(dir string, needed []string) Probe {
 	p.Detail = dir
 	if !p.OK {
 		p.Detail = "not in " + dir + ": " + strings.Join(missing, ", ")
+	}
+	return p
+}
+
+// ContainerdProbe is the name of the probe for nodes with the real kubelet and
+// containerd.
+const ContainerdProbe = "containerd"
+
+// probeContainerd is needed by the topologies that say so.
+func probeContainerd(dir string) Probe {
+	p := Probe{Name: ContainerdProbe, OK: true, Detail: "nodes can have the real kubelet and containerd", Fix: "make deps nodes, as root, where cgroups can be written"}
+	if err := kubelet.Check(dir, filepath.Join(dir, ImagesDir)); err != nil {
+		p.OK, p.Detail = false, strings.ReplaceAll(err.Error(), "\n", "; ")
 	}
 	return p
 }

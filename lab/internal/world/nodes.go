@@ -3,12 +3,15 @@ package world
 import (
 	"context"
 	"fmt"
+	"path"
 	"path/filepath"
 	"slices"
 	"sync"
 
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
+	"github.com/isthmus-net/isthmus/lab/internal/kubelet"
 	"github.com/isthmus-net/isthmus/lab/internal/pods"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 )
 
 // A NodeRequest names a node that joins or leaves.
@@ -85,8 +88,17 @@ func (a *agent) startNode(ctx context.Context, n *network, c ClusterSpec, cred c
 		Registry: a.registry, Logger: a.cfg.Logger.With("node", name),
 		Nice: a.niceOfDaemons(),
 	}
+	run := func(ctx context.Context) error { return pods.RunNode(ctx, cfg) }
+	if c.Runtime == topology.RuntimeContainerd {
+		archives, err := filepath.Glob(filepath.Join(a.cfg.BinDir, ImagesDir, "*.tar"))
+		if err != nil {
+			return err
+		}
+		real := kubelet.Config{NodeConfig: cfg, Archives: archives, Cgroup: path.Join("isthmus-lab", n.spec.Name, c.Name+"-"+node.Name)}
+		run = func(ctx context.Context) error { return kubelet.RunNode(ctx, real) }
+	}
 	a.nodes.start(ctx, name, func(ctx context.Context) {
-		if err := pods.RunNode(ctx, cfg); err != nil && ctx.Err() == nil {
+		if err := run(ctx); err != nil && ctx.Err() == nil {
 			a.end(fmt.Errorf("node %s: %w", name, err))
 		}
 	})

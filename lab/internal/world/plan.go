@@ -35,7 +35,7 @@ func Plan(t *topology.Topology) Spec {
 			Router: nth(lan, routerHostPart), RouterWAN: nth(s.WAN, i+1), ControlPlane: nth(lan, controlPlaneHostPart),
 			PodCIDR: c.PodCIDR, ServiceCIDR: c.ServiceCIDR, ExternalCIDR: c.ExternalCIDR, InternalCIDR: c.InternalCIDR,
 			LoadBalancer: c.LoadBalancer,
-			CNI:          c.CNI, Masquerade: c.Masquerade, KubeProxy: c.KubeProxy,
+			CNI:          c.CNI, Masquerade: c.Masquerade, KubeProxy: c.KubeProxy, Runtime: c.Runtime,
 			MTU: c.MTU, WANMTU: c.WANMTU, NAT: c.NAT, RoutedServices: c.RoutedServices,
 			RPFilter: c.RPFilter, SourceCheck: c.SourceCheck,
 		}

@@ -41,6 +41,7 @@ type ClusterSpec struct {
 	CNI          string       `json:"cni"`        // a profile of package topology
 	Masquerade   string       `json:"masquerade"` // who masquerades pods that leave the cluster; empty: nobody
 	KubeProxy    string       `json:"kubeProxy"`  // its mode
+	Runtime      string       `json:"runtime"`    // of containers, one of package topology
 	MTU          int          `json:"mtu"`        // of the LAN
 	WANMTU       int          `json:"wanMTU"`     // of the router's link to the WAN
 	NAT          bool         `json:"nat,omitempty"`

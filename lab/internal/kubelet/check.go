@@ -1,0 +1,40 @@
+package kubelet
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+)
+
+// Check says what this machine lacks for nodes with containerd, whose programs
+// are in binDir and images in imageDir. It leaves nothing behind.
+func Check(binDir, imageDir string) error {
+	var errs []error
+	for _, name := range Programs() {
+		if _, err := os.Stat(filepath.Join(binDir, name)); err != nil {
+			errs = append(errs, fmt.Errorf("%s is not in %s", name, binDir))
+		}
+	}
+	for _, name := range []string{"runc", "nsenter"} {
+		if _, err := exec.LookPath(name); err != nil {
+			errs = append(errs, fmt.Errorf("%s is not installed", name))
+		}
+	}
+	if found, err := filepath.Glob(filepath.Join(imageDir, "*.tar")); err != nil || len(found) == 0 {
+		errs = append(errs, fmt.Errorf("there are no images in %s", imageDir))
+	}
+	// A kernel with a module for it loads the module at the first mount.
+	if text, err := os.ReadFile("/proc/filesystems"); err == nil && !bytes.Contains(text, []byte("\toverlay\n")) {
+		if exec.Command("modprobe", "overlay").Run() != nil {
+			errs = append(errs, errors.New("the kernel has no overlayfs"))
+		}
+	}
+	probe := cgroup("isthmus-lab-probe")
+	if err := errors.Join(probe.make(), probe.remove()); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
