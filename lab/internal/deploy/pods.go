@@ -28,8 +28,8 @@ func (in *installer) createPods(ctx context.Context, c topology.Cluster, cl clie
 	return apply(ctx, cl, objects)
 }
 
-// probeLabel is on the pods of the topology.
-const probeLabel = "isthmus-lab/probe"
+// ProbeLabel is on the pods of the topology.
+const ProbeLabel = "isthmus-lab/probe"
 
 // probePod is a pod that answers on TCP and UDP port 8080 and from which
 // probes are sent. NET_RAW is for ICMP, SYS_NICE for answers that do not wait
@@ -38,7 +38,7 @@ func probePod(p topology.Pod) *unstructured.Unstructured {
 	o := newUnstructured("v1", "Pod")
 	o.SetName(p.Name)
 	o.SetNamespace(PodNamespace)
-	o.SetLabels(map[string]string{"app": p.Name, probeLabel: "true"})
+	o.SetLabels(map[string]string{"app": p.Name, ProbeLabel: "true"})
 	o.Object["spec"] = map[string]any{
 		// The place is part of the topology; the scheduler is not asked,
 		// but the taints of a node that is not ready still are.
@@ -103,7 +103,7 @@ func whyNotReady(p *corev1.Pod) string {
 func waitPods(ctx context.Context, t *topology.Topology, cluster string, cl client.Client) (string, error) {
 	c, _ := t.Cluster(cluster)
 	var pods corev1.PodList
-	if err := cl.List(ctx, &pods, client.InNamespace(PodNamespace), client.MatchingLabels{probeLabel: "true"}); err != nil {
+	if err := cl.List(ctx, &pods, client.InNamespace(PodNamespace), client.MatchingLabels{ProbeLabel: "true"}); err != nil {
 		return err.Error(), nil
 	}
 	for _, p := range t.Pods {

@@ -126,16 +126,20 @@ func (c cgroup) remove() error {
 	if err != nil {
 		return err
 	}
-	deadline := time.Now().Add(cgroupPatience)
-	for {
+	over := time.After(cgroupPatience)
+	for waiting := true; waiting; {
 		var errs []error
 		for _, h := range all {
 			errs = append(errs, removeTree(filepath.Join(h, string(c))))
 		}
-		if err = errors.Join(errs...); err == nil || time.Now().After(deadline) {
+		if err = errors.Join(errs...); err == nil {
 			break
 		}
-		time.Sleep(20 * time.Millisecond)
+		select {
+		case <-over:
+			waiting = false
+		case <-time.After(20 * time.Millisecond):
+		}
 	}
 	for _, h := range all {
 		for up := filepath.Dir(string(c)); up != "."; up = filepath.Dir(up) {

@@ -115,6 +115,9 @@ func (n *node) run(ctx context.Context) error {
 			n.log.Warn("remove the node's cgroup", "err", err)
 		}
 	}()
+	if err := pods.SetNodeSysctls(n.cfg.NetNS); err != nil {
+		return err
+	}
 	if err := n.boot(); err != nil {
 		return fmt.Errorf("boot: %w", err)
 	}
@@ -129,7 +132,7 @@ func (n *node) run(ctx context.Context) error {
 // boot starts the node's first process and waits for its root directory.
 func (n *node) boot() error {
 	spec := bootSpec{
-		Hostname: n.cfg.Name, Disk: filepath.Join(n.cfg.Dir, "disk"), Logs: filepath.Join(n.cfg.Dir, "containers", "log"),
+		Hostname: n.cfg.Name, Disk: filepath.Join(n.cfg.Dir, "disk"), Logs: filepath.Join(n.cfg.Dir, "log"),
 		Programs: n.cfg.BinDir, Plugins: filepath.Join(n.cfg.BinDir, "cni"), BootID: bootID(),
 	}
 	for _, dir := range []string{spec.Disk, spec.Logs, n.logDir()} {
@@ -193,7 +196,9 @@ func (n *node) path(elem ...string) string {
 	return filepath.Join(append([]string{fmt.Sprintf("/proc/%d/root", n.first.Process.Pid)}, elem...)...)
 }
 
-func (n *node) logDir() string { return filepath.Join(n.cfg.Dir, "log") }
+// logDir has the logs of the node's daemons. A kubelet removes from the directory
+// of its pods' logs what is none.
+func (n *node) logDir() string { return filepath.Join(n.cfg.Dir, "daemons") }
 
 // command is one that runs in the node.
 func (n *node) command(ctx context.Context, name string, args ...string) *exec.Cmd {

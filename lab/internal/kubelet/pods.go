@@ -50,6 +50,7 @@ type watcher struct {
 	cri  *cri
 
 	mu     sync.Mutex
+	closed bool
 	pods   map[string]*entry            // by ID of the sandbox
 	labels map[string]map[string]string // of pods, by UID: those of the API change
 }
@@ -68,6 +69,7 @@ func newWatcher(n *node, c *cri) *watcher {
 func (w *watcher) close() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.closed = true
 	for id := range w.pods {
 		w.drop(id)
 	}
@@ -120,6 +122,9 @@ func (w *watcher) refresh(ctx context.Context) error {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.closed {
+		return nil
+	}
 	ready := map[string]bool{}
 	for _, s := range sandboxes.Items {
 		ready[s.Id] = true

@@ -113,6 +113,17 @@ var nodeSysctls = []struct {
 	{"net/bridge/bridge-nf-call-ip6tables", "1", true},
 }
 
+// SetNodeSysctls sets in a network namespace what a distribution, or who installs
+// Kubernetes on it, sets on a node.
+func SetNodeSysctls(ns *os.File) error {
+	for _, s := range nodeSysctls {
+		if err := writeSysctl(ns, s.path, s.value); err != nil && !s.optional {
+			return err
+		}
+	}
+	return nil
+}
+
 // podSysctls are containerd's defaults: a pod may bind low ports and send
 // pings without capabilities.
 var podSysctls = []struct{ path, value string }{

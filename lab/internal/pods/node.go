@@ -150,15 +150,7 @@ func (n *node) prepare() error {
 	if err := unix.Mount("", n.hostRoot(), "", unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("share the root of hostPath volumes: %w", err)
 	}
-	for _, s := range nodeSysctls {
-		if err := writeSysctl(n.cfg.NetNS, s.path, s.value); err != nil {
-			if !s.optional {
-				return err
-			}
-			n.log.Debug("optional sysctl", "err", err)
-		}
-	}
-	return nil
+	return SetNodeSysctls(n.cfg.NetNS)
 }
 
 // unmountHost takes away the root of hostPath volumes, with what was mounted

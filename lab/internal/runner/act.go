@@ -73,6 +73,12 @@ func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, un
 		return nil, r.moveNode(ctx, row, a.Node.Operand, false, undo)
 	case *scenario.NodeJoins:
 		return nil, r.moveNode(ctx, row, a.Node.Operand, true, undo)
+	case *scenario.NodeReboots:
+		return r.reboot(ctx, row, a.Node.Operand)
+	case *scenario.NodeDrained:
+		return r.drain(ctx, row, a, undo)
+	case *scenario.Kubectl:
+		return r.kubectl(ctx, row, a, undo)
 	case *scenario.GatewayMoves:
 		return r.moveGateway(ctx, row, a, undo)
 	case *scenario.PodMoves:

@@ -127,16 +127,24 @@ func (r *Runner) moveGateway(ctx context.Context, row *expect.Row, a *scenario.G
 		return nil, err
 	}
 	undo.add(func(ctx context.Context) error {
-		fault, err := r.returnGateway(ctx, a.Of, a.Peer, pod.Node)
-		if fault != nil {
-			err = errors.Join(err, fmt.Errorf("move the gateway of %s for %s back to %s: %s", a.Of, a.Peer, pod.Node, fault.Got))
-		}
+		err := r.gatewayBack(a.Of, a.Peer, pod.Node)(ctx)
 		return errors.Join(err, r.cordon(ctx, a.Of, func(name string) bool { return cordoned[name] }))
 	})
 	if pod.Node == node {
 		return nil, nil // what the row does later may move it all the same
 	}
 	return r.placeGateway(ctx, a.Of, a.Peer, node)
+}
+
+// gatewayBack makes a function that moves a gateway to the node where it was.
+func (r *Runner) gatewayBack(cluster, peer, node string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		fault, err := r.returnGateway(ctx, cluster, peer, node)
+		if fault != nil {
+			err = errors.Join(err, fmt.Errorf("move the gateway of %s for %s back to %s: %s", cluster, peer, node, fault.Got))
+		}
+		return err
+	}
 }
 
 // returnGateway moves a gateway to a node unless it is there.
@@ -280,4 +288,62 @@ func (r *Runner) cordon(ctx context.Context, cluster string, meant func(name str
 		}
 	}
 	return nil
+}
+
+// bootTime is how long the pods of a node may take until they run again: its
+// kubelet tries again after ten seconds what failed when it had just started.
+const bootTime = 60 * time.Second
+
+// reboot reboots a node and waits until its pods run again.
+func (r *Runner) reboot(ctx context.Context, row *expect.Row, o operand.Operand) (*report.Fault, error) {
+	o, err := row.Directory.Settle(ctx, o)
+	if err != nil {
+		return nil, err
+	}
+	node := operand.NodeName(o.Node)
+	if err := r.World.RebootNode(ctx, o.Cluster, node); err != nil {
+		return nil, err
+	}
+	waiting := ""
+	var failed error
+	why := until(ctx, bootTime, "the pods do not run", func(ctx context.Context) (bool, error) {
+		waiting, err = r.notRunning(ctx, o.Cluster, node)
+		if err != nil && ctx.Err() == nil {
+			failed = err
+		}
+		return waiting == "", err
+	})
+	if why == nil || failed != nil || ctx.Err() != nil {
+		return nil, why
+	}
+	return &report.Fault{
+		Expectation: fmt.Sprintf("%s/%s comes back", o.Cluster, node), Want: fmt.Sprintf("its pods run within %v", bootTime), Got: waiting,
+	}, nil
+}
+
+// notRunning names a pod that the API has on a node and that does not run there.
+func (r *Runner) notRunning(ctx context.Context, cluster, node string) (string, error) {
+	all, err := r.api.List(ctx, cluster, "pods")
+	if err != nil {
+		return "", err
+	}
+	status, err := r.World.Status(ctx)
+	if err != nil {
+		return "", err
+	}
+	runs := map[string]bool{}
+	for _, c := range status.Clusters {
+		for _, p := range c.Pods {
+			if c.Name == cluster && p.Node == node && len(p.Containers) > 0 {
+				runs[p.Namespace+"/"+p.Name] = true
+			}
+		}
+	}
+	for _, p := range all {
+		name := p.GetNamespace() + "/" + p.GetName()
+		if on, _, _ := unstructured.NestedString(p.Object, "spec", "nodeName"); on == node && p.GetDeletionTimestamp() == nil && !runs[name] {
+			return "pod " + name + " does not run", nil
+		}
+	}
+	return "", nil
 }

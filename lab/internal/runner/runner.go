@@ -31,6 +31,7 @@ type World interface {
 	KillContainer(ctx context.Context, target, container string) error
 	JoinNode(ctx context.Context, cluster, node string) error
 	LeaveNode(ctx context.Context, cluster, node string) error
+	RebootNode(ctx context.Context, cluster, node string) error
 	WritePcap(ctx context.Context, w io.Writer) error
 }
 

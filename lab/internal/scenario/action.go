@@ -20,8 +20,8 @@ import (
 )
 
 // An Action is something that a step does: *Apply, *Delete, *Exec, *Kill,
-// *Stop, *Flow, *Rewrite, *NodeLeaves, *NodeJoins, *GatewayMoves, *PodMoves,
-// *Connect or *Disconnect.
+// *Stop, *Flow, *Rewrite, *NodeLeaves, *NodeJoins, *NodeReboots,
+// *NodeDrained, *GatewayMoves, *PodMoves, *Connect, *Disconnect or *Kubectl.
 type Action interface {
 	// Lint resolves names and reports what can't be meant.
 	Lint(l *expect.Linter)
@@ -92,6 +92,9 @@ func actions() map[string]func() Action {
 		"rewrite":      func() Action { return &Rewrite{} },
 		"nodeLeaves":   func() Action { return &NodeLeaves{} },
 		"nodeJoins":    func() Action { return &NodeJoins{} },
+		"nodeReboots":  func() Action { return &NodeReboots{} },
+		"nodeDrained":  func() Action { return &NodeDrained{} },
+		"kubectl":      func() Action { return &Kubectl{} },
 		"gatewayMoves": func() Action { return &GatewayMoves{} },
 		"podMoves":     func() Action { return &PodMoves{} },
 		"connect":      func() Action { return &Connect{} },

@@ -8,6 +8,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
 
@@ -21,6 +22,20 @@ type NodeLeaves struct {
 // NodeJoins brings a node of the topology into its cluster and waits until it
 // is ready. It gets a podCIDR of its own, which is not the one it had before.
 type NodeJoins struct {
+	Node expect.Ref
+}
+
+// NodeReboots cuts the power of a node that has containerd and gives it back:
+// its network and all that ran there are made anew, its disk and its Node
+// object stay. It ends when the kubelet is ready again.
+type NodeReboots struct {
+	Node expect.Ref
+}
+
+// NodeDrained makes a node take no pods and evicts those that are there, by
+// kubectl drain; the topology's own pods, which have no controller, stay. At the
+// end of the row the node takes pods again.
+type NodeDrained struct {
 	Node expect.Ref
 }
 
@@ -51,6 +66,22 @@ func (a *NodeJoins) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.Su
 	f.Decode(n, &a.Node, subst)
 }
 
+// UnmarshalLab reads the name.
+func (a *NodeReboots) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.Subst) {
+	f.Decode(n, &a.Node, subst)
+}
+
+// UnmarshalLab reads the name.
+func (a *NodeDrained) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.Subst) {
+	f.Decode(n, &a.Node, subst)
+}
+
+// LabSchema describes a name to editors.
+func (*NodeReboots) LabSchema() map[string]any { return (&expect.Ref{}).LabSchema() }
+
+// LabSchema describes a name to editors.
+func (*NodeDrained) LabSchema() map[string]any { return (&expect.Ref{}).LabSchema() }
+
 // LabSchema describes a name to editors.
 func (*NodeLeaves) LabSchema() map[string]any { return (&expect.Ref{}).LabSchema() }
 
@@ -67,6 +98,21 @@ func (a *NodeLeaves) Lint(l *expect.Linter) {
 func (a *NodeJoins) Lint(l *expect.Linter) {
 	l.Resolve(&a.Node)
 	lintNode(l, &a.Node, operand.Node)
+}
+
+// Lint resolves the node.
+func (a *NodeReboots) Lint(l *expect.Linter) {
+	l.Resolve(&a.Node)
+	lintNode(l, &a.Node, operand.Node, operand.GatewayNode)
+	if c, ok := l.Topology.Cluster(a.Node.Cluster); ok && c.Runtime != topology.RuntimeContainerd {
+		l.Problem(&a.Node, "take a topology with runtime: containerd", "the nodes of %s have no disk to boot from", c.Name)
+	}
+}
+
+// Lint resolves the node.
+func (a *NodeDrained) Lint(l *expect.Linter) {
+	l.Resolve(&a.Node)
+	lintNode(l, &a.Node, operand.Node, operand.GatewayNode)
 }
 
 // Lint resolves the gateway and the node, and fills in the only peer.
@@ -116,6 +162,12 @@ func lintNode(l *expect.Linter, r *expect.Ref, kinds ...operand.Kind) {
 
 // String is the action on one line, for plans and reports.
 func (a *NodeLeaves) String() string { return a.Node.Text + " leaves" }
+
+// String is the action on one line, for plans and reports.
+func (a *NodeReboots) String() string { return a.Node.Text + " reboots" }
+
+// String is the action on one line, for plans and reports.
+func (a *NodeDrained) String() string { return a.Node.Text + " is drained" }
 
 // String is the action on one line, for plans and reports.
 func (a *NodeJoins) String() string { return a.Node.Text + " joins" }

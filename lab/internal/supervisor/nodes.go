@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -11,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -43,8 +45,10 @@ func (l *lab) serveNode(w http.ResponseWriter, r *http.Request) {
 		err = l.joinNode(r.Context(), a, c, node)
 	case "leave":
 		err = l.leaveNode(r.Context(), a, c, node)
+	case "reboot":
+		err = l.rebootNode(r.Context(), a, c, node)
 	default:
-		err = fmt.Errorf("action %q: use join or leave", r.PathValue("action"))
+		err = fmt.Errorf("action %q: use join, leave or reboot", r.PathValue("action"))
 	}
 	if err != nil {
 		world.WriteError(w, fmt.Errorf("node %s/%s: %w", c.spec.Name, node, err))
@@ -88,6 +92,42 @@ func (l *lab) leaveNode(ctx context.Context, a *agent, c *cluster, node string) 
 		return nil
 	}
 	return err
+}
+
+// rebootNode cuts a node's power and gives it back, and waits until its kubelet
+// says that it has booted: the API server does not notice that it was away. Its
+// disk and its Node object stay.
+func (l *lab) rebootNode(ctx context.Context, a *agent, c *cluster, node string) error {
+	if c.spec.Runtime != topology.RuntimeContainerd || c.cp == nil {
+		return errors.New("only a node with containerd can be started again: write runtime: containerd into the topology")
+	}
+	cred, err := c.cp.NodeCredentials(node)
+	if err != nil {
+		return err
+	}
+	nodes := c.cp.Client().CoreV1().Nodes()
+	before, err := nodes.Get(ctx, node, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	req := world.NodeRequest{Cluster: c.spec.Name, Node: node}
+	if err := a.client.LeaveHost(ctx, req); err != nil {
+		return err
+	}
+	req.Credentials = &cred
+	if err := a.client.JoinHost(ctx, req); err != nil {
+		return err
+	}
+	return poll(ctx, nodesTimeout, 100*time.Millisecond, func(ctx context.Context) (string, error) {
+		now, err := nodes.Get(ctx, node, metav1.GetOptions{})
+		if err != nil {
+			return "", err
+		}
+		if now.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID {
+			return fmt.Sprintf("the kubelet of %s/%s has not come back", c.spec.Name, node), nil
+		}
+		return notReady(ctx, c, []string{node})
+	})
 }
 
 func (l *lab) setPresent(c *cluster, node string, is bool) {

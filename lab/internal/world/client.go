@@ -302,6 +302,13 @@ func (c *Client) LeaveNode(ctx context.Context, cluster, node string) error {
 	return c.node(ctx, cluster, node, "leave")
 }
 
+// RebootNode cuts the power of a node that has containerd, gives it back, and
+// waits until its kubelet is ready. Its disk and its Node object stay; its
+// network, and all that ran there, are made anew.
+func (c *Client) RebootNode(ctx context.Context, cluster, node string) error {
+	return c.node(ctx, cluster, node, "reboot")
+}
+
 func (c *Client) node(ctx context.Context, cluster, node, action string) error {
 	path := strings.NewReplacer("{cluster}", url.PathEscape(cluster), "{node}", url.PathEscape(node), "{action}", action).Replace(PathNode)
 	return c.call(ctx, http.MethodPost, path, nil, nil)
