@@ -27,7 +27,7 @@ lab: deps build kubernetes cni ## build everything and run the scenarios that ta
 	bin/lab run pod-to-pod symmetric geneve-ping internal-node drift user-firewall
 
 .PHONY: test
-test: deps build kubernetes cni verify lint test-unit test-kernel test-lab ## everything that must pass: unit, kernel and API tests, scenarios, sabotage
+test: deps build kubernetes cni nodes verify lint test-unit test-kernel test-lab ## everything that must pass: unit, kernel and API tests, scenarios, sabotage
 
 # A skip is a failure in CI. What this machine's own kernel lacks (geneve and
 # WireGuard, or a tun device without root) is tested in the virtual machine,
@@ -53,7 +53,7 @@ test-kernel: build ## kernel tests: as root, without root, and in the virtual ma
 	$(call timed,kernel tests in the virtual machine,bin/lab vm test --module tun bin/kernel.test -- -test.short -test.skip '$(SLOW_KERNEL_TESTS)')
 
 .PHONY: test-lab
-test-lab: build kubernetes cni ## every scenario with its sabotages in the VXLAN overlay, and GENEVE_SCENARIOS with Geneve, in the virtual machine
+test-lab: build kubernetes cni nodes ## every scenario with its sabotages in the VXLAN overlay, and GENEVE_SCENARIOS with Geneve, in the virtual machine
 	bin/lab run --sabotage=after --overlay vxlan --jobs 2
 	bin/lab run --sabotage=after --overlay geneve $(GENEVE_SCENARIOS)
 
@@ -62,7 +62,7 @@ test-lab: build kubernetes cni ## every scenario with its sabotages in the VXLAN
 GENEVE_SCENARIOS := api-server-gone bad-objects daemon-restart drift geneve-ping internal-node notrack pod-to-pod user-firewall
 
 .PHONY: test-all
-test-all: build kubernetes cni ## every scenario in every overlay, with its sabotages (hours on two cores without KVM)
+test-all: build kubernetes cni nodes ## every scenario in every overlay, with its sabotages (hours on two cores without KVM)
 	bin/lab run --sabotage=after
 
 .PHONY: bench

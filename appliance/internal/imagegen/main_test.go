@@ -113,6 +113,31 @@ func check(t *testing.T, img v1.Image, arch string) {
 	assert.Check(t, bytes.Contains(text, []byte("binary for "+arch)))
 }
 
+// Another program is where it is asked for, and nothing but its archive is
+// written.
+func TestArchives(t *testing.T) {
+	dir, file := t.TempDir(), filepath.Join(t.TempDir(), "probe")
+	assert.NilError(t, os.WriteFile(file, []byte("a probe"), 0o755))
+	assert.NilError(t, run([]string{"-archives", "-out", dir, "-name", "example.com/pause:1", "-path", "/bin/pause", "-argument", "pause", "-user", "0:0", "amd64=" + file}, io.Discard))
+	have := contents(t, dir)
+	assert.Equal(t, len(have), 1)
+	img, err := tarball.ImageFromPath(filepath.Join(dir, "pause-amd64.tar"), nil)
+	assert.NilError(t, err)
+	assert.NilError(t, validate.Image(img))
+	c, err := img.ConfigFile()
+	assert.NilError(t, err)
+	assert.DeepEqual(t, c.Config.Entrypoint, []string{"/bin/pause", "pause"})
+	assert.Equal(t, c.Config.User, "0:0")
+	layers, err := img.Layers()
+	assert.NilError(t, err)
+	r, err := layers[0].Uncompressed()
+	assert.NilError(t, err)
+	defer r.Close()
+	text, err := io.ReadAll(r)
+	assert.NilError(t, err)
+	assert.Check(t, bytes.HasPrefix(text, []byte("bin/pause\x00")))
+}
+
 func TestRefuses(t *testing.T) {
 	for _, tt := range []struct {
 		name string

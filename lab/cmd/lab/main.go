@@ -24,7 +24,10 @@ var version = "unknown"
 
 func main() {
 	if len(os.Args) > 1 && os.Args[1] == kubelet.Argument {
-		os.Exit(kubelet.Boot())
+		end, children := make(chan os.Signal, 1), make(chan os.Signal, 1)
+		signal.Notify(end, syscall.SIGTERM, syscall.SIGINT)
+		signal.Notify(children, syscall.SIGCHLD)
+		os.Exit(kubelet.Boot(end, children))
 	}
 	// As for the control planes: a lab lives for minutes.
 	if os.Getenv("GOGC") == "" {

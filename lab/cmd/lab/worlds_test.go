@@ -22,7 +22,7 @@ func machine(t *testing.T, lacks ...string) []world.Probe {
 		{Name: "qemu-system-x86_64", Detail: "not installed", Fix: "make deps, or apt-get install qemu-system-x86", Needed: vm},
 		{Name: "nftables NAT", Detail: "this kernel has it not: no such file", Fix: "use --world vm, or a kernel with that module", Needed: native},
 	}
-	for _, f := range []string{"geneve", "wireguard", "vxlan", "dummy", "vrf", "netem", "flowtable"} {
+	for _, f := range []string{world.ContainerdProbe, "geneve", "wireguard", "vxlan", "dummy", "vrf", "netem", "flowtable"} {
 		probes = append(probes, world.Probe{Name: f, Detail: "this kernel has it not: operation not supported"})
 	}
 	known := map[string]bool{}
@@ -45,6 +45,7 @@ func machine(t *testing.T, lacks ...string) []world.Probe {
 func TestSites(t *testing.T) {
 	some := &topology.Topology{Name: "some"}
 	kernelOnly := &topology.Topology{Name: "some", Peerings: []topology.Peering{{Implementation: topology.ImplementationKernel}}}
+	containerd := &topology.Topology{Name: "real", Clusters: []topology.Cluster{{Name: "milan"}, {Name: "rome", Runtime: topology.RuntimeContainerd}}}
 	chooses := &topology.Topology{Name: "chooses", Overlay: topology.OverlayAuto}
 	type flags struct{ world, overlay string }
 	auto := flags{"auto", "auto"}
@@ -86,6 +87,11 @@ func TestSites(t *testing.T) {
 			site{world: "native", overlay: "vxlan", skip: "topology chooses leaves the overlay to the installation, which takes geneve in the native world"}},
 		{"neither Geneve nor QEMU", auto, []string{"geneve", "qemu-system-x86_64"}, "", need{topology: some, world: "auto", overlay: "geneve"},
 			site{world: "vm", overlay: "geneve", lacks: []string{"geneve"}, skip: "this kernel has no geneve, and the vm world can't run here: qemu-system-x86_64: not installed (make deps, or apt-get install qemu-system-x86)"}},
+		{"nodes with containerd", auto, []string{"geneve"}, "", need{topology: containerd, world: "auto"}, site{world: "native", overlay: "vxlan"}},
+		{"nodes with containerd, in the virtual machine", flags{"vm", "auto"}, nil, "", need{topology: containerd, world: "auto"},
+			site{world: "vm", overlay: "geneve", skip: "the nodes of topology real have containerd, which is for the native world"}},
+		{"nodes that can't have containerd", flags{"native", "auto"}, []string{world.ContainerdProbe}, "", need{topology: containerd, world: "auto"},
+			site{world: "native", overlay: "geneve", skip: "the nodes of topology real can't have containerd here: containerd: this kernel has it not: operation not supported ()"}},
 		{"less memory than two clusters need, and the world is asked for", flags{"vm", "auto"}, []string{"memory"}, "", need{topology: some, world: "auto"}, site{world: "vm", overlay: "geneve"}},
 		{"the lab that is up took the memory", flags{"native", "auto"}, []string{"memory"}, "some-native-geneve", need{topology: some, world: "auto"}, site{world: "native", overlay: "geneve"}},
 	} {

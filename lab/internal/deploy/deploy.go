@@ -291,7 +291,7 @@ func (in *installer) values(c topology.Cluster) map[string]any {
 		},
 	}
 	// containerd has the image that is released, under the chart's own name.
-	if c.Runtime == topology.RuntimeProcess {
+	if c.Runtime != topology.RuntimeContainerd {
 		values["image"] = map[string]any{"name": "isthmus", "version": "dev"}
 	}
 	return values

@@ -6,10 +6,8 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -63,25 +61,22 @@ var tunables = map[string]string{
 }
 
 // Boot makes this process the first one of a node: it builds the root
-// directory, says so, and buries what dies until it is told to end. The kernel
-// ends the rest of the node with it.
-func Boot() int {
+// directory, says so, and buries what dies, of which it hears by children, until
+// it is told to end. The kernel ends the rest of the node with it. It returns
+// the exit code.
+func Boot(end, children <-chan os.Signal) int {
 	status := os.NewFile(statusFD, "status")
 	unix.CloseOnExec(statusFD)
 	if err := boot(); err != nil {
 		fmt.Fprint(status, err)
 		return 1
 	}
-	end := make(chan os.Signal, 1)
-	signal.Notify(end, syscall.SIGTERM, syscall.SIGINT)
-	child := make(chan os.Signal, 1)
-	signal.Notify(child, syscall.SIGCHLD)
 	status.Close()
 	for {
 		select {
 		case <-end:
 			return 0
-		case <-child:
+		case <-children:
 			bury()
 		}
 	}

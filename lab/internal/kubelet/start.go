@@ -28,8 +28,8 @@ const (
 	clusterDNSHost = 10
 )
 
-// configs are the node's configuration files.
-var configs = template.Must(template.New("").Parse(`
+// configs are the node's configuration files, as a template (text/template).
+const configs = `
 {{define "/etc/containerd/config.toml"}}version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -79,15 +79,19 @@ syncFrequency: 10s
     {"type": "portmap", "capabilities": {"portMappings": true}}
   ]
 }
-{{end}}`))
+{{end}}`
 
 func (n *node) config(name string) ([]byte, error) {
 	dns := n.cfg.ServiceCIDR.Masked().Addr()
 	for range clusterDNSHost {
 		dns = dns.Next()
 	}
+	all, err := template.New("").Parse(configs)
+	if err != nil {
+		return nil, err
+	}
 	var out bytes.Buffer
-	err := configs.ExecuteTemplate(&out, name, map[string]any{
+	err = all.ExecuteTemplate(&out, name, map[string]any{
 		"Pause": PauseImage, "Plugins": cniPlugins, "Addr": n.cfg.Addr, "Socket": containerdSocket, "DNS": dns,
 		"PodLogs": podLogs, "Cgroup": n.cfg.Cgroup,
 	})

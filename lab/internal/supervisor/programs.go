@@ -19,8 +19,10 @@ func checkProgram(dir, name string) error {
 	f, err := elf.Open(filepath.Join(dir, name))
 	var format *elf.FormatError
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && makes(name) == "nodes":
+		return fmt.Errorf("%s is missing in %s: run `make nodes`", name, dir)
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%s is missing in %s: run `make build kubernetes cni nodes`", name, dir)
+		return fmt.Errorf("%s is missing in %s: run `make build kubernetes cni`", name, dir)
 	case errors.As(err, &format), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF): // the header ends early
 		return fmt.Errorf("%s in %s is no program (%w): remove it and run `make %s`", name, dir, err, makes(name))
 	case err != nil:
