@@ -1,14 +1,21 @@
 package main
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
+
+// probe asks this machine for what the worlds need.
+func probe(ctx context.Context, p place) []world.Probe {
+	return append(world.Doctor(ctx, p.bin()), kind.Doctor(ctx, p.bin())...)
+}
 
 func newDoctorCommand(a *app, root *string) *cobra.Command {
 	var asJSON bool
@@ -22,7 +29,7 @@ func newDoctorCommand(a *app, root *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			probes := world.Doctor(cmd.Context(), p.bin())
+			probes := probe(cmd.Context(), p)
 			if asJSON {
 				return writeJSON(a.stdout, probes)
 			}
@@ -37,7 +44,7 @@ func newDoctorCommand(a *app, root *string) *cobra.Command {
 				}
 			}
 			can := false
-			for _, w := range []string{supervisor.Native, supervisor.VM} {
+			for _, w := range []string{supervisor.Native, supervisor.VM, kind.World} {
 				missing := lacking(probes, w)
 				if len(missing) == 0 {
 					can = true

@@ -11,7 +11,6 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
-	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -139,7 +138,7 @@ func (r *groupRun) open(ctx context.Context) error {
 
 func (r *groupRun) find(ctx context.Context) error {
 	g, o := r.group, r.session.options
-	if c, err := supervisor.Find(g.name()); err == nil && !o.fresh {
+	if c, err := findLab(g.name()); err == nil && !o.fresh {
 		if status, err := c.Status(ctx); err == nil && status.Phase == world.PhaseReady {
 			fmt.Fprintf(r.out, "using lab %s, which is up\n", g.name())
 			r.lab = &builtLab{client: c, name: g.name(), topology: g.topology, overlay: g.overlay, found: true}

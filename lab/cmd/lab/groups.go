@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
@@ -81,6 +82,9 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 		}
 		if o.sabotage != "" {
 			for _, i := range sabotages(sel, func(r scenario.Row) int { return sites[r.Name].rank() }) {
+				if _, lacks := kind.CannotSabotage(sel.scenario.Topology, *i.sabotage); lacks && sites[i.row.Name].world == kind.World {
+					continue // forKind has said so
+				}
 				add(sel.scenario, i, sites[i.row.Name])
 			}
 		}

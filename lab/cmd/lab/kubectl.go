@@ -18,7 +18,6 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/isthmus-net/isthmus/lab/internal/report"
-	"github.com/isthmus-net/isthmus/lab/internal/world"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
 
@@ -48,7 +47,7 @@ func newKubectlCommand(a *app, root *string) *cobra.Command {
 
 // kubectl runs the real one here, with the files that are here, and passes
 // its connections on into the lab.
-func (a *app) kubectl(ctx context.Context, c *world.Client, binary, cluster string, args []string) error {
+func (a *app) kubectl(ctx context.Context, c labClient, binary, cluster string, args []string) error {
 	status, err := c.Status(ctx)
 	if err != nil {
 		return infraError(err)
@@ -128,7 +127,7 @@ func writeKubeconfig(cfg *rest.Config, cluster, address, serverName string) (str
 
 // passOn passes connections on to an address in the lab until the listener is
 // closed.
-func passOn(ctx context.Context, l net.Listener, c *world.Client, cluster, address string) {
+func passOn(ctx context.Context, l net.Listener, c labClient, cluster, address string) {
 	for {
 		conn, err := l.Accept()
 		if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,7 +13,10 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/client-go/rest"
 
+	"github.com/isthmus-net/isthmus/lab/internal/bench"
+	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -86,17 +90,56 @@ func (p place) topologyNames() []string {
 	return names
 }
 
+// A labClient speaks to a lab, whatever its world.
+type labClient interface {
+	runner.World
+	bench.World
+	// Dial connects to an address as the control plane of a cluster would.
+	Dial(ctx context.Context, cluster, network, address string) (net.Conn, error)
+	// Down ends the lab and returns when it is gone.
+	Down(ctx context.Context) error
+	// Close ends an ephemeral lab; another one goes on.
+	Close() error
+}
+
+var (
+	_ labClient = &world.Client{}
+	_ labClient = &kind.Lab{}
+)
+
+// kindLabs has the run directories of labs of the world kind: those of all
+// labs are side by side.
+func kindLabs() string { return filepath.Dir(supervisor.DefaultRunDir("x")) }
+
+// listLabs returns the names of the labs of all worlds that run.
+func listLabs() ([]string, error) {
+	names, err := supervisor.List()
+	if err != nil {
+		return nil, err
+	}
+	more, err := kind.List(kindLabs())
+	return slices.Sorted(slices.Values(append(names, more...))), err
+}
+
+// findLab returns the client of a running lab, or world.ErrNotRunning.
+func findLab(name string) (labClient, error) {
+	if l, err := kind.Open(filepath.Join(kindLabs(), name)); err == nil || !errors.Is(err, world.ErrNotRunning) {
+		return l, err
+	}
+	return supervisor.Find(name)
+}
+
 // running returns the client of the lab of that name, or of the only one whose
 // name starts so; without a name, of the only one that runs.
-func running(name string) (*world.Client, string, error) {
-	names, err := supervisor.List()
+func running(name string) (labClient, string, error) {
+	names, err := listLabs()
 	if err != nil {
 		return nil, "", infraError(err)
 	}
 	if name, err = pick(names, name); err != nil {
 		return nil, "", err
 	}
-	c, err := supervisor.Find(name)
+	c, err := findLab(name)
 	if errors.Is(err, world.ErrNotRunning) { // it went down in between
 		return nil, "", notRunning(name)
 	}
@@ -139,7 +182,7 @@ func labFlag(cmd *cobra.Command) *string {
 // clusters lets deploy reach the API servers.
 type clusters struct {
 	ctx    context.Context
-	client *world.Client
+	client labClient
 }
 
 // RESTConfig is how an administrator reaches a cluster's API server.

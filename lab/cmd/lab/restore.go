@@ -124,7 +124,12 @@ func (b builder) save(ctx context.Context, c labConfig, lab *builtLab, key strin
 	if os.Getenv("CI") != "" {
 		return
 	}
-	answer, err := lab.client.SaveSnapshot(ctx, world.SnapshotRequest{Key: key, Topology: c.topology.Name, Overlay: c.overlay})
+	client, err := supervisor.Find(lab.name)
+	if err != nil {
+		fmt.Fprintf(b.out, "   no snapshot: %v\n", err)
+		return
+	}
+	answer, err := client.SaveSnapshot(ctx, world.SnapshotRequest{Key: key, Topology: c.topology.Name, Overlay: c.overlay})
 	if err != nil {
 		fmt.Fprintf(b.out, "   no snapshot: %v\n", err)
 		return

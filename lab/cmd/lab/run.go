@@ -11,10 +11,9 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
-	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
-	"github.com/isthmus-net/isthmus/lab/internal/world"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
 
@@ -46,7 +45,8 @@ A pattern is a scenario, or a row or a part of one: pod-to-pod, pod-to-pod/vxlan
 
 Each row runs in the fastest world that has what it needs: a lab that is up, then
 this kernel (native), then the virtual machine (vm). Rows that name an overlay run
-in a lab with that overlay.
+in a lab with that overlay. With --world kind those rows run that clusters of kind
+have everything for; the others are listed as not selected, with the reason.
 
 Every run leaves runs/<time>-<seed> (and runs/latest): result.json, and for each
 row that failed the packets, the state of every host, logs and API objects.`,
@@ -68,7 +68,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.world, "world", "auto", "auto, native or vm")
+	f.StringVar(&o.world, "world", "auto", "auto, native, vm or kind; auto is one of the first two")
 	f.StringVar(&o.overlay, "overlay", overlayAuto, "only rows that can run in this overlay: geneve or vxlan; auto: all")
 	f.StringVar(&o.seed, "seed", "", "decides the order of rows (default: random, printed)")
 	f.StringVar(&o.shard, "shard", "", "i/n: the i-th of n parts of the rows")
@@ -125,6 +125,13 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 	if err != nil {
 		return err
 	}
+	out := a.stdout
+	if o.asJSON {
+		out = a.stderr
+	}
+	if o.world == kind.World {
+		selected = forKind(out, selected, o.sabotage != "")
+	}
 	if o.plan {
 		printPlan(a.stdout, selected, o)
 		return nil
@@ -136,13 +143,9 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 	if o.fresh {
 		up = nil
 	}
-	chooser, err := newChooser(o.world, o.overlay, world.Doctor(ctx, p.bin()), up)
+	chooser, err := newChooser(o.world, o.overlay, probe(ctx, p), up)
 	if err != nil {
 		return err
-	}
-	out := a.stdout
-	if o.asJSON {
-		out = a.stderr
 	}
 	run := report.Run{Seed: o.seed, World: o.world, Version: version, Started: time.Now(), Labs: []report.Lab{}}
 	dir, err := report.NewDir(p.runs(), run.Started, o.seed)
@@ -158,7 +161,7 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 
 // isUp tells whether a lab of that name is up.
 func isUp(name string) bool {
-	_, err := supervisor.Find(name)
+	_, err := findLab(name)
 	return err == nil
 }
 

@@ -22,6 +22,7 @@ import (
 	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
@@ -50,7 +51,7 @@ type labConfig struct {
 
 // A built lab is one that runs, with its phases.
 type builtLab struct {
-	client   *world.Client
+	client   labClient
 	name     string
 	topology *topology.Topology
 	overlay  string
@@ -112,13 +113,31 @@ func (b builder) start(ctx context.Context, c labConfig, restore string) (*built
 		}
 	}
 	start := time.Now()
-	client, err := supervisor.Start(ctx, cfg)
+	client, err := b.startWorld(ctx, c, lab, cfg)
 	if err != nil {
 		return nil, fmt.Errorf("start lab %s: %w", c.name, err)
 	}
 	lab.client = client
 	b.phase(lab, "world and control planes ready", time.Since(start))
 	return lab, nil
+}
+
+// startWorld starts what nodes live in.
+func (b builder) startWorld(ctx context.Context, c labConfig, lab *builtLab, cfg supervisor.Config) (labClient, error) {
+	if c.world != kind.World {
+		return supervisor.Start(ctx, cfg)
+	}
+	for _, left := range kind.LeftOut(c.topology) {
+		fmt.Fprintln(b.out, "  ", left)
+	}
+	engine, err := kind.FindEngine(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return kind.Create(ctx, kind.Spec{
+		Name: c.name, Topology: c.topology, Dir: filepath.Join(kindLabs(), c.name), BinDir: b.place.bin(), Engine: engine.Name, Ephemeral: c.ephemeral,
+		Progress: func(message string, took time.Duration) { cfg.Progress(world.Progress{Message: message, Took: took}) },
+	})
 }
 
 func (b builder) config(c labConfig) supervisor.Config {
@@ -145,7 +164,7 @@ const serviceTime = 4 * time.Minute
 // waitServices waits until every node can reach the API server by its
 // service. Daemons that are started earlier fail, are started again and again,
 // and under TCG take away the time that kube-proxy needs.
-func waitServices(ctx context.Context, c *world.Client, t *topology.Topology) error {
+func waitServices(ctx context.Context, c expect.World, t *topology.Topology) error {
 	ctx, cancel := context.WithTimeout(ctx, serviceTime)
 	defer cancel()
 	g, ctx := errgroup.WithContext(ctx)
@@ -161,7 +180,7 @@ func waitServices(ctx context.Context, c *world.Client, t *topology.Topology) er
 // waitService waits for a service in the rules of one node's kube-proxy. A
 // shell on the node looks again and again: starting one for each look would
 // take the emulated processors from kube-proxy.
-func waitService(ctx context.Context, c *world.Client, target string, service netip.Addr) error {
+func waitService(ctx context.Context, c expect.World, target string, service netip.Addr) error {
 	has := fmt.Sprintf("until { nft list table ip kube-proxy || iptables-save -t nat; } 2>/dev/null | grep -q -F %s; do sleep 0.2; done", service)
 	res, err := c.Exec(ctx, world.ExecRequest{Target: target, Argv: []string{"sh", "-c", has}})
 	if err == nil && res.Code != 0 {
@@ -291,7 +310,12 @@ that take a lab's name are content with how it starts.`,
 			if err != nil {
 				return err
 			}
-			c, err := newChooser(worldName, overlay, world.Doctor(cmd.Context(), p.bin()), nil)
+			if worldName == kind.World {
+				if err := kind.Refuse(t); err != nil {
+					return usageError("%v\n--world native and vm have all that topologies can have", err)
+				}
+			}
+			c, err := newChooser(worldName, overlay, probe(cmd.Context(), p), nil)
 			if err != nil {
 				return err
 			}
@@ -300,8 +324,8 @@ that take a lab's name are content with how it starts.`,
 				return exitError{report.ExitInfra, "lab: " + at.skip}
 			}
 			name := labName(t, at.world, at.overlay)
-			if c, err := supervisor.Find(name); err == nil {
-				return exitError{report.ExitInfra, fmt.Sprintf("lab: lab %s is up already (%s): lab down %s takes it down", name, c.Socket(), name)}
+			if _, err := findLab(name); err == nil {
+				return exitError{report.ExitInfra, fmt.Sprintf("lab: lab %s is up already: lab down %[1]s takes it down", name)}
 			} else if !errors.Is(err, world.ErrNotRunning) {
 				return infraError(err)
 			}
@@ -325,7 +349,7 @@ Next:
 			return nil
 		},
 	}
-	cmd.Flags().StringVar(&worldName, "world", "auto", "auto, native or vm")
+	cmd.Flags().StringVar(&worldName, "world", "auto", "auto, native, vm or kind; auto is one of the first two")
 	cmd.Flags().StringVar(&overlay, "overlay", overlayAuto, "between the nodes of a cluster: geneve or vxlan; auto: geneve where the world's kernel has it")
 	snapshotFlag(cmd, &snapshots)
 	return cmd
@@ -339,7 +363,7 @@ func newDownCommand(a *app) *cobra.Command {
 		Example: "  lab down\n  lab down two-clusters            # the only one whose name starts so\n  lab down --all",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			names, err := supervisor.List()
+			names, err := listLabs()
 			if err != nil {
 				return infraError(err)
 			}
@@ -379,20 +403,20 @@ func newLsCommand(a *app) *cobra.Command {
 		Example: "  lab ls\n  lab ls --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			names, err := supervisor.List()
+			names, err := listLabs()
 			if err != nil {
 				return infraError(err)
 			}
 			all := []world.Status{}
 			for _, name := range names {
-				c, err := supervisor.Find(name)
+				c, err := findLab(name)
 				if errors.Is(err, world.ErrNotRunning) {
 					continue // it went down in between
 				} else if err != nil {
 					return infraError(err)
 				}
 				s, err := c.Status(cmd.Context())
-				if err != nil {
+				if err != nil && s.Phase != world.PhaseFailed { // one that failed says why
 					return infraError(err)
 				}
 				all = append(all, s)
@@ -443,7 +467,11 @@ func newInspectCommand(a *app) *cobra.Command {
 }
 
 func printStatus(w io.Writer, s world.Status) {
-	fmt.Fprintf(w, "%s · %s world · %s · up %s · supervisor %d\n", s.Name, s.World, s.Phase, report.Duration(time.Since(s.Started)), s.PID)
+	supervisor := ""
+	if s.PID != 0 {
+		supervisor = fmt.Sprintf(" · supervisor %d", s.PID)
+	}
+	fmt.Fprintf(w, "%s · %s world · %s · up %s%s\n", s.Name, s.World, s.Phase, report.Duration(time.Since(s.Started)), supervisor)
 	if s.Error != "" {
 		fmt.Fprintf(w, "  error: %s\n", s.Error)
 	}
@@ -465,7 +493,9 @@ func printStatus(w io.Writer, s world.Status) {
 				fmt.Fprintf(w, "  %s is %s\n", name, state)
 			}
 		}
-		fmt.Fprintf(w, "  %-36s %-16s %s\n", c.Name+"/router", spec.Router, spec.RouterWAN)
+		if spec.Router.IsValid() {
+			fmt.Fprintf(w, "  %-36s %-16s %s\n", c.Name+"/router", spec.Router, spec.RouterWAN)
+		}
 		fmt.Fprintf(w, "  %-36s %s\n", c.Name+"/control-plane", spec.ControlPlane)
 		for _, n := range spec.Nodes {
 			away := ""

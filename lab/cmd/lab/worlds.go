@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
@@ -38,11 +39,14 @@ type chooser struct {
 // each thing that is missing.
 func newChooser(worldName, overlay string, probes []world.Probe, up func(string) bool) (chooser, error) {
 	c := chooser{probes, worldName, overlay, up}
-	if !slices.Contains([]string{scenario.WorldAuto, supervisor.Native, supervisor.VM}, worldName) {
-		return c, usageError("--world %q: auto, native or vm", worldName)
+	if !slices.Contains([]string{scenario.WorldAuto, supervisor.Native, supervisor.VM, kind.World}, worldName) {
+		return c, usageError("--world %q: auto, native, vm or kind", worldName)
 	}
 	if overlay != overlayAuto && !slices.Contains(scenario.Overlays(), overlay) {
 		return c, usageError("--overlay %q: auto, geneve or vxlan", overlay)
+	}
+	if worldName == kind.World {
+		return c, nil // where it can't run, rows are skipped: see try
 	}
 	for _, p := range probes {
 		if p.Name == "root" && !p.OK { // what the others found says nothing then
@@ -112,7 +116,7 @@ func (c chooser) try(n need, w string) site {
 	}
 	here := nativeFeatures(c.probes)
 	has := scenario.Features() // the virtual machine's kernel has them all
-	if w == supervisor.Native {
+	if w == supervisor.Native || w == kind.World && c.knows() {
 		has = here
 	}
 	preferred := scenario.OverlayVXLAN
@@ -132,6 +136,9 @@ func (c chooser) try(n need, w string) site {
 		cannot = slices.DeleteFunc(cannot, estimate)
 	}
 	containerd := containerdProbe(c.probes, n.topology)
+	if w == kind.World {
+		containerd = nil // its nodes have their own
+	}
 	switch {
 	case containerd != nil && w == supervisor.VM:
 		s.skip = fmt.Sprintf("the nodes of topology %s have containerd, which is for the native world", n.topology.Name)
@@ -159,6 +166,13 @@ func containerdProbe(probes []world.Probe, t *topology.Topology) *world.Probe {
 		}
 	}
 	return &world.Probe{Name: world.ContainerdProbe, Detail: "it was not looked for"}
+}
+
+// knows tells whether the probes have seen what this kernel has: only root
+// does. The kernel of an engine's containers is this one, unless the engine is
+// another machine's.
+func (c chooser) knows() bool {
+	return slices.ContainsFunc(c.probes, func(p world.Probe) bool { return p.Name == "root" && p.OK })
 }
 
 func (c chooser) isUp(n need, s site) bool {

@@ -20,6 +20,7 @@ func machine(t *testing.T, lacks ...string) []world.Probe {
 		{Name: "binaries", Detail: "not in /bin: isthmus", Fix: "make build kubernetes cni", Needed: both},
 		{Name: "memory", Detail: "1.0 GiB available, two clusters need 4", Fix: "end other programs", Needed: both},
 		{Name: "qemu-system-x86_64", Detail: "not installed", Fix: "make deps, or apt-get install qemu-system-x86", Needed: vm},
+		{Name: "container engine", Detail: "none is installed", Fix: "install Docker", Needed: []string{"kind"}},
 		{Name: "nftables NAT", Detail: "this kernel has it not: no such file", Fix: "use --world vm, or a kernel with that module", Needed: native},
 	}
 	for _, f := range []string{world.ContainerdProbe, "geneve", "wireguard", "vxlan", "dummy", "vrf", "netem", "flowtable"} {
@@ -92,6 +93,16 @@ func TestSites(t *testing.T) {
 			site{world: "vm", overlay: "geneve", skip: "the nodes of topology real have containerd, which is for the native world"}},
 		{"nodes that can't have containerd", flags{"native", "auto"}, []string{world.ContainerdProbe}, "", need{topology: containerd, world: "auto"},
 			site{world: "native", overlay: "geneve", skip: "the nodes of topology real can't have containerd here: containerd: this kernel has it not: operation not supported ()"}},
+		{"kind is asked for", flags{"kind", "auto"}, []string{"qemu-system-x86_64", "nftables NAT"}, "", need{topology: some, world: "auto"}, site{world: "kind", overlay: "geneve"}},
+		{"kind, on a kernel without Geneve", flags{"kind", "auto"}, []string{"geneve"}, "", need{topology: some, world: "auto", overlay: "geneve"},
+			site{world: "kind", overlay: "geneve", lacks: []string{"geneve"}, skip: "this kernel has no geneve; run it with --world vm"}},
+		{"kind needs no root, and then nobody knows the kernel", flags{"kind", "auto"}, []string{"root", "geneve"}, "", need{topology: some, world: "auto", overlay: "geneve"},
+			site{world: "kind", overlay: "geneve", lacks: []string{"geneve"}}},
+		{"kind without an engine", flags{"kind", "auto"}, []string{"container engine"}, "", need{topology: some, world: "auto"},
+			site{world: "kind", overlay: "geneve", skip: "the kind world can't run here: container engine: none is installed (install Docker)"}},
+		{"a lab of kind is up", flags{"kind", "auto"}, []string{"container engine"}, "some-kind-geneve", need{topology: some, world: "auto"}, site{world: "kind", overlay: "geneve"}},
+		{"nodes with containerd, which those of kind have", flags{"kind", "auto"}, []string{world.ContainerdProbe}, "", need{topology: containerd, world: "auto"}, site{world: "kind", overlay: "geneve"}},
+		{"an engine is not taken by itself", auto, nil, "some-kind-geneve", need{topology: some, world: "auto"}, site{world: "native", overlay: "geneve"}},
 		{"less memory than two clusters need, and the world is asked for", flags{"vm", "auto"}, []string{"memory"}, "", need{topology: some, world: "auto"}, site{world: "vm", overlay: "geneve"}},
 		{"the lab that is up took the memory", flags{"native", "auto"}, []string{"memory"}, "some-native-geneve", need{topology: some, world: "auto"}, site{world: "native", overlay: "geneve"}},
 	} {
@@ -126,7 +137,7 @@ func TestNoWorld(t *testing.T) {
 			"lab: the native world can't run here:", "nftables NAT: this kernel has it not", "→ use --world vm, or a kernel with that module",
 		}, 3},
 		{"not root, so nothing else is known", "auto", "auto", []string{"root", "geneve", "binaries"}, []string{"lab: user 1000: run it with sudo"}, 3},
-		{"no such world", "moon", "auto", []string{"root"}, []string{`lab: --world "moon": auto, native or vm`}, 2},
+		{"no such world", "moon", "auto", []string{"root"}, []string{`lab: --world "moon": auto, native, vm or kind`}, 2},
 		{"no such overlay", "auto", "ipip", nil, []string{`lab: --overlay "ipip": auto, geneve or vxlan`}, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -41,8 +42,13 @@ func newRoot() *cobra.Command {
 		Short:         "send and answer test traffic (runs in the lab's pods)",
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		// Without the privilege everything stays as it is.
-		PersistentPreRun: func(*cobra.Command, []string) { _ = niceness.Set(-15) },
+	}
+	eof := cmd.PersistentFlags().Bool("until-eof", false, "end with the standard input, as where nobody can send a signal")
+	cmd.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
+		_ = niceness.Set(-15) // without the privilege everything stays as it is
+		if *eof {
+			cmd.SetContext(untilEOF(cmd.Context(), cmd.InOrStdin()))
+		}
 	}
 	cmd.AddCommand(newServeCommand(), newDialCommand(), newFlowCommand(), newMTUCommand(), newLoadCommand(), newPauseCommand())
 	return cmd
@@ -71,6 +77,16 @@ func newPauseCommand() *cobra.Command {
 			}
 		},
 	}
+}
+
+// untilEOF is a context that ends with a stream.
+func untilEOF(ctx context.Context, r io.Reader) context.Context {
+	ctx, cancel := context.WithCancel(ctx)
+	go func() {
+		_, _ = io.Copy(io.Discard, r) // an error ends it, too
+		cancel()
+	}()
+	return ctx
 }
 
 func newServeCommand() *cobra.Command {

@@ -197,6 +197,18 @@ func looksLikeOperand(s string) bool {
 	return strings.Contains(s, "/") || strings.HasSuffix(s, ".ip") || operand.IsFunction(s)
 }
 
+// Operands are the names in braces of a text. What will mean nothing is not
+// among them; see Linter.Text.
+func Operands(text string, t *topology.Topology) []operand.Operand {
+	var out []operand.Operand
+	for _, m := range inBraces.FindAllStringSubmatch(text, -1) {
+		if o, err := operand.Parse(m[1], t); err == nil && looksLikeOperand(m[1]) {
+			out = append(out, o)
+		}
+	}
+	return out
+}
+
 // Expand replaces {milan/web.ip} and the like by addresses.
 func (row *Row) Expand(ctx context.Context, text string) (string, error) {
 	var errs []error

@@ -105,6 +105,31 @@ func TestUnreachable(t *testing.T) {
 	}
 }
 
+// TestBlind: a world without captures finds out whether something is reached,
+// and says nothing of the way.
+func TestBlind(t *testing.T) {
+	for _, answers := range []bool{true, false} {
+		w, row := newFake(t)
+		w.blind, w.answers, w.fails = true, answers, prober.ErrorTimeout
+		res, err := (&expect.Reach{From: ref(t, row, "milan/web"), To: ref(t, row, "rome/web"), Proto: "tcp"}).Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Equal(t, res.OK, answers)
+		assert.Equal(t, res.Why, "")
+		res, err = (&expect.Unreachable{From: ref(t, row, "milan/web"), To: ref(t, row, "rome/web"), Proto: "tcp", As: "drop"}).Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Equal(t, res.OK, !answers)
+	}
+}
+
+func TestOperands(t *testing.T) {
+	_, row := newFake(t)
+	var got []string
+	for _, o := range expect.Operands("ping {rome/web.ip} {user.ip} {.status.x} {milan/nobody.ip} { accept; }", row.Topology) {
+		got = append(got, o.String())
+	}
+	assert.DeepEqual(t, got, []string{"rome/web.ip", "user.ip"})
+}
+
 func TestKubectlPrints(t *testing.T) {
 	for _, tc := range []struct{ prints, why string }{
 		{"NAME NODE IP LOCAL NODE IP REMOTE AGE\nnode-1 <ip> <age>", ""},

@@ -37,6 +37,7 @@ type fakeWorld struct {
 	translate  map[string]netip.Addr
 	clearText  bool // the payload is readable on the wide area network
 	lost       int  // packets overwritten in the rings
+	blind      bool // nothing is captured
 	udpOnWAN   int
 
 	by     netip.Addr     // the address that the server says it has
@@ -146,6 +147,9 @@ func (w *fakeWorld) RESTConfig(context.Context, string) (*rest.Config, error) {
 }
 
 func (w *fakeWorld) Sightings(_ context.Context, q world.SightingQuery) ([]world.Sighting, error) {
+	if w.blind {
+		return nil, world.ErrNoCaptures
+	}
 	var out []world.Sighting
 	for _, host := range slices.Sorted(maps.Keys(w.mss)) {
 		if q.SYN.IsValid() {

@@ -2,11 +2,13 @@ package expect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
 // Reach expects an answer from an operand.
@@ -131,6 +133,9 @@ func (row *Row) explainLost(ctx context.Context, p Probe, res Result) (Result, e
 		*end = o
 	}
 	seen, err := row.sightings(ctx, p)
+	if errors.Is(err, world.ErrNoCaptures) {
+		return res, nil
+	}
 	if err != nil {
 		return Result{}, err
 	}

@@ -2,11 +2,13 @@ package expect
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
 // Unreachable expects that an operand is not reached, in one way.
@@ -48,6 +50,9 @@ func (e *Unreachable) Check(ctx context.Context, row *Row) (Result, error) {
 	case p.Result.OK:
 		res.Got = fmt.Sprintf("%s answered", e.To)
 		seen, err := row.sightings(ctx, p)
+		if errors.Is(err, world.ErrNoCaptures) {
+			return res, nil
+		}
 		if err != nil {
 			return Result{}, err
 		}

@@ -57,10 +57,26 @@ func (n *node) newNetwork(ctx context.Context, podCIDRs []netip.Prefix) (*networ
 	}, nil
 }
 
-// conflist is what a distribution with the reference plugins, or flannel's
-// manifest, installs. There is no masquerade in those of bridge and ptp: the
-// plug-ins would masquerade between pods of a cluster, too.
+// conflist is the node's CNI configuration. For flannel it is what flannel's
+// manifest installs.
 func (n *node) conflist(dir string, podCIDRs []netip.Prefix) ([]byte, error) {
+	if n.cfg.CNI != CNIFlannel {
+		return Conflist(n.cfg.CNI, filepath.Join(dir, "ipam"), n.cfg.MTU, podCIDRs)
+	}
+	// The plug-in of that release speaks this version; it gives the
+	// delegate's own configuration (the subnet, the MTU) itself.
+	return pluginList("0.3.1", map[string]any{
+		"type": "flannel", "subnetFile": n.subnetFile(), "dataDir": filepath.Join(dir, "flannel"),
+		"ipam":     map[string]any{"dataDir": filepath.Join(dir, "ipam")},
+		"delegate": map[string]any{"hairpinMode": true, "isDefaultGateway": true},
+	})
+}
+
+// Conflist is what a distribution with the reference plugins installs on a node:
+// CNIBridge or CNIPtP, with addresses of the node's podCIDRs kept in ipamDir. An
+// MTU of 0 leaves links as the kernel makes them. There is no masquerade: the
+// plug-ins would masquerade between pods of a cluster, too.
+func Conflist(cni, ipamDir string, mtu int, podCIDRs []netip.Prefix) ([]byte, error) {
 	var ranges [][]map[string]string
 	var routes []map[string]string
 	for _, p := range podCIDRs {
@@ -71,27 +87,21 @@ func (n *node) conflist(dir string, podCIDRs []netip.Prefix) ([]byte, error) {
 		}
 		routes = append(routes, map[string]string{"dst": all})
 	}
-	ipam := map[string]any{"type": "host-local", "ranges": ranges, "dataDir": filepath.Join(dir, "ipam")}
-	version, plugin := "1.0.0", map[string]any{}
-	switch n.cfg.CNI {
-	case CNIFlannel:
-		// The plug-in of that release speaks this version; it gives the
-		// delegate's own configuration (the subnet, the MTU) itself.
-		version = "0.3.1"
-		plugin = map[string]any{
-			"type": "flannel", "subnetFile": n.subnetFile(), "dataDir": filepath.Join(dir, "flannel"),
-			"ipam":     map[string]any{"dataDir": filepath.Join(dir, "ipam")},
-			"delegate": map[string]any{"hairpinMode": true, "isDefaultGateway": true},
-		}
-	case CNIPtP:
+	ipam := map[string]any{"type": "host-local", "ranges": ranges, "dataDir": ipamDir}
+	plugin := map[string]any{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": false, "hairpinMode": true, "ipam": ipam}
+	if cni == CNIPtP {
 		ipam["routes"] = routes
 		plugin = map[string]any{"type": "ptp", "ipMasq": false, "ipam": ipam}
-	default:
-		plugin = map[string]any{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": false, "hairpinMode": true, "ipam": ipam}
 	}
-	if n.cfg.MTU > 0 && n.cfg.CNI != CNIFlannel {
-		plugin["mtu"] = n.cfg.MTU
+	if mtu > 0 {
+		plugin["mtu"] = mtu
 	}
+	return pluginList("1.0.0", plugin)
+}
+
+// pluginList is a CNI configuration with one plug-in for the link of a pod, and
+// one for ports of the host.
+func pluginList(version string, plugin map[string]any) ([]byte, error) {
 	return json.MarshalIndent(map[string]any{
 		"cniVersion": version,
 		"name":       "lab",
@@ -106,10 +116,12 @@ func (n *node) masquerade(podCIDRs []netip.Prefix) error {
 		if own.Addr().Is4() != n.cfg.ClusterCIDR.Addr().Is4() {
 			continue
 		}
-		cmd := masqueradeCommand(n.cfg.Masquerade, own, n.cfg.ClusterCIDR)
-		if cmd == nil {
+		argv, input := Masquerade(n.cfg.Masquerade, own, n.cfg.ClusterCIDR)
+		if argv == nil {
 			continue
 		}
+		cmd := exec.Command(argv[0], argv[1:]...)
+		cmd.Stdin = strings.NewReader(input)
 		var out strings.Builder
 		cmd.Stdout, cmd.Stderr = &out, &out
 		if err := netns.Do(n.cfg.NetNS, cmd.Run); err != nil {
@@ -119,22 +131,21 @@ func (n *node) masquerade(podCIDRs []netip.Prefix) error {
 	return nil
 }
 
-// masqueradeCommand is what installs the rule; nil: there is none. Calling it
+// Masquerade is the command, and its input, by which a node installs the rule
+// for its pods' packets that leave the cluster; nil: there is none. Running it
 // again changes nothing.
-func masqueradeCommand(how string, own, cluster netip.Prefix) *exec.Cmd {
+func Masquerade(how string, own, cluster netip.Prefix) (argv []string, input string) {
 	family, iptables := "ip", "iptables"
 	if own.Addr().Is6() {
 		family, iptables = "ip6", "ip6tables"
 	}
-	nft := func(ruleset string) *exec.Cmd {
-		cmd := exec.Command("nft", "-f", "-")
-		cmd.Stdin = strings.NewReader(strings.NewReplacer("FAMILY", family, "OWN", own.String(), "CLUSTER", cluster.String()).Replace(ruleset))
-		return cmd
+	nft := func(ruleset string) ([]string, string) {
+		return []string{"nft", "-f", "-"}, strings.NewReplacer("FAMILY", family, "OWN", own.String(), "CLUSTER", cluster.String()).Replace(ruleset)
 	}
 	switch how {
 	case MasqueradeIPTables:
 		rule := fmt.Sprintf("POSTROUTING -s %s ! -d %s -m comment --comment lab-cni -j MASQUERADE", own, cluster)
-		return exec.Command("sh", "-c", fmt.Sprintf("%[1]s -w -t nat -C %[2]s 2>/dev/null || %[1]s -w -t nat -A %[2]s", iptables, rule))
+		return []string{"sh", "-c", fmt.Sprintf("%[1]s -w -t nat -C %[2]s 2>/dev/null || %[1]s -w -t nat -A %[2]s", iptables, rule)}, ""
 	case MasqueradeNFTables:
 		return nft(`table FAMILY lab-cni
 delete table FAMILY lab-cni
@@ -159,7 +170,7 @@ table inet kindnet-ipmasq {
 }
 `)
 	}
-	return nil
+	return nil, ""
 }
 
 // subnetFile is where flanneld writes what its plug-in needs.

@@ -3,6 +3,7 @@ package pods
 import (
 	"encoding/json"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -33,16 +34,21 @@ func TestConflist(t *testing.T) {
 	}
 }
 
-// TestMasqueradeCommand: each kind says what it leaves alone: the cluster's own
-// pods.
-func TestMasqueradeCommand(t *testing.T) {
+// TestMasquerade: each kind says what it leaves alone: the cluster's own pods.
+func TestMasquerade(t *testing.T) {
 	own, cluster := netip.MustParsePrefix("10.0.1.0/24"), netip.MustParsePrefix("10.0.0.0/16")
-	assert.Assert(t, masqueradeCommand("", own, cluster) == nil)
-	iptables := masqueradeCommand(MasqueradeIPTables, own, cluster)
-	assert.Assert(t, len(iptables.Args) == 3)
+	argv, _ := Masquerade("", own, cluster)
+	assert.Assert(t, argv == nil)
+	argv, _ = Masquerade(MasqueradeIPTables, own, cluster)
+	assert.Assert(t, len(argv) == 3)
 	const rule = "POSTROUTING -s 10.0.1.0/24 ! -d 10.0.0.0/16 -m comment --comment lab-cni -j MASQUERADE"
-	assert.Equal(t, iptables.Args[2], "iptables -w -t nat -C "+rule+" 2>/dev/null || iptables -w -t nat -A "+rule)
-	for _, how := range []string{MasqueradeNFTables, MasqueradeKindnet} {
-		assert.DeepEqual(t, masqueradeCommand(how, own, cluster).Args, []string{"nft", "-f", "-"})
+	assert.Equal(t, argv[2], "iptables -w -t nat -C "+rule+" 2>/dev/null || iptables -w -t nat -A "+rule)
+	for how, want := range map[string]string{
+		MasqueradeNFTables: "ip saddr 10.0.1.0/24 ip daddr != 10.0.0.0/16 masquerade",
+		MasqueradeKindnet:  "ip daddr 10.0.0.0/16 accept",
+	} {
+		argv, input := Masquerade(how, own, cluster)
+		assert.DeepEqual(t, argv, []string{"nft", "-f", "-"})
+		assert.Assert(t, strings.Contains(input, want), input)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
 // Evidence writes everything that may explain a failure into a directory:
@@ -19,7 +20,7 @@ import (
 func (r *Runner) Evidence(ctx context.Context, dir string, t *topology.Topology, row *report.Row, again string) error {
 	r.setup()
 	return errors.Join(
-		writeFile(filepath.Join(dir, "capture.pcapng"), func(f *os.File) error { return r.World.WritePcap(ctx, f) }),
+		r.writePackets(ctx, filepath.Join(dir, "capture.pcapng")),
 		r.writeState(ctx, filepath.Join(dir, "state")),
 		r.writeLogs(ctx, filepath.Join(dir, "logs")),
 		r.writeObjects(ctx, filepath.Join(dir, "objects"), t),
@@ -42,6 +43,15 @@ func writeFile(path string, write func(*os.File) error) error {
 		return fmt.Errorf("%s: %w", filepath.Base(path), err)
 	}
 	return f.Close()
+}
+
+// writePackets writes what was captured; a world without captures has no file.
+func (r *Runner) writePackets(ctx context.Context, path string) error {
+	err := writeFile(path, func(f *os.File) error { return r.World.WritePcap(ctx, f) })
+	if errors.Is(err, world.ErrNoCaptures) {
+		return os.Remove(path)
+	}
+	return err
 }
 
 func (r *Runner) writeState(ctx context.Context, dir string) error {

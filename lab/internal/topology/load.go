@@ -149,7 +149,9 @@ func (t *Topology) addClusters(f *yamlfile.File, in []clusterFile) {
 		if c.RPFilter != nil {
 			out.RPFilter = *c.RPFilter
 		}
-		orPrefix(&out.NodeCIDR, fmt.Sprintf("172.18.%d.0/24", i+1))
+		if !out.NodeCIDR.IsValid() {
+			out.NodeCIDR = DefaultNodeCIDR(i)
+		}
 		orPrefix(&out.ExternalCIDR, "10.70.0.0/16")
 		orPrefix(&out.InternalCIDR, "10.80.0.0/16")
 		orPrefix(&out.LoadBalancer, fmt.Sprintf("198.51.%d.%d/28", 100+i/16, 16*(i%16)))
@@ -159,6 +161,12 @@ func (t *Topology) addClusters(f *yamlfile.File, in []clusterFile) {
 		checkCluster(f, c, out)
 		t.Clusters = append(t.Clusters, out)
 	}
+}
+
+// DefaultNodeCIDR is the network of the nodes of the i-th cluster, from 0, that
+// does not say one.
+func DefaultNodeCIDR(i int) netip.Prefix {
+	return netip.MustParsePrefix(fmt.Sprintf("172.18.%d.0/24", i+1))
 }
 
 func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {

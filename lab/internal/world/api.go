@@ -18,7 +18,7 @@ const (
 // A Status is what there is of a lab.
 type Status struct {
 	Name     string          `json:"name"`
-	World    string          `json:"world"` // native or vm
+	World    string          `json:"world"` // native, vm or kind
 	Phase    string          `json:"phase"`
 	Error    string          `json:"error,omitempty"` // why it failed
 	Started  time.Time       `json:"started"`
@@ -227,4 +227,6 @@ var (
 	ErrNotRunning = errors.New("the lab is not running")
 	// ErrNoTarget: no host or pod has that name.
 	ErrNoTarget = errors.New("no such target")
+	// ErrNoCaptures: nobody captures packets in that world.
+	ErrNoCaptures = errors.New("no packets are captured here")
 )

@@ -26,7 +26,7 @@ type Probe struct {
 	OK     bool     `json:"ok"`
 	Detail string   `json:"detail"`        // what was found
 	Fix    string   `json:"fix,omitempty"` // what to do when it is not OK
-	Needed []string `json:"needed"`        // the worlds that cannot be without it: "native", "vm"
+	Needed []string `json:"needed"`        // the worlds that cannot be without it: "native", "vm", "kind"
 }
 
 // Names of the worlds in Probe.Needed.

@@ -63,8 +63,8 @@ func (i *inventory) add(format string, args ...any) {
 	i.lines = append(i.lines, strings.Join(strings.Fields(fmt.Sprintf(format, args...)), " "))
 }
 
-// isPodLink: the names of the veth links of pods are random.
-func isPodLink(name string) bool { return strings.HasPrefix(name, "veth") }
+// IsPodLink tells whether a link is a pod's: the names of those are random.
+func IsPodLink(name string) bool { return strings.HasPrefix(name, "veth") }
 
 func (i *inventory) links() error {
 	links, err := i.handle.LinkList()
@@ -74,7 +74,7 @@ func (i *inventory) links() error {
 	for _, l := range links {
 		name := l.Attrs().Name
 		i.names[l.Attrs().Index] = name
-		if !isPodLink(name) {
+		if !IsPodLink(name) {
 			i.add("link %s", name)
 		}
 	}
@@ -135,7 +135,7 @@ func (i *inventory) routes() error {
 		}
 		for _, r := range routes {
 			dev := i.names[r.LinkIndex]
-			if r.Flags&unix.RTM_F_CLONED != 0 || isPodLink(dev) || r.Dst != nil && r.Dst.IP.IsLinkLocalUnicast() {
+			if r.Flags&unix.RTM_F_CLONED != 0 || IsPodLink(dev) || r.Dst != nil && r.Dst.IP.IsLinkLocalUnicast() {
 				continue
 			}
 			src := ""
@@ -156,6 +156,10 @@ func (i *inventory) routes() error {
 // objects and the pods.
 var others = regexp.MustCompile(`kube-proxy|KUBE-|CNI-`)
 
+// OfOthers tells whether a chain, with its table before it, is one of those that
+// an Inventory leaves out.
+func OfOthers(chain string) bool { return others.MatchString(chain) }
+
 func (i *inventory) chains(ns *Namespace) error {
 	conn, err := nftables.New(nftables.WithNetNSFd(int(ns.File.Fd())))
 	if err != nil {
@@ -173,7 +177,7 @@ func (i *inventory) chains(ns *Namespace) error {
 		return fmt.Errorf("nftables: chains: %w", err)
 	}
 	for _, c := range chains {
-		if !others.MatchString(c.Table.Name + " " + c.Name) {
+		if !OfOthers(c.Table.Name + " " + c.Name) {
 			i.add("chain %s %s %s", tableFamily(c.Table.Family), c.Table.Name, c.Name)
 		}
 	}

@@ -29,6 +29,9 @@ var stateCommands = []string{
 	"conntrack -L",
 }
 
+// StateCommands is what explains the state of a host, a command line each.
+func StateCommands() []string { return slices.Clone(stateCommands) }
+
 // A namedNamespace is a host or a pod with a namespace of its own.
 type namedNamespace struct {
 	name string

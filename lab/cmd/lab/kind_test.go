@@ -1,0 +1,77 @@
+package main
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+)
+
+// TestForKind: what clusters of kind have not is said once for each scenario and
+// thing, with how many rows it keeps from running.
+func TestForKind(t *testing.T) {
+	all := parse(t, map[string]string{
+		"both": "matrix: { overlay: [geneve, vxlan], proto: [tcp, udp, icmp] }" + `
+steps:
+  - name: it answers
+    expect: { reach: { from: milan/web, to: rome/web, proto: "{proto}" }, source: { seenBy: rome/web, is: milan/web } }
+  - name: nobody reads it
+    when: { proto: udp }
+    expect: { never: { payload: token, on: wan } }
+sabotage:
+  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it answers }
+  - { plant: { on: milan/router, run: ip rule add to 10.0.0.0/8, undo: ip rule del to 10.0.0.0/8 }, fails: it answers }
+`,
+		"any": `
+steps:
+  - name: it answers
+    expect: { reach: { from: milan/web, to: rome/web }, path: { via: [milan/web, rome/web] } }
+sabotage:
+  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it answers }
+`[1:],
+	})
+	o := runOptions{world: "kind", overlay: "auto", seed: "a", sabotage: sabotageAfter}
+	selected, err := choose(all, nil, o)
+	assert.NilError(t, err)
+	var out bytes.Buffer
+	left := forKind(&out, selected, true)
+	assert.Equal(t, out.String(), `not selected: both, 2 rows: no packets are captured in the world kind
+    step "nobody reads it": expect nothing readable on wan
+not selected: both, 2 rows: an echo's source is seen in captures only; no packets are captured in the world kind
+    step "it answers": expect rome/web sees milan/web
+not selected: both, 1 sabotage: all nodes of the world kind are on one network, without routers
+    plant on milan/router: ip rule add to 10.0.0.0/8
+not selected: any, 1 row: no packets are captured in the world kind
+    step "it answers": expect path milan/web → rome/web
+`)
+	c, err := newChooser("kind", "auto", machine(t), nil)
+	assert.NilError(t, err)
+	assert.DeepEqual(t, sorted(shown(groups(left, c, o))), sorted([]string{
+		"of-this-test-kind-geneve: both/geneve/tcp both/geneve/tcp[rome-node-gw]",
+		"of-this-test-kind-vxlan: both/vxlan/tcp",
+	}))
+}
+
+// TestRunWithoutEngine: rows that clusters of kind could run are skipped where no
+// engine runs, each with what to do.
+func TestRunWithoutEngine(t *testing.T) {
+	t.Setenv("PATH", t.TempDir())
+	t.Setenv("CI", "")
+	t.Setenv("KIND_EXPERIMENTAL_PROVIDER", "")
+	root := t.TempDir() // for results
+	for _, dir := range []string{"topologies", "scenarios"} {
+		from, err := filepath.Abs("../../../" + dir)
+		assert.NilError(t, err)
+		assert.NilError(t, os.Symlink(from, filepath.Join(root, dir)))
+	}
+	code, stdout, stderr := lab(t, "--root", root, "run", "--world", "kind", "daemon-restart/vxlan", "--fresh")
+	assert.Equal(t, code, 4, stdout+stderr)
+	assert.Check(t, is.Contains(stdout, "none of docker, nerdctl, finch, podman is installed (install Docker, Podman or nerdctl"))
+	code, _, stderr = lab(t, "up", "two-clusters", "--world", "kind")
+	assert.Equal(t, code, 3)
+	assert.Check(t, strings.HasPrefix(stderr, "lab: the kind world can't run here: container engine: none of docker"), stderr)
+}

@@ -1,0 +1,180 @@
+package kind
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+)
+
+// A Lack is what this world has not, and who asks for it first.
+type Lack struct {
+	What string // the same for all who ask for it
+	At   string // a step and what it does or expects, or a sabotage; empty: all of a scenario
+}
+
+// CannotRun says why a row of a scenario can't run in this world, or nothing:
+// what its topology has, or what one of its steps does, names or expects.
+func CannotRun(s *scenario.Scenario, r scenario.Row) (lack Lack, ok bool) {
+	if s.World != scenario.WorldAuto {
+		return Lack{What: "the scenario asks for the " + s.World + " world"}, true
+	}
+	var refused *Refused
+	if errors.As(Refuse(s.Topology), &refused) {
+		return Lack{What: "of topology " + refused.Topology + ", " + strings.Join(refused.Problems, "; ")}, true
+	}
+	n := needed{topology: s.Topology, byICMP: map[string]bool{}}
+	for _, st := range s.Build(r) {
+		for _, a := range st.Do {
+			if why := n.action(a); why != "" {
+				return Lack{why, fmt.Sprintf("step %q: %s", st.Name, a)}, true
+			}
+		}
+		for _, e := range st.Expect {
+			if why := n.expectation(e.Expectation); why != "" {
+				return Lack{why, fmt.Sprintf("step %q: expect %s", st.Name, e)}, true
+			}
+		}
+	}
+	return Lack{}, false
+}
+
+// CannotSabotage says why a sabotage can't be made in this world, or nothing.
+func CannotSabotage(t *topology.Topology, s scenario.Sabotage) (lack Lack, ok bool) {
+	if s.Plant == nil {
+		return Lack{}, false
+	}
+	n := needed{topology: t}
+	why := first(n.operand(s.Plant.On.Operand), n.commands(s.Plant.Run, s.Plant.Undo))
+	return Lack{why, s.String()}, why != ""
+}
+
+// needed walks through a row and says what of it this world has not.
+type needed struct {
+	topology *topology.Topology
+	byICMP   map[string]bool // ends that an echo has reached last, by their host's name
+}
+
+const (
+	noCapture  = "no packets are captured in the world " + World
+	noRouter   = "all nodes of the world " + World + " are on one network, without routers"
+	noOutside  = "the world " + World + " has no hosts outside the clusters"
+	noBalancer = "nobody gives Services of the world " + World + " an address of a load balancer"
+)
+
+func (n *needed) action(a scenario.Action) string {
+	switch a := a.(type) {
+	case *scenario.Apply:
+		return n.text(a.Objects)
+	case *scenario.Rewrite:
+		return n.text(a.Versions)
+	case *scenario.Exec:
+		return first(n.operand(a.On.Operand), n.commands(a.Run, a.Undo))
+	case *scenario.Flow:
+		return first(n.operand(a.From.Operand), n.operand(a.To.Operand))
+	case *scenario.Kill:
+		return n.operand(a.Of.Operand)
+	case *scenario.Kubectl:
+		return first(n.text(a.Run), n.text(a.Undo))
+	case *scenario.Delete, *scenario.NodeDrained, *scenario.GatewayMoves, *scenario.PodMoves, *scenario.Connect, *scenario.Disconnect:
+		return ""
+	case *scenario.Stop:
+		return "probes of the world " + World + " go by the API server, which such a step takes away"
+	case *scenario.NodeLeaves, *scenario.NodeJoins:
+		return "kind makes the nodes of a cluster at once, and for good"
+	case *scenario.NodeReboots:
+		return "kind's library starts no node again"
+	}
+	return "the world " + World + " has no way to do that"
+}
+
+func (n *needed) expectation(e expect.Expectation) string {
+	switch e := e.(type) {
+	case *expect.Reach:
+		end := e.To
+		if e.AnsweredBy.Kind != "" {
+			end = e.AnsweredBy
+		}
+		n.byICMP[end.HostName(n.topology)] = e.Proto == "icmp"
+		return first(n.operand(e.From.Operand), n.operand(e.To.Operand), n.operand(e.AnsweredBy.Operand))
+	case *expect.Unreachable:
+		return first(n.operand(e.From.Operand), n.operand(e.To.Operand))
+	case *expect.Source:
+		if n.byICMP[e.SeenBy.HostName(n.topology)] {
+			return "an echo's source is seen in captures only; " + noCapture
+		}
+		return first(n.operand(e.SeenBy.Operand), n.operand(e.Is.Operand))
+	case *expect.MTU:
+		return first(n.operand(e.From.Operand), n.operand(e.To.Operand))
+	case *expect.Conntrack:
+		return first(n.operand(e.On.Operand), n.operand(e.SeenBy.Operand), n.operand(e.Mark.Operand))
+	case *expect.Output:
+		return first(n.text(e.Contains), n.text(e.Lacks), n.text(e.Matches))
+	case *expect.Kubectl:
+		return n.text(e.String())
+	case *expect.Log:
+		return n.operand(e.Of.Operand)
+	case *expect.Flow, *expect.Gone:
+		return ""
+	case *expect.Path, *expect.Never, *expect.MSS:
+		return noCapture
+	}
+	return "the world " + World + " has no way to see that"
+}
+
+// operand says why an operand stands for nothing.
+func (n *needed) operand(o operand.Operand) string {
+	switch o.Kind {
+	case operand.Router, operand.WAN:
+		return noRouter
+	case operand.Outside:
+		return noOutside
+	case operand.Ingress:
+		return noBalancer
+	case operand.External:
+		return n.operand(*o.Inner)
+	}
+	return ""
+}
+
+// text says which name in a text stands for nothing.
+func (n *needed) text(text string) string {
+	for _, o := range expect.Operands(text, n.topology) {
+		if why := n.operand(o); why != "" {
+			return o.String() + ": " + why
+		}
+	}
+	return ""
+}
+
+// missing finds programs, as the first word of a command, that hosts of other
+// worlds have and kind's node image has not.
+var missing = regexp.MustCompile(`(?m)(?:^|[;|&({]|\$\()\s*(wg|tcpdump|isthmus|isthmusctl)\s`)
+
+// commands says what shell commands need that nodes have not.
+func (n *needed) commands(texts ...string) string {
+	for _, t := range texts {
+		if why := n.text(t); why != "" {
+			return why
+		}
+		if m := missing.FindStringSubmatch(t); m != nil {
+			return "kind's node image has no " + m[1]
+		}
+	}
+	return ""
+}
+
+// first is the first text that is not empty.
+func first(texts ...string) string {
+	for _, t := range texts {
+		if t != "" {
+			return t
+		}
+	}
+	return ""
+}

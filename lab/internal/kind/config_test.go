@@ -1,0 +1,158 @@
+package kind
+
+import (
+	"errors"
+	"net/netip"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+	"sigs.k8s.io/kind/pkg/apis/config/defaults"
+	"sigs.k8s.io/kind/pkg/apis/config/v1alpha4"
+
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+)
+
+// load reads a topology file of the repository.
+func load(t *testing.T, name string) *topology.Topology {
+	t.Helper()
+	top, err := topology.Load(filepath.Join("..", "..", "..", "topologies", name+".yaml"))
+	assert.NilError(t, err)
+	return top
+}
+
+// parse reads a topology of a test.
+func parse(t *testing.T, src string) *topology.Topology {
+	t.Helper()
+	top, err := topology.Parse("test.yaml", []byte("# drawing\n"+src))
+	assert.NilError(t, err)
+	return top
+}
+
+// Configurations are what kind's own types say, defaults filled in.
+func TestConfig(t *testing.T) {
+	worker := func(name string) v1alpha4.Node {
+		return v1alpha4.Node{Role: v1alpha4.WorkerRole, Image: defaults.Image, KubeadmConfigPatches: []string{"kind: JoinConfiguration\nnodeRegistration:\n  name: " + name + "\n"}}
+	}
+	controlPlane := v1alpha4.Node{Role: v1alpha4.ControlPlaneRole, Image: defaults.Image}
+	base := func() *v1alpha4.Cluster {
+		return &v1alpha4.Cluster{
+			TypeMeta: v1alpha4.TypeMeta{Kind: "Cluster", APIVersion: "kind.x-k8s.io/v1alpha4"},
+			Name:     ClusterName("some-kind-geneve", "milan"),
+			Nodes:    []v1alpha4.Node{controlPlane, worker("node-1"), worker("node-2")},
+			Networking: v1alpha4.Networking{
+				IPFamily: v1alpha4.IPv4Family, APIServerAddress: "127.0.0.1",
+				PodSubnet: "10.0.0.0/16", ServiceSubnet: "10.96.0.0/16",
+				DisableDefaultCNI: true, KubeProxyMode: v1alpha4.NFTablesProxyMode,
+			},
+		}
+	}
+	for _, tt := range []struct {
+		name     string
+		topology *topology.Topology
+		change   func(*v1alpha4.Cluster)
+	}{
+		{"the first topology of the lab", load(t, "two-clusters"), func(*v1alpha4.Cluster) {}},
+		{"another kube-proxy", parse(t, "clusters: { milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, kubeProxy: iptables } }"),
+			func(c *v1alpha4.Cluster) { c.Networking.KubeProxyMode = v1alpha4.IPTablesProxyMode }},
+		{"kindnet is kind's own", parse(t, "clusters: { milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, cni: ptp, masquerade: kindnet } }"),
+			func(c *v1alpha4.Cluster) { c.Networking.DisableDefaultCNI = false }},
+		{"links like kindnet's without its masquerade", parse(t, "clusters: { milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, cni: ptp } }"),
+			func(*v1alpha4.Cluster) {}},
+		{"one node", parse(t, "clusters: { milan: { nodes: 1, podCIDR: 10.1.0.0/16, serviceCIDR: 10.97.0.0/16 } }"),
+			func(c *v1alpha4.Cluster) {
+				c.Nodes = []v1alpha4.Node{controlPlane, worker("node-1")}
+				c.Networking.PodSubnet, c.Networking.ServiceSubnet = "10.1.0.0/16", "10.97.0.0/16"
+			}},
+		{"IPv6", parse(t, "clusters: { milan: { nodes: 2, podCIDR: 'fd00:1::/48', serviceCIDR: 'fd00:2::/112', externalCIDR: 'fd00:3::/64', internalCIDR: 'fd00:4::/64' } }"),
+			func(c *v1alpha4.Cluster) {
+				c.Networking.IPFamily, c.Networking.APIServerAddress = v1alpha4.IPv6Family, "::1"
+				c.Networking.PodSubnet, c.Networking.ServiceSubnet = "fd00:1::/48", "fd00:2::/112"
+			}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			want := base()
+			tt.change(want)
+			got := Config("some-kind-geneve", tt.topology.Clusters[0])
+			assert.DeepEqual(t, got, want)
+			again := got.DeepCopy()
+			v1alpha4.SetDefaultsCluster(again)
+			assert.DeepEqual(t, again, got) // nothing is left to kind's defaults
+		})
+	}
+}
+
+// Two labs of one topology can be up at once, and hosts have names that fit.
+func TestClusterName(t *testing.T) {
+	a, b := ClusterName("two-clusters-kind-geneve", "milan"), ClusterName("two-clusters-kind-vxlan", "milan")
+	assert.Check(t, a != b)
+	assert.Check(t, strings.HasPrefix(a, "milan-"))
+	longest := ClusterName("any", strings.Repeat("x", maxName)) + "-control-plane"
+	assert.Equal(t, len(longest), 63)
+}
+
+// What kind can't give is refused by the name of the field.
+func TestRefuse(t *testing.T) {
+	cluster := func(more string) string {
+		return "clusters:\n  milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16" + more + " }\n  rome: { nodes: 1, podCIDR: 10.1.0.0/16, serviceCIDR: 10.97.0.0/16 }\n"
+	}
+	for _, tt := range []struct {
+		name, source string
+		want         []string // fields; none: it can be made
+	}{
+		{"plain", cluster(""), nil},
+		{"ptp", cluster(", cni: ptp"), nil},
+		{"any masquerade", cluster(", masquerade: iptables"), nil},
+		{"a host outside is left out", cluster("") + "outside: { user: {} }", nil},
+		{"flannel", cluster(", cni: flannel"), []string{"clusters.milan.cni"}},
+		{"flat", cluster(", nodeCIDR: 10.0.200.0/24, flat: true"), []string{"clusters.milan.nodeCIDR", "clusters.milan.flat"}},
+		{"a network of its own", cluster(", nodeCIDR: 192.168.7.0/24"), []string{"clusters.milan.nodeCIDR"}},
+		{"NAT", cluster(", nat: true"), []string{"clusters.milan.nat"}},
+		{"routed services", cluster(", routedServices: true"), []string{"clusters.milan.routedServices"}},
+		{"source check", cluster(", sourceCheck: true"), []string{"clusters.milan.sourceCheck"}},
+		{"strict reverse-path filters", cluster(", rpFilter: 1"), []string{"clusters.milan.rpFilter"}},
+		{"narrow", cluster(", mtu: 1400, wanMTU: 1400"), []string{"clusters.milan.mtu", "clusters.milan.wanMTU"}},
+		{"a node that joins later", cluster(", absent: [2]"), []string{"clusters.milan.absent"}},
+		{"a long name", strings.Replace(cluster(""), "rome", strings.Repeat("r", maxName+1), 1), []string{"clusters." + strings.Repeat("r", maxName+1)}},
+		{"a load balancer", cluster("") + "peerings: [{ server: milan, client: rome, service: LoadBalancer }]", []string{"peerings.milan-rome.service"}},
+		{"a ClusterIP from outside", cluster(", routedServices: true") + "peerings: [{ server: milan, client: rome, service: ClusterIP }]",
+			[]string{"clusters.milan.routedServices", "peerings.milan-rome.service"}},
+		{"gateways in namespaces of nodes", cluster("") + "peerings: [{ server: milan, client: rome, gateways: netns }]", []string{"peerings.milan-rome.gateways"}},
+		{"a host behind a router", cluster("") + "outside: { db: { address: 192.168.40.10, via: milan } }", []string{"outside.db.via"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			err := Refuse(parse(t, tt.source))
+			var refused *Refused
+			if !errors.As(err, &refused) {
+				assert.NilError(t, err)
+				assert.Equal(t, len(tt.want), 0, "it was not refused")
+				return
+			}
+			var got []string
+			for _, p := range refused.Problems {
+				field, why, _ := strings.Cut(p, ": ")
+				got = append(got, field)
+				assert.Check(t, len(why) > 10, p)
+			}
+			assert.DeepEqual(t, got, tt.want)
+			assert.Check(t, is.Contains(err.Error(), "topology test can't be made of clusters of kind"))
+		})
+	}
+}
+
+func TestLeftOut(t *testing.T) {
+	assert.Equal(t, len(LeftOut(load(t, "hub-joins"))), 0)
+	left := LeftOut(load(t, "two-clusters"))
+	assert.Equal(t, len(left), 1)
+	assert.Check(t, is.Contains(left[0], "user is left out"))
+}
+
+// Node networks that the file does not say are those that the engine replaces.
+func TestDefaultNodeCIDR(t *testing.T) {
+	assert.Equal(t, topology.DefaultNodeCIDR(1), netip.MustParsePrefix("172.18.2.0/24"))
+	for i, c := range load(t, "two-clusters").Clusters {
+		assert.Equal(t, c.NodeCIDR, topology.DefaultNodeCIDR(i))
+	}
+}

@@ -1,0 +1,158 @@
+package kind
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"time"
+
+	"sigs.k8s.io/kind/pkg/cluster"
+	"sigs.k8s.io/kind/pkg/log"
+
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// An Engine is a container engine that answers.
+type Engine struct {
+	Name    string // docker, nerdctl, finch or podman
+	Version string
+}
+
+// engines are those that kind speaks to, in the order in which it looks for
+// them, each with what makes it say its server's version.
+var engines = []struct{ name, format string }{
+	{"docker", "{{.ServerVersion}}"},
+	{"nerdctl", "{{.ServerVersion}}"},
+	{"finch", "{{.ServerVersion}}"},
+	{"podman", "{{.Version.Version}}"},
+}
+
+// engineVariable is how users tell kind which engine to take.
+const engineVariable = "KIND_EXPERIMENTAL_PROVIDER"
+
+// engineTime is how long an engine may take to say its version: a socket that
+// nobody serves may keep the client waiting.
+const engineTime = 10 * time.Second
+
+// FindEngine returns the engine that kind shall use: the one that the user
+// names, or the first one that answers. kind itself is content with a client
+// that is installed. The error says what is missing.
+func FindEngine(ctx context.Context) (Engine, error) {
+	wanted := os.Getenv(engineVariable)
+	var names []string
+	var errs []error
+	for _, e := range engines {
+		if wanted != "" && wanted != e.name {
+			continue
+		}
+		names = append(names, e.name)
+		if _, err := exec.LookPath(e.name); err != nil {
+			continue
+		}
+		version, err := serverVersion(ctx, e.name, e.format)
+		if err == nil {
+			return Engine{e.name, version}, nil
+		}
+		errs = append(errs, err)
+	}
+	switch {
+	case len(names) == 0:
+		return Engine{}, fmt.Errorf("%s=%s: kind knows docker, nerdctl, finch and podman", engineVariable, wanted)
+	case len(errs) == 0 && wanted != "":
+		return Engine{}, fmt.Errorf("%s=%s, which is not installed", engineVariable, wanted)
+	case len(errs) == 0:
+		return Engine{}, errors.New("none of " + strings.Join(names, ", ") + " is installed")
+	}
+	return Engine{}, errors.Join(errs...)
+}
+
+// serverVersion asks an engine's server, by its client.
+func serverVersion(ctx context.Context, name, format string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, engineTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, name, "info", "--format", format)
+	var out, problem bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &problem
+	cmd.WaitDelay = time.Second // children may keep the pipes open
+	err := cmd.Run()
+	version := strings.TrimSpace(out.String())
+	if err == nil && version != "" {
+		return version, nil
+	}
+	why := strings.TrimSpace(problem.String())
+	switch {
+	case ctx.Err() != nil:
+		why = "no answer within " + engineTime.String()
+	case why == "" && err != nil:
+		why = err.Error()
+	case why == "":
+		why = "it does not say its server's version"
+	}
+	return "", fmt.Errorf("%s is installed but can't be used: %s", name, strings.ReplaceAll(why, "\n", " "))
+}
+
+// provider returns kind's library for an engine.
+func provider(name string, logger log.Logger) (*cluster.Provider, error) {
+	var option cluster.ProviderOption
+	switch name {
+	case "docker":
+		option = cluster.ProviderWithDocker()
+	case "nerdctl", "finch":
+		option = cluster.ProviderWithNerdctl(name)
+	case "podman":
+		option = cluster.ProviderWithPodman()
+	default:
+		return nil, fmt.Errorf("container engine %q: kind knows docker, nerdctl, finch and podman", name)
+	}
+	return cluster.NewProvider(option, cluster.ProviderWithLogger(logger)), nil
+}
+
+// EngineProbe is the name of the probe for the container engine.
+const EngineProbe = "container engine"
+
+// Doctor probes this machine for what the world kind needs.
+func Doctor(ctx context.Context, binDir string) []world.Probe {
+	needed := []string{World}
+	engine := world.Probe{Name: EngineProbe, OK: true, Needed: needed, Fix: "install Docker, Podman or nerdctl, start it, and be allowed to use it (docker: be in the group docker, or use sudo)"}
+	e, err := FindEngine(ctx)
+	engine.Detail = e.Name + " " + e.Version
+	if err != nil {
+		engine.OK, engine.Detail = false, err.Error()
+	}
+	images := world.Probe{Name: "images for kind", OK: true, Detail: filepath.Join(binDir, world.ImagesDir), Needed: needed, Fix: "make node-images cni"}
+	var missing []string
+	for _, file := range needs(binDir) {
+		if _, err := os.Stat(file); err != nil {
+			missing = append(missing, strings.TrimPrefix(file, binDir+string(filepath.Separator)))
+		}
+	}
+	if len(missing) > 0 {
+		images.OK, images.Detail = false, "not in "+binDir+": "+strings.Join(missing, ", ")
+	}
+	return []world.Probe{engine, images}
+}
+
+// archive is the file of an image for this machine's architecture. The
+// engine's machine is taken to have the same.
+func archive(binDir, program string) string {
+	return filepath.Join(binDir, world.ImagesDir, program+"-"+runtime.GOARCH+".tar")
+}
+
+// plugins are the CNI plugins that nodes get, the same as in the other worlds:
+// kind's node image has no bridge.
+var plugins = []string{"bridge", "ptp", "host-local", "portmap"}
+
+// needs are the files of bin that a lab needs.
+func needs(binDir string) []string {
+	files := []string{filepath.Join(binDir, "probe"), archive(binDir, "isthmus"), archive(binDir, "probe")}
+	for _, p := range plugins {
+		files = append(files, filepath.Join(binDir, "cni", p))
+	}
+	return files
+}

@@ -1,0 +1,83 @@
+package kind
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	"gotest.tools/v3/poll"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/isthmus-net/isthmus/appliance/nettest"
+	"github.com/isthmus-net/isthmus/lab/internal/deploy"
+	"github.com/isthmus-net/isthmus/lab/internal/prober"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// TestEngine makes a small cluster where a container engine runs, and probes a
+// pod from itself and from another node.
+func TestEngine(t *testing.T) {
+	engine, err := FindEngine(t.Context())
+	if err != nil {
+		nettest.SkipOrFail(t, "container-engine", err)
+	}
+	nettest.Slow(t, "makes a cluster of three containers")
+	bin := filepath.Dir(nettest.Built(t, "probe"))
+	for _, file := range needs(bin) {
+		rel, err := filepath.Rel(bin, file)
+		assert.NilError(t, err)
+		nettest.Built(t, rel)
+	}
+	l, err := Create(t.Context(), Spec{
+		Name: "engine-test", Dir: filepath.Join(t.TempDir(), "engine-test"), BinDir: bin, Engine: engine.Name, Ephemeral: true,
+		Topology: parse(t, "clusters: { milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 } }"),
+		Progress: func(message string, took time.Duration) { t.Log(message, took) },
+	})
+	assert.NilError(t, err)
+	t.Cleanup(func() { assert.Check(t, l.Close()) })
+
+	client, err := l.client("milan")
+	assert.NilError(t, err)
+	_, err = client.CoreV1().Pods(deploy.PodNamespace).Create(t.Context(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "web"},
+		Spec: corev1.PodSpec{
+			NodeSelector: map[string]string{corev1.LabelHostname: "node-1"},
+			Containers:   []corev1.Container{{Name: "probe", Image: deploy.ProbeImage, ImagePullPolicy: corev1.PullNever, Args: []string{"serve"}}},
+		},
+	}, metav1.CreateOptions{})
+	assert.NilError(t, err)
+	var web world.PodStatus
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		s, err := l.Status(t.Context())
+		if err != nil {
+			return poll.Error(err)
+		}
+		for _, web = range s.Clusters[0].Pods {
+			if web.Name == "web" {
+				return poll.Success()
+			}
+		}
+		return poll.Continue("the pod does not run")
+	}, poll.WithTimeout(2*time.Minute))
+
+	for _, target := range []string{"milan/web", "milan/node-2"} {
+		res, err := l.Exec(t.Context(), world.ExecRequest{
+			Target: target, Host: true,
+			Argv: []string{"probe", "dial", "--to", web.IP.String(), "--token", "5ca1ab1e5ca1ab1e", "--timeout", "5s"},
+		})
+		assert.NilError(t, err)
+		assert.Equal(t, res.Code, 0, "%s", res.Stderr)
+		var got prober.Result
+		assert.NilError(t, json.Unmarshal(res.Stdout, &got))
+		assert.Check(t, got.OK, "%s: %v", target, got)
+	}
+	res, err := l.Exec(t.Context(), world.ExecRequest{Target: "milan/web", Host: true, Argv: []string{"ip", "-o", "address", "show", "eth0"}})
+	assert.NilError(t, err)
+	assert.Equal(t, res.Code, 0, "%s", res.Stderr)
+	logs, err := l.Logs(t.Context())
+	assert.NilError(t, err)
+	assert.Check(t, len(logs) > 0)
+}

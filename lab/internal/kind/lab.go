@@ -1,0 +1,337 @@
+package kind
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/kind/pkg/cluster"
+	"sigs.k8s.io/kind/pkg/cluster/nodes"
+	"sigs.k8s.io/kind/pkg/log"
+
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// A Spec is a lab to create. All fields but Progress are required.
+type Spec struct {
+	Name     string
+	Topology *topology.Topology
+	Dir      string // its run directory, which is made
+	BinDir   string // has probe, images/ and cni/
+	Engine   string // an Engine's name
+	// Ephemeral labs end with Lab.Close. One whose process was killed stays,
+	// unlike those of other worlds: the engine keeps its containers.
+	Ephemeral bool
+	Progress  func(message string, took time.Duration) // hears what was done
+}
+
+// A Lab is a lab whose nodes are containers. It is safe for concurrent use.
+type Lab struct {
+	dir       string
+	record    record
+	provider  *cluster.Provider
+	ephemeral bool
+
+	mu      sync.Mutex
+	configs map[string]*rest.Config          // by cluster
+	clients map[string]*kubernetes.Clientset // by cluster
+	nodes   map[string]map[string]nodes.Node // by cluster and name of the container
+}
+
+// recordFile is what a lab leaves in its run directory so that others find it.
+const recordFile = "kind.json"
+
+// A record is what there is to know of a lab.
+type record struct {
+	Name     string          `json:"name"`
+	Engine   string          `json:"engine"`
+	Started  time.Time       `json:"started"`
+	Ready    bool            `json:"ready"` // everything of it has been made
+	Clusters []clusterRecord `json:"clusters"`
+	// Spec is what a plan of the topology says, with the addresses that the
+	// engine gave the nodes.
+	Spec world.Spec `json:"spec"`
+}
+
+// A clusterRecord is one cluster.
+type clusterRecord struct {
+	Name       string            `json:"name"`       // of the topology
+	Kind       string            `json:"kind"`       // as kind calls it
+	Containers map[string]string `json:"containers"` // of "node-1" and the like, and of the control plane
+}
+
+// kubeconfig is the file by which an administrator reaches a cluster. It is not
+// the user's own ~/.kube/config.
+func (l *Lab) kubeconfig(cluster string) string {
+	return filepath.Join(l.dir, cluster+".kubeconfig")
+}
+
+// Create makes the clusters of a topology, with the images of the appliance and
+// of the probe in them, and returns when all nodes are ready. A lab that fails
+// on its way is taken down.
+func Create(ctx context.Context, s Spec) (*Lab, error) {
+	if err := Refuse(s.Topology); err != nil {
+		return nil, err
+	}
+	for _, file := range needs(s.BinDir) {
+		if _, err := os.Stat(file); err != nil {
+			return nil, fmt.Errorf("%w: make build node-images cni makes it", err)
+		}
+	}
+	p, err := provider(s.Engine, progressLogger{s.Progress})
+	if err != nil {
+		return nil, err
+	}
+	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
+	l.ephemeral = s.Ephemeral
+	for _, c := range s.Topology.Clusters {
+		l.record.Clusters = append(l.record.Clusters, clusterRecord{Name: c.Name, Kind: ClusterName(s.Name, c.Name), Containers: map[string]string{}})
+	}
+	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := l.save(); err != nil {
+		return nil, err
+	}
+	if err := l.create(ctx, s); err != nil {
+		return nil, errors.Join(err, l.delete())
+	}
+	return l, nil
+}
+
+func newLab(dir string, r record, p *cluster.Provider) *Lab {
+	return &Lab{
+		dir: dir, record: r, provider: p,
+		configs: map[string]*rest.Config{}, clients: map[string]*kubernetes.Clientset{}, nodes: map[string]map[string]nodes.Node{},
+	}
+}
+
+// create makes one cluster after the other: each takes all processors that
+// there are while its control plane starts.
+func (l *Lab) create(ctx context.Context, s Spec) error {
+	for i, c := range s.Topology.Clusters {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		cfg := Config(s.Name, c)
+		start := time.Now()
+		err := l.provider.Create(cfg.Name, cluster.CreateWithV1Alpha4Config(cfg), cluster.CreateWithKubeconfigPath(l.kubeconfig(c.Name)))
+		if err != nil {
+			return fmt.Errorf("cluster %s: %s: kind create: %w", c.Name, cfg.Name, err)
+		}
+		s.say("cluster "+c.Name+" created", start)
+		start = time.Now()
+		if err := l.setUp(ctx, s, c, &l.record.Spec.Clusters[i]); err != nil {
+			return fmt.Errorf("cluster %s: %w", c.Name, err)
+		}
+		s.say("network, images and nodes of "+c.Name+" ready", start)
+	}
+	l.record.Spec.Outside = nil // see LeftOut
+	l.record.Ready = true
+	return l.save()
+}
+
+func (s Spec) say(message string, start time.Time) {
+	if s.Progress != nil {
+		s.Progress(message, time.Since(start))
+	}
+}
+
+func (l *Lab) save() error {
+	b, err := json.MarshalIndent(l.record, "", "  ")
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(l.dir, recordFile), b, 0o600)
+}
+
+// List returns the names of the labs that have their run directories in base.
+func List(base string) ([]string, error) {
+	files, err := filepath.Glob(filepath.Join(base, "*", recordFile))
+	var names []string
+	for _, f := range files {
+		names = append(names, filepath.Base(filepath.Dir(f)))
+	}
+	return names, err
+}
+
+// Open returns the lab of a run directory, or world.ErrNotRunning.
+func Open(dir string) (*Lab, error) {
+	b, err := os.ReadFile(filepath.Join(dir, recordFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("lab %s: %w", filepath.Base(dir), world.ErrNotRunning)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var r record
+	if err := json.Unmarshal(b, &r); err != nil {
+		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, recordFile), err)
+	}
+	p, err := provider(r.Engine, log.NoopLogger{})
+	if err != nil {
+		return nil, fmt.Errorf("lab %s: %w", r.Name, err)
+	}
+	return newLab(dir, r, p), nil
+}
+
+// Close ends an ephemeral lab; another one goes on.
+func (l *Lab) Close() error {
+	if !l.ephemeral {
+		return nil
+	}
+	return l.delete()
+}
+
+// Down deletes the clusters, those that were made in part as well. What has
+// failed to go is in the error, and the lab can be taken down again.
+func (l *Lab) Down(context.Context) error { return l.delete() }
+
+// delete deletes to the end: kind's library knows no contexts.
+func (l *Lab) delete() error {
+	var errs []error
+	for _, c := range l.record.Clusters {
+		if err := l.provider.Delete(c.Kind, l.kubeconfig(c.Name)); err != nil {
+			errs = append(errs, fmt.Errorf("cluster %s: kind delete %s: %w", c.Name, c.Kind, err))
+		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	return os.RemoveAll(l.dir)
+}
+
+// RESTConfig is the administrator's access to a cluster's API server.
+func (l *Lab) RESTConfig(_ context.Context, cluster string) (*rest.Config, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.restConfig(cluster)
+}
+
+func (l *Lab) restConfig(cluster string) (*rest.Config, error) {
+	cfg, ok := l.configs[cluster]
+	if !ok {
+		var err error
+		if cfg, err = clientcmd.BuildConfigFromFlags("", l.kubeconfig(cluster)); err != nil {
+			return nil, fmt.Errorf("cluster %s: kubeconfig: %w", cluster, err)
+		}
+		cfg.QPS, cfg.Burst = 200, 400 // the lab's API servers have nothing else to do
+		l.configs[cluster] = cfg
+	}
+	return rest.CopyConfig(cfg), nil
+}
+
+// client returns a client of a cluster's API server.
+func (l *Lab) client(cluster string) (*kubernetes.Clientset, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if c, ok := l.clients[cluster]; ok {
+		return c, nil
+	}
+	cfg, err := l.restConfig(cluster)
+	if err != nil {
+		return nil, err
+	}
+	c, err := kubernetes.NewForConfig(cfg)
+	if err == nil {
+		l.clients[cluster] = c
+	}
+	return c, err
+}
+
+// cluster returns what there is to know of a cluster.
+func (l *Lab) cluster(name string) (clusterRecord, bool) {
+	i := slices.IndexFunc(l.record.Clusters, func(c clusterRecord) bool { return c.Name == name })
+	if i < 0 {
+		return clusterRecord{}, false
+	}
+	return l.record.Clusters[i], true
+}
+
+// node returns the container of "node-1" or "control-plane" in a cluster.
+func (l *Lab) node(cluster, name string) (nodes.Node, error) {
+	c, ok := l.cluster(cluster)
+	container, ok2 := c.Containers[name]
+	if !ok || !ok2 {
+		return nil, fmt.Errorf("%w: %s/%s", world.ErrNoTarget, cluster, name)
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n, ok := l.nodes[cluster][container]; ok {
+		return n, nil
+	}
+	all, err := l.provider.ListInternalNodes(c.Kind)
+	if err != nil {
+		return nil, fmt.Errorf("nodes of %s: %w", c.Kind, err)
+	}
+	l.nodes[cluster] = map[string]nodes.Node{}
+	for _, n := range all {
+		l.nodes[cluster][n.String()] = n
+	}
+	if n, ok := l.nodes[cluster][container]; ok {
+		return n, nil
+	}
+	return nil, fmt.Errorf("%w: %s/%s is container %s, which %s has no more", world.ErrNoTarget, cluster, name, container, l.record.Engine)
+}
+
+// containerOf is the container of a Node, from its spec.providerID:
+// kind://docker/<cluster>/<container>.
+func containerOf(providerID string) string { return path.Base(providerID) }
+
+// A progressLogger passes on what kind says to its users.
+type progressLogger struct {
+	say func(string, time.Duration)
+}
+
+var _ log.Logger = progressLogger{}
+
+func (p progressLogger) line(text string) {
+	// A phase is told when it begins, too, for spinners.
+	if text = strings.TrimSpace(text); p.say != nil && text != "" && !strings.HasPrefix(text, "•") {
+		p.say("kind: "+text, 0)
+	}
+}
+
+// Warn passes on a warning.
+func (p progressLogger) Warn(message string) { p.line(message) }
+
+// Warnf passes on a warning.
+func (p progressLogger) Warnf(format string, args ...any) { p.line(fmt.Sprintf(format, args...)) }
+
+// Error passes on an error that kind goes on after.
+func (p progressLogger) Error(message string) { p.line(message) }
+
+// Errorf passes on an error that kind goes on after.
+func (p progressLogger) Errorf(format string, args ...any) { p.line(fmt.Sprintf(format, args...)) }
+
+// V returns what hears what kind tells everybody (0), and nothing for more.
+func (p progressLogger) V(level log.Level) log.InfoLogger {
+	if level > 0 {
+		return log.NoopInfoLogger{}
+	}
+	return infoLogger{p}
+}
+
+type infoLogger struct{ progressLogger }
+
+// Info passes on a line.
+func (i infoLogger) Info(message string) { i.line(message) }
+
+// Infof passes on a line.
+func (i infoLogger) Infof(format string, args ...any) { i.line(fmt.Sprintf(format, args...)) }
+
+// Enabled is always so: there is somebody who looks.
+func (infoLogger) Enabled() bool { return true }

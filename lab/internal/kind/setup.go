@@ -1,0 +1,359 @@
+package kind
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"sigs.k8s.io/kind/pkg/cluster/nodes"
+	"sigs.k8s.io/kind/pkg/cluster/nodeutils"
+
+	"github.com/isthmus-net/isthmus/lab/internal/deploy"
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/pods"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// Paths in a node.
+const (
+	pluginDir   = "/opt/cni/bin"
+	conflist    = "/etc/cni/net.d/10-lab.conflist"
+	ipamDir     = "/var/lib/cni/lab"
+	programDir  = "/usr/local/bin" // in the PATH of what runs in a node
+	probeOnNode = programDir + "/" + expect.ProbeProgram
+)
+
+// multiCall is one program for all of Kubernetes on the lab's own control
+// planes: what is to run is its first argument. Here each has its own name.
+const (
+	multiCall       = "kubernetes"
+	multiCallScript = "#!/bin/sh\nexec \"$@\"\n"
+)
+
+// registry is what containerd writes before names that have none.
+const registry = "docker.io/"
+
+// Bounds of what a cluster does by itself once kind has made it.
+const (
+	podCIDRTime = time.Minute     // the controller-manager gives a Node its podCIDR
+	readyTime   = 5 * time.Minute // and the kubelet says that it is ready
+)
+
+// controlPlaneLabel is on the Nodes of control planes.
+const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
+
+// A node is a Node of a cluster that kind has made.
+type node struct {
+	name      string // of the Node
+	container string
+	addr      netip.Addr
+	podCIDRs  []netip.Prefix
+	nodes.Node
+}
+
+// setUp makes a cluster that kind has made what the topology says: its control
+// plane is no node, every node has the profile's network, the images and the
+// probe. spec learns the addresses.
+func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world.ClusterSpec) error {
+	all, err := l.waitNodes(ctx, c, podCIDRTime, "has no podCIDR", func(n corev1.Node) bool { return len(n.Spec.PodCIDRs) > 0 })
+	if err != nil {
+		return err
+	}
+	controlPlane, workers, err := l.handles(c, all)
+	if err != nil {
+		return err
+	}
+	l.enter(spec, controlPlane, workers)
+	if err := l.withoutControlPlane(ctx, c, controlPlane); err != nil {
+		return err
+	}
+	if err := writeProgram(ctx, controlPlane, programDir+"/"+multiCall, []byte(multiCallScript)); err != nil {
+		return err
+	}
+	// Between the API server and pods, as for "kubectl port-forward" by way
+	// of a Service; nothing else keeps these routes there.
+	if err := addRoutes(ctx, controlPlane, workers); err != nil {
+		return err
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	for _, n := range workers {
+		g.Go(func() error {
+			if err := prepare(gctx, n, s.BinDir); err != nil {
+				return fmt.Errorf("node %s: %w", n.name, err)
+			}
+			if kindnet(c) {
+				return nil
+			}
+			if err := network(gctx, n, workers, c, s.BinDir); err != nil {
+				return fmt.Errorf("network of node %s: %w", n.name, err)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	_, err = l.waitNodes(ctx, c, readyTime, "is not ready", ready)
+	return err
+}
+
+// waitNodes waits until all nodes of a cluster are as they should be, and
+// returns them, the control plane's among them when it is one.
+func (l *Lab) waitNodes(ctx context.Context, c topology.Cluster, timeout time.Duration, otherwise string, is func(corev1.Node) bool) ([]corev1.Node, error) {
+	client, err := l.client(c.Name)
+	if err != nil {
+		return nil, err
+	}
+	var all []corev1.Node
+	reason := ""
+	err = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
+		list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			reason = err.Error()
+			return false, nil
+		}
+		all, reason = list.Items, ""
+		have := map[string]bool{}
+		for _, n := range all {
+			have[n.Name] = true
+			if !is(n) {
+				reason = "node " + n.Name + " " + otherwise
+			}
+		}
+		for n := range c.Nodes {
+			if name := operand.NodeName(n + 1); !have[name] {
+				reason = "there is no node " + name
+			}
+		}
+		return reason == "", nil
+	})
+	if err != nil && reason != "" {
+		err = fmt.Errorf("after %v %s: %w", timeout, reason, err)
+	}
+	return all, err
+}
+
+func ready(n corev1.Node) bool {
+	for _, c := range n.Status.Conditions {
+		if c.Type == corev1.NodeReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+// handles finds the containers of Nodes, and remembers them for node.
+func (l *Lab) handles(c topology.Cluster, all []corev1.Node) (controlPlane node, workers []node, err error) {
+	rec, _ := l.cluster(c.Name)
+	for _, api := range all {
+		n := node{name: api.Name, container: containerOf(api.Spec.ProviderID)}
+		for _, a := range api.Status.Addresses {
+			if a.Type == corev1.NodeInternalIP && !n.addr.IsValid() {
+				if n.addr, err = netip.ParseAddr(a.Address); err != nil {
+					return node{}, nil, fmt.Errorf("node %s: address: %w", api.Name, err)
+				}
+			}
+		}
+		for _, cidr := range api.Spec.PodCIDRs {
+			p, err := netip.ParsePrefix(cidr)
+			if err != nil {
+				return node{}, nil, fmt.Errorf("node %s: podCIDR: %w", api.Name, err)
+			}
+			n.podCIDRs = append(n.podCIDRs, p)
+		}
+		key := api.Name
+		_, isControlPlane := api.Labels[controlPlaneLabel]
+		if isControlPlane {
+			key = world.ControlPlaneHost
+		}
+		rec.Containers[key] = n.container
+		if n.Node, err = l.node(c.Name, key); err != nil {
+			return node{}, nil, err
+		}
+		if isControlPlane {
+			controlPlane = n
+		} else {
+			workers = append(workers, n)
+		}
+	}
+	if controlPlane.Node == nil {
+		return node{}, nil, errors.New("no Node has the label " + controlPlaneLabel)
+	}
+	return controlPlane, workers, nil
+}
+
+// enter writes the addresses of the engine's network into a plan that has those
+// of other worlds. There are no routers.
+func (l *Lab) enter(spec *world.ClusterSpec, controlPlane node, workers []node) {
+	l.record.Spec.WAN = netip.Prefix{}
+	spec.LAN, spec.Router, spec.RouterWAN = netip.Prefix{}, netip.Addr{}, netip.Addr{}
+	spec.ControlPlane = controlPlane.addr
+	for i := range spec.Nodes {
+		for _, w := range workers {
+			if w.name == spec.Nodes[i].Name {
+				spec.Nodes[i].Addr = w.addr
+			}
+		}
+	}
+}
+
+// withoutControlPlane deletes the Node of the control plane: in a topology it is
+// no node, and daemons of every node would be one too many. The kubelet goes on
+// with its static pods, which are the control plane.
+func (l *Lab) withoutControlPlane(ctx context.Context, c topology.Cluster, n node) error {
+	client, err := l.client(c.Name)
+	if err != nil {
+		return err
+	}
+	if err := client.CoreV1().Nodes().Delete(ctx, n.name, metav1.DeleteOptions{}); err != nil {
+		return fmt.Errorf("delete Node %s of the control plane: %w", n.name, err)
+	}
+	return nil
+}
+
+// prepare brings the probe and the images onto a node.
+func prepare(ctx context.Context, n node, binDir string) error {
+	if err := copyProgram(ctx, n, filepath.Join(binDir, "probe"), probeOnNode); err != nil {
+		return err
+	}
+	for _, image := range []struct{ program, name string }{
+		{"isthmus", registry + "library/" + deploy.Image},
+		{"probe", registry + deploy.ProbeImage},
+	} {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := loadImage(n, archive(binDir, image.program), image.name); err != nil {
+			return fmt.Errorf("image %s: %w", image.name, err)
+		}
+	}
+	return nil
+}
+
+// loadImage does what "kind load image-archive" does, and gives the image the
+// name by which pods of all worlds ask for it.
+func loadImage(n nodes.Node, file, name string) error {
+	has, err := imageName(file)
+	if err != nil {
+		return err
+	}
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := nodeutils.LoadImageArchive(n, f); err != nil {
+		return fmt.Errorf("load %s: %w", file, err)
+	}
+	if has == name {
+		return nil
+	}
+	if err := nodeutils.ReTagImage(n, has, name); err != nil {
+		return fmt.Errorf("tag %s: %w", has, err)
+	}
+	return nil
+}
+
+// imageName is the name of the image in an archive.
+func imageName(file string) (string, error) {
+	m, err := tarball.LoadManifest(func() (io.ReadCloser, error) { return os.Open(file) })
+	if err != nil {
+		return "", fmt.Errorf("%s: %w", file, err)
+	}
+	if len(m) != 1 || len(m[0].RepoTags) != 1 {
+		return "", fmt.Errorf("%s: it has %d images; one with one name is expected: make node-images", file, len(m))
+	}
+	return m[0].RepoTags[0], nil
+}
+
+// network gives a node what the profile of other worlds has: the same plug-ins
+// with the same configuration, routes to the other nodes' pods, and a rule that
+// masquerades what leaves the cluster. Where the topology has none, the router
+// of other worlds masquerades; here nobody else could.
+func network(ctx context.Context, n node, workers []node, c topology.Cluster, binDir string) error {
+	for _, p := range plugins {
+		if err := copyProgram(ctx, n, filepath.Join(binDir, "cni", p), pluginDir+"/"+p); err != nil {
+			return err
+		}
+	}
+	if err := addRoutes(ctx, n, workers); err != nil {
+		return err
+	}
+	how := c.Masquerade
+	if how == "" {
+		how = topology.MasqueradeNFTables
+	}
+	for _, own := range n.podCIDRs {
+		argv, input := pods.Masquerade(how, own, c.PodCIDR)
+		if err := runOn(ctx, n, strings.NewReader(input), argv...); err != nil {
+			return err
+		}
+	}
+	// Last: with it the kubelet says that the node is ready.
+	conf, err := pods.Conflist(c.CNI, ipamDir, 0, n.podCIDRs)
+	if err != nil {
+		return err
+	}
+	if err := nodeutils.WriteFile(n, conflist, string(conf)); err != nil {
+		return fmt.Errorf("%s: %w", conflist, err)
+	}
+	return nil
+}
+
+// addRoutes leads to the pods of other nodes by way of those.
+func addRoutes(ctx context.Context, n node, workers []node) error {
+	for _, w := range workers {
+		if w.name == n.name {
+			continue
+		}
+		for _, cidr := range w.podCIDRs {
+			if err := runOn(ctx, n, nil, "ip", "route", "replace", cidr.String(), "via", w.addr.String()); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// copyProgram copies a program of this machine to a node.
+func copyProgram(ctx context.Context, n nodes.Node, file, to string) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	return writeProgram(ctx, n, to, b)
+}
+
+func writeProgram(ctx context.Context, n nodes.Node, to string, content []byte) error {
+	if err := nodeutils.WriteFile(n, to, string(content)); err != nil {
+		return fmt.Errorf("%s: %w", to, err)
+	}
+	return runOn(ctx, n, nil, "chmod", "755", to)
+}
+
+// runOn runs a command on a node to its end. What it printed is in the error.
+func runOn(ctx context.Context, n nodes.Node, stdin io.Reader, argv ...string) error {
+	cmd := n.CommandContext(ctx, argv[0], argv[1:]...)
+	if stdin != nil {
+		cmd.SetStdin(stdin)
+	}
+	var out bytes.Buffer
+	if err := cmd.SetStdout(&out).SetStderr(&out).Run(); err != nil {
+		return fmt.Errorf("%s on %s: %w: %s", strings.Join(argv, " "), n, err, strings.TrimSpace(out.String()))
+	}
+	return nil
+}
