@@ -88,11 +88,14 @@ func (c *Config) setDefaults() error {
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
 // Leases outlast an API server that is away for a while: without one nobody
-// else could take over anyway.
+// else could take over anyway. One that ends gives its lease back, and the next
+// looks for it every 1 to 2.2 s, with client-go's jitter: as long nobody tells
+// the nodes where a gateway is that came up elsewhere, and an upgrade replaces
+// both at once.
 const (
 	leaseDuration = 60 * time.Second
 	renewDeadline = 50 * time.Second
-	retryPeriod   = 5 * time.Second
+	retryPeriod   = time.Second
 )
 
 // Run is the controller. It returns when ctx is done, or when the lease is

@@ -407,7 +407,7 @@ func (w *writer) apply(ctx context.Context, want plan.Object) error {
 	w.metrics.wrote(key.Kind, "apply")
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.writes.expect(w.scheme, key, u)
+	w.writes.expectOthers(w.scheme, key, u)
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,10 +26,19 @@ type written struct {
 	scheme  *runtime.Scheme
 	version string
 	gone    types.UID
+	// others made it, so that the informers had it before the write: where they
+	// have not, it has been deleted since.
+	others bool
 }
 
 func (w *writes) expect(scheme *runtime.Scheme, key objectKey, o client.Object) {
 	w.put(key, written{scheme: scheme, version: o.GetResourceVersion()})
+}
+
+// expectOthers is expect for an object that somebody else made, and may delete at
+// any time: an upgrade that replaces the pods of nodes does.
+func (w *writes) expectOthers(scheme *runtime.Scheme, key objectKey, o client.Object) {
+	w.put(key, written{scheme: scheme, version: o.GetResourceVersion(), others: true})
 }
 
 func (w *writes) expectGone(scheme *runtime.Scheme, key objectKey, id types.UID) {
@@ -90,6 +100,9 @@ func (x written) seen(ctx context.Context, informers client.Reader, key objectKe
 	if x.gone != "" {
 		return err != nil && client.IgnoreNotFound(err) == nil ||
 			err == nil && (live.GetUID() != x.gone || live.GetDeletionTimestamp() != nil)
+	}
+	if x.others && apierrors.IsNotFound(err) {
+		return true
 	}
 	return err == nil && !older(live.GetResourceVersion(), x.version)
 }

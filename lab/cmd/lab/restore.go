@@ -28,10 +28,20 @@ func (b builder) snapshotKey(ctx context.Context, c labConfig) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return supervisor.SnapshotKey(ctx, b.config(c), string(what), c.overlay, chart)
+	parts := []string{string(what), c.overlay, chart}
+	cfg := b.config(c)
+	for _, name := range cfg.Programs {
+		program, err := treeSum(filepath.Join(cfg.BinDir, name))
+		if err != nil {
+			return "", err
+		}
+		parts = append(parts, program)
+	}
+	return supervisor.SnapshotKey(ctx, cfg, parts...)
 }
 
-// treeSum is a hash of the files of a directory and their paths in it.
+// treeSum is a hash of the files of a directory and their paths in it, or of one
+// file.
 func treeSum(dir string) (string, error) {
 	h := sha256.New()
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {

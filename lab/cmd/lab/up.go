@@ -141,10 +141,16 @@ func (b builder) startWorld(ctx context.Context, c labConfig, lab *builtLab, cfg
 }
 
 func (b builder) config(c labConfig) supervisor.Config {
-	return supervisor.Config{
+	cfg := supervisor.Config{
 		Name: c.name, World: c.world, Spec: world.Plan(c.topology), BinDir: b.place.bin(), Ephemeral: c.ephemeral, Snapshots: c.snapshots,
-		CRDs: filepath.Join(b.place.chart(), "crds"), Image: c.image,
+		Image: c.image,
 	}
+	if c.topology.Install == topology.InstallChart {
+		cfg.CRDs = filepath.Join(b.place.chart(), "crds")
+	} else {
+		cfg.Programs = []string{deploy.Program} // which brings the CRDs
+	}
+	return cfg
 }
 
 // fresh builds the lab from nothing.
@@ -195,6 +201,7 @@ func waitService(ctx context.Context, c expect.World, target string, service net
 func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) error {
 	res, err := deploy.Install(ctx, deploy.Config{
 		Topology: lab.topology, Overlay: networkingv1beta1.Overlay(lab.overlay), Clusters: clusters{ctx, lab.client}, ChartDir: b.place.chart(),
+		Exec:     lab.client.Exec,
 		Progress: func(p deploy.Phase) { b.phase(lab, p.Name, p.Took) },
 		Services: func(ctx context.Context) error {
 			start := time.Now()

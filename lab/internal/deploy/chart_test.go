@@ -16,7 +16,6 @@ import (
 // TestRender checks that the chart renders with what the lab says of a
 // cluster, and that this arrives where it must.
 func TestRender(t *testing.T) {
-	in := &installer{cfg: Config{Topology: &topology.Topology{}, Overlay: networkingv1beta1.OverlayVXLAN}}
 	cluster := topology.Cluster{
 		Name:         "milan",
 		PodCIDR:      netip.MustParsePrefix("10.0.0.0/16"),
@@ -24,7 +23,7 @@ func TestRender(t *testing.T) {
 		ExternalCIDR: netip.MustParsePrefix("10.70.0.0/16"),
 		InternalCIDR: netip.MustParsePrefix("10.80.0.0/16"),
 	}
-	m, err := Render(filepath.Join("..", "..", "..", "k8s", "chart"), Release, Namespace, in.values(cluster))
+	m, err := Render(filepath.Join("..", "..", "..", "k8s", "chart"), Release, Namespace, Values(&topology.Topology{}, networkingv1beta1.OverlayVXLAN, cluster))
 	assert.NilError(t, err)
 	assert.Assert(t, len(m.CRDs) >= 17, "%d CRDs", len(m.CRDs))
 
@@ -72,7 +71,7 @@ func TestRenderNetNS(t *testing.T) {
 		1: {Topology: &topology.Topology{}, Overlay: networkingv1beta1.OverlayVXLAN},
 		2: {Topology: &topology.Topology{Peerings: peerings}, Overlay: networkingv1beta1.OverlayVXLAN},
 	} {
-		m, err := Render(filepath.Join("..", "..", "..", "k8s", "chart"), Release, Namespace, (&installer{cfg: cfg}).values(topology.Cluster{
+		m, err := Render(filepath.Join("..", "..", "..", "k8s", "chart"), Release, Namespace, Values(cfg.Topology, cfg.Overlay, topology.Cluster{
 			Name: "milan", PodCIDR: netip.MustParsePrefix("10.0.0.0/16"), ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"),
 			ExternalCIDR: netip.MustParsePrefix("10.70.0.0/16"), InternalCIDR: netip.MustParsePrefix("10.80.0.0/16"),
 		}))

@@ -1,8 +1,8 @@
 // Package deploy brings the appliance into the clusters of a lab, the way an
-// operator would: the chart rendered by Helm's SDK, the pods of the topology,
-// and each peering as the plain objects that a user writes. Nothing is set up
-// behind the API server's back; the only difference to production is that
-// image names stand for local binaries.
+// operator would: the chart rendered by Helm's SDK, or isthmusctl; the pods of
+// the topology, and each peering as the plain objects that a user writes.
+// Nothing is set up behind the API server's back; the only difference to
+// production is that image names stand for local binaries.
 package deploy
 
 import (
@@ -47,12 +47,13 @@ type Clusters interface {
 }
 
 // Config is what to install. Topology, Overlay, Clusters and ChartDir are
-// required.
+// required, and Exec where the topology is installed by isthmusctl.
 type Config struct {
 	Topology *topology.Topology
 	Overlay  networkingv1beta1.Overlay
 	Clusters Clusters
 	ChartDir string
+	Exec     ExecFunc
 	Progress func(Phase) // optional; called when a phase ends
 	// Services returns when all nodes reach Services; optional. Daemons that
 	// start before that fail and start again.
@@ -95,8 +96,8 @@ type installer struct {
 // object applied on every host that it is meant for. The error says what is
 // still missing.
 func Install(ctx context.Context, cfg Config) (Result, error) {
-	if cfg.Topology == nil || cfg.Overlay == "" || cfg.Clusters == nil || cfg.ChartDir == "" {
-		return Result{}, errors.New("deploy: Topology, Overlay, Clusters and ChartDir are required")
+	if cfg.Topology == nil || cfg.Overlay == "" || cfg.Clusters == nil || cfg.ChartDir == "" || cfg.Exec == nil && cfg.Topology.Install == topology.InstallCLI {
+		return Result{}, errors.New("deploy: Topology, Overlay, Clusters and ChartDir are required, and Exec for isthmusctl")
 	}
 	in := &installer{cfg: cfg, clients: map[string]client.Client{}}
 	for _, c := range cfg.Topology.Clusters {
@@ -106,18 +107,28 @@ func Install(ctx context.Context, cfg Config) (Result, error) {
 		}
 		in.clients[c.Name] = cl
 	}
-	// The objects of peerings may come before the appliance is ready: it
-	// finds them when it starts.
-	for _, together := range [][]phase{
-		{{"chart installed", in.installCharts}, {"pods created", in.each(in.createPods)}},
-		{{"appliance ready", in.applianceReady}, {"peerings connected", in.connectPeerings}},
-		{{"converged", in.waitConverged}},
-	} {
+	for _, together := range in.phases() {
 		if err := in.run(ctx, together); err != nil {
 			return in.result, err
 		}
 	}
 	return in.result, nil
+}
+
+// phases are what there is to do, those side by side that can be.
+func (in *installer) phases() [][]phase {
+	pods := phase{"pods created", in.each(in.createPods)}
+	converged := []phase{{"converged", in.waitConverged}}
+	// The objects of peerings may come before the appliance is ready: it
+	// finds them when it starts.
+	ready := []phase{{"appliance ready", in.applianceReady}, {"peerings connected", in.connectPeerings}}
+	switch in.cfg.Topology.Install {
+	case topology.InstallNone:
+		return [][]phase{{pods}, converged}
+	case topology.InstallCLI:
+		return [][]phase{{{"installed by isthmusctl", in.runInstall}, pods}, ready, converged}
+	}
+	return [][]phase{{{"chart installed", in.installCharts}, pods}, ready, converged}
 }
 
 // A phase is a step of the installation.
@@ -195,10 +206,8 @@ func (in *installer) installCharts(ctx context.Context) error {
 	services := make(chan struct{})
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		if in.cfg.Services != nil {
-			if err := in.cfg.Services(ctx); err != nil {
-				return err
-			}
+		if err := in.services(ctx); err != nil {
+			return err
 		}
 		close(services)
 		return nil
@@ -211,8 +220,28 @@ func (in *installer) installCharts(ctx context.Context) error {
 	return g.Wait()
 }
 
+// services returns when all nodes reach Services, if anybody knows.
+func (in *installer) services(ctx context.Context) error {
+	if in.cfg.Services == nil {
+		return nil
+	}
+	return in.cfg.Services(ctx)
+}
+
+// runInstall runs isthmusctl in all clusters at once, as soon as what it
+// installs can start.
+func (in *installer) runInstall(ctx context.Context) error {
+	if err := in.services(ctx); err != nil {
+		return err
+	}
+	o := Operator{in.cfg.Topology, in.cfg.Overlay, in.cfg.Clusters, in.cfg.Exec}
+	return in.each(func(ctx context.Context, c topology.Cluster, _ client.Client) error {
+		return o.Install(ctx, c.Name, nil)
+	})(ctx)
+}
+
 func (in *installer) installChart(ctx context.Context, c topology.Cluster, cl client.Client, services <-chan struct{}) error {
-	m, err := Render(in.cfg.ChartDir, Release, Namespace, in.values(c))
+	m, err := Render(in.cfg.ChartDir, Release, Namespace, Values(in.cfg.Topology, in.cfg.Overlay, c))
 	if err != nil {
 		return err
 	}
@@ -261,18 +290,18 @@ func missingCRDs(ctx context.Context, cl client.Client, crds []*unstructured.Uns
 	}), nil
 }
 
-// values are what an operator would pass to helm install.
-func (in *installer) values(c topology.Cluster) map[string]any {
+// Values are what an operator of a cluster would pass to helm install.
+func Values(t *topology.Topology, by networkingv1beta1.Overlay, c topology.Cluster) map[string]any {
 	implementation, netns := topology.ImplementationAuto, false
-	for _, p := range in.cfg.Topology.Peerings {
+	for _, p := range t.Peerings {
 		netns = netns || p.Gateways == topology.GatewaysNetNS
 		if (p.Server == c.Name || p.Client == c.Name) && p.Implementation != "" {
 			implementation = p.Implementation
 		}
 	}
-	overlay := string(in.cfg.Overlay)
-	if in.cfg.Topology.Overlay != "" {
-		overlay = in.cfg.Topology.Overlay
+	overlay := string(by)
+	if t.Overlay != "" {
+		overlay = t.Overlay
 	}
 	values := map[string]any{
 		"discovery": map[string]any{"config": map[string]any{"clusterID": c.Name}},

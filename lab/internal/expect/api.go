@@ -3,9 +3,11 @@ package expect
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -127,9 +129,55 @@ func (a *API) List(ctx context.Context, cluster, kind string) ([]unstructured.Un
 	}
 	l, err := r.List(ctx, metav1.ListOptions{})
 	if err != nil {
+		if NotServed(err) {
+			a.Forget(cluster)
+		}
 		return nil, err
 	}
 	return l.Items, nil
+}
+
+// NotServed tells whether an error says that a cluster has no such kind: it was
+// not defined when the kinds were learned, or is no longer.
+func NotServed(err error) bool { return meta.IsNoMatchError(err) || apierrors.IsNotFound(err) }
+
+// Everything returns all objects of a cluster of every kind that can be listed,
+// but those of the kinds that are left out.
+func (a *API) Everything(ctx context.Context, cluster string, leftOut func(gvk schema.GroupVersionKind) bool) ([]unstructured.Unstructured, error) {
+	c, err := a.cluster(ctx, cluster)
+	if err != nil {
+		return nil, err
+	}
+	// Kinds come and go: what was learned of them before does not count.
+	server, err := discovery.NewDiscoveryClientForConfig(c.config)
+	if err != nil {
+		return nil, err
+	}
+	lists, err := server.ServerPreferredResources()
+	if err != nil {
+		return nil, fmt.Errorf("cluster %s: kinds: %w", cluster, err)
+	}
+	var out []unstructured.Unstructured
+	for _, l := range lists {
+		gv, err := schema.ParseGroupVersion(l.GroupVersion)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range l.APIResources {
+			if !slices.Contains(r.Verbs, "list") || leftOut(gv.WithKind(r.Kind)) {
+				continue
+			}
+			all, err := c.dynamic.Resource(gv.WithResource(r.Name)).List(ctx, metav1.ListOptions{})
+			switch {
+			case apierrors.IsNotFound(err): // its definition has just gone
+			case err != nil:
+				return nil, fmt.Errorf("cluster %s: list %s: %w", cluster, r.Name, err)
+			default:
+				out = append(out, all.Items...)
+			}
+		}
+	}
+	return out, nil
 }
 
 // Find returns the object "kind/name" in a namespace; without one, the only

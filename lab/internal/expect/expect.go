@@ -61,6 +61,7 @@ func kinds() map[string]func() Expectation {
 		"flow":        func() Expectation { return &Flow{} },
 		"output":      func() Expectation { return &Output{} },
 		"gone":        func() Expectation { return &Gone{} },
+		"same":        func() Expectation { return &Same{} },
 	}
 }
 
@@ -123,8 +124,9 @@ func (*List) LabSchema() map[string]any {
 type Linter struct {
 	File     *yamlfile.File
 	Topology *topology.Topology
-	// Flows and Execs are the names that actions up to this step have given.
-	Flows, Execs map[string]bool
+	// Flows, Execs and Remembered are the names that actions up to this step
+	// have given.
+	Flows, Execs, Remembered map[string]bool
 	// Reached are the operands that an expectation up to here has reached,
 	// and Controlled whether there was one at all.
 	Reached    map[string]bool

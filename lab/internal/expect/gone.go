@@ -68,6 +68,9 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 			"validatingadmissionpolicies.admissionregistration.k8s.io", "namespaces")
 		for _, k := range kinds {
 			objects, err := api.List(ctx, c.Name, k)
+			if NotServed(err) {
+				continue // the appliance is not installed
+			}
 			if err != nil {
 				return nil, err
 			}
@@ -76,6 +79,19 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 			}
 		}
 	}
+	kernels, err := observeKernels(ctx, w, api, t)
+	if err != nil {
+		return nil, err
+	}
+	for _, line := range kernels {
+		out[line] = true
+	}
+	return out, nil
+}
+
+// observeKernels lists what somebody has put into the kernels of all hosts, each
+// line with its host, and with names for addresses that move.
+func observeKernels(ctx context.Context, w World, api *API, t *topology.Topology) ([]string, error) {
 	movable, err := movableAddresses(ctx, w, api, t)
 	if err != nil {
 		return nil, err
@@ -84,6 +100,7 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 	if err != nil {
 		return nil, err
 	}
+	var out []string
 	for _, h := range hosts {
 		// The controller touches no network, and is another pod where its node
 		// was taken away.
@@ -92,7 +109,7 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 		}
 		cluster, _, _ := strings.Cut(h.Host, "/")
 		for _, line := range h.Lines {
-			out[h.Host+": "+movable[cluster].name(line)] = true
+			out = append(out, h.Host+": "+movable[cluster].name(line))
 		}
 	}
 	return out, nil

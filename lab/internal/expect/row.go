@@ -57,6 +57,8 @@ type Row struct {
 	Probes  []Probe               // in the order they were sent
 	Flows   map[string]*FlowState // by name
 	Outputs map[string]Ran        // of exec actions by name; "" is the last
+	// Remembered is what clusters were like, by the name of the action.
+	Remembered map[string]Remembered
 	// LogMarks has the length of every log when the row began.
 	LogMarks map[string]int
 }

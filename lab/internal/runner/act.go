@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
@@ -89,6 +90,16 @@ func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, un
 		return nil, r.connect(ctx, a, undo)
 	case *scenario.Disconnect:
 		return nil, r.disconnect(ctx, a.In, a.Peer)
+	case *scenario.Install:
+		return r.operate(ctx, a.In, a.String(), undo, func(o deploy.Operator) error { return o.Install(ctx, a.In, a.Values) })
+	case *scenario.Upgrade:
+		return r.operate(ctx, a.In, a.String(), undo, func(o deploy.Operator) error { return o.Upgrade(ctx, a.In, a.Values) })
+	case *scenario.Uninstall:
+		return r.operate(ctx, a.In, a.String(), undo, func(o deploy.Operator) error { return o.Uninstall(ctx, a.In, a.Purge) })
+	case *scenario.Remember:
+		seen, err := expect.Remember(ctx, row, a.Of)
+		row.Remembered[a.Name] = seen
+		return nil, err
 	}
 	return nil, fmt.Errorf("no way to do %T", a)
 }

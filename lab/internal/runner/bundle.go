@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -110,6 +111,9 @@ func (r *Runner) writeObjects(ctx context.Context, dir string, t *topology.Topol
 		all := map[string]any{}
 		for _, kind := range dumped {
 			objects, err := r.api.List(ctx, c.Name, kind)
+			if expect.NotServed(err) {
+				continue // the appliance is not installed
+			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("objects of %s: %w", c.Name, err))
 				break // the other kinds would fail in the same way

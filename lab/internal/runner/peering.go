@@ -9,6 +9,7 @@ import (
 
 	netv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 )
 
@@ -34,6 +35,9 @@ func (r *Runner) disconnect(ctx context.Context, cluster, peer string) error {
 	namespace := deploy.TenantNamespace(peer)
 	for _, kind := range written {
 		m, err := r.api.MappingOf(ctx, cluster, netv1beta1.GroupVersion.WithKind(kind))
+		if expect.NotServed(err) {
+			continue // it went with the appliance
+		}
 		if err != nil {
 			return err
 		}

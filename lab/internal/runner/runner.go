@@ -44,6 +44,9 @@ type Runner struct {
 	// Connect applies the objects of a peering and waits until it is connected.
 	// Scenarios that connect one need it.
 	Connect func(ctx context.Context, p topology.Peering) error
+	// Operator is who administers the clusters. Scenarios that install the
+	// appliance, or remove it, need it.
+	Operator func(ctx context.Context) deploy.Operator
 	// Bundle, when set, writes the evidence for a row that failed and returns
 	// the directory.
 	Bundle func(ctx context.Context, row *report.Row) (string, error)
@@ -62,6 +65,8 @@ type Runner struct {
 	needsConvergence bool
 	// moved are the nodes that the present row has let join or leave.
 	moved map[string]bool
+	// operated are the clusters whose installation the present row has changed.
+	operated map[string]bool
 }
 
 func (r *Runner) setup() {
@@ -102,6 +107,8 @@ func (r *Runner) newRow(ctx context.Context, s *scenario.Scenario) (*expect.Row,
 		Started: time.Now(),
 		Flows:   map[string]*expect.FlowState{},
 		Outputs: map[string]expect.Ran{},
+
+		Remembered: map[string]expect.Remembered{},
 	}
 	logs, err := r.World.Logs(ctx)
 	if err != nil {

@@ -78,16 +78,11 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 		defer phase(out, "undone")()
 		err = errors.Join(err, undo.run(context.WithoutCancel(ctx)))
 	}()
-	broken := phase(out, "broken")
-	if sab.Plant != nil {
-		err = r.plant(ctx, row, sab.Plant, &undo)
-	} else {
-		err = r.withhold(ctx, sab, &undo)
+	if sab.Before == "" {
+		if err := r.sabotage(ctx, row, sab, &undo, out); err != nil {
+			return err
+		}
 	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", sab, err)
-	}
-	broken()
 	defer closeFlows(row)
 	// Not everything that is withheld is reported as applied before. Rows
 	// that only look can look again until what is broken shows.
@@ -97,10 +92,25 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 		if err := r.sabotagedSteps(ctx, s, row, steps, sab, &undo, out); err != nil {
 			return err
 		}
-		if redStep(out) == sab.Fails || acts(steps) || time.Now().After(deadline) {
+		if redStep(out) == sab.Fails || sab.Before != "" || acts(steps) || time.Now().After(deadline) {
 			return nil
 		}
 	}
+}
+
+// sabotage breaks what is to be broken.
+func (r *Runner) sabotage(ctx context.Context, row *expect.Row, sab scenario.Sabotage, undo *undoList, out *report.Row) error {
+	defer phase(out, "broken")()
+	var err error
+	if sab.Plant != nil {
+		err = r.plant(ctx, row, sab.Plant, undo)
+	} else {
+		err = r.withhold(ctx, sab, undo)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w", sab, err)
+	}
+	return nil
 }
 
 // showTime is how long what was withheld may take to show in rows that only
@@ -127,6 +137,11 @@ func (r *Runner) sabotagedSteps(ctx context.Context, s *scenario.Scenario, row *
 	for _, st := range steps {
 		if st.Name == sab.Fails {
 			st.Within = min(st.Within, sabotageWithin)
+		}
+		if st.Name == sab.Before {
+			if err := r.sabotage(ctx, row, sab, undo, out); err != nil {
+				return err
+			}
 		}
 		rs := r.step(ctx, s, row, st, undo)
 		out.Steps = append(out.Steps, rs.Step)

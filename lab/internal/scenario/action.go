@@ -21,7 +21,8 @@ import (
 
 // An Action is something that a step does: *Apply, *Delete, *Exec, *Kill,
 // *Stop, *Flow, *Rewrite, *NodeLeaves, *NodeJoins, *NodeReboots,
-// *NodeDrained, *GatewayMoves, *PodMoves, *Connect, *Disconnect or *Kubectl.
+// *NodeDrained, *GatewayMoves, *PodMoves, *Connect, *Disconnect, *Kubectl,
+// *Install, *Upgrade, *Uninstall or *Remember.
 type Action interface {
 	// Lint resolves names and reports what can't be meant.
 	Lint(l *expect.Linter)
@@ -99,6 +100,10 @@ func actions() map[string]func() Action {
 		"podMoves":     func() Action { return &PodMoves{} },
 		"connect":      func() Action { return &Connect{} },
 		"disconnect":   func() Action { return &Disconnect{} },
+		"install":      func() Action { return &Install{} },
+		"upgrade":      func() Action { return &Upgrade{} },
+		"uninstall":    func() Action { return &Uninstall{} },
+		"remember":     func() Action { return &Remember{} },
 	}
 }
 

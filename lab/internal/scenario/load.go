@@ -223,12 +223,18 @@ func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, s
 			l.Text(&in.Plant.Run)
 			l.Text(&in.Plant.Undo)
 		}
-		if in.Fails != "" && !slices.Contains(steps, in.Fails) {
+		for _, name := range []*string{&in.Before, &in.Fails} {
+			if *name == "" || slices.Contains(steps, *name) {
+				continue
+			}
 			hint := "the steps are: " + strings.Join(steps, "; ")
-			if c := yamlfile.Closest(in.Fails, steps); c != "" {
+			if c := yamlfile.Closest(*name, steps); c != "" {
 				hint = fmt.Sprintf("did you mean %q?", c)
 			}
-			f.Problem(f.At(&in.Fails), hint, "no step is called %q", in.Fails)
+			f.Problem(f.At(name), hint, "no step is called %q", *name)
+		}
+		if fails := slices.Index(steps, in.Fails); fails >= 0 && slices.Index(steps, in.Before) > fails {
+			f.Problem(f.At(&in.Before), "", "%q comes after the step that is to fail", in.Before)
 		}
 	}
 	if !any && len(s.sabot) > 0 {

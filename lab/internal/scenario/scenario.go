@@ -79,6 +79,7 @@ type Sabotage struct {
 	Namespace string // of the object; empty: the name is unique in the cluster
 	In        string // cluster of the object
 	Plant     *Plant // foreign state, instead
+	Before    string // step before which it is done; empty: the first one
 	Fails     string
 }
 
@@ -91,10 +92,14 @@ type Plant struct {
 
 // String names the sabotage.
 func (s Sabotage) String() string {
+	text := fmt.Sprintf("withhold %s in %s", s.Withhold, s.In)
 	if s.Plant != nil {
-		return fmt.Sprintf("plant on %s: %s", s.Plant.On, strings.Join(strings.Fields(s.Plant.Run), " "))
+		text = fmt.Sprintf("plant on %s: %s", s.Plant.On, strings.Join(strings.Fields(s.Plant.Run), " "))
 	}
-	return fmt.Sprintf("withhold %s in %s", s.Withhold, s.In)
+	if s.Before != "" {
+		text += fmt.Sprintf(", before %q", s.Before)
+	}
+	return text
 }
 
 // file is the shape of a scenario file. Steps and sabotage are read again for
@@ -130,6 +135,7 @@ type sabotageFile struct {
 	Namespace string    `lab:"namespace" doc:"of the object"`
 	In        string    `lab:"in" doc:"cluster of the object"`
 	Plant     *Plant    `lab:"plant" doc:"foreign kernel state"`
+	Before    string    `lab:"before" doc:"name of the step before which it is done; default: before the first"`
 	Fails     string    `lab:"fails,required" doc:"name of the step that must fail"`
 }
 
@@ -168,7 +174,7 @@ func (s *Scenario) BuildSabotage(r Row) []Sabotage {
 		if in.Plant != nil {
 			s.newLinter().Resolve(&in.Plant.On)
 		}
-		out = append(out, Sabotage{i, len(in.When) > 0, in.Withhold, in.Namespace, in.In, in.Plant, in.Fails})
+		out = append(out, Sabotage{i, len(in.When) > 0, in.Withhold, in.Namespace, in.In, in.Plant, in.Before, in.Fails})
 	}
 	return out
 }
@@ -181,6 +187,6 @@ func (s *Scenario) Place(p yamlfile.Pos) string {
 func (s *Scenario) newLinter() *expect.Linter {
 	return &expect.Linter{
 		File: s.file, Topology: s.Topology,
-		Flows: map[string]bool{}, Execs: map[string]bool{}, Reached: map[string]bool{},
+		Flows: map[string]bool{}, Execs: map[string]bool{}, Reached: map[string]bool{}, Remembered: map[string]bool{},
 	}
 }

@@ -200,3 +200,40 @@ func TestParseObjects(t *testing.T) {
 	_, err = scenario.ParseObjects("kind: Pod\nmetadata: {name: a}\n")
 	assert.Error(t, err, "object 1 needs apiVersion, kind and metadata.name")
 }
+
+const installation = `
+description: an installation
+topology: two-clusters-isthmusctl
+matrix: { level: [debug, warn] }
+steps:
+  - name: it is upgraded
+    do:
+      - remember: { name: before }
+      - upgrade:
+          in: milan
+          values: { logLevel: "{level}", metrics: { enabled: true }, ipam: { pools: [10.0.0.0/8] }, controllerManager: { replicas: 2 }, image: { version: ~ } }
+      - uninstall: { in: milan }
+  - name: it is as before
+    expect:
+      same: { as: before, of: kernels }
+sabotage:
+  - plant: { on: milan/control-plane, run: a  b, undo: c }
+    before: it is as before
+    fails: it is as before
+`
+
+// TestInstallation: values are any YAML, with the row's in it.
+func TestInstallation(t *testing.T) {
+	s, err := scenario.Parse("some.yaml", []byte(installation), topologies)
+	assert.NilError(t, err)
+	steps := s.Build(s.Rows[1])
+	upgrade := steps[0].Do[1].(*scenario.Upgrade)
+	assert.DeepEqual(t, map[string]any(upgrade.Values), map[string]any{
+		"logLevel": "warn", "metrics": map[string]any{"enabled": true}, "ipam": map[string]any{"pools": []any{"10.0.0.0/8"}},
+		"controllerManager": map[string]any{"replicas": uint64(2)}, "image": map[string]any{"version": nil},
+	})
+	assert.Equal(t, steps[0].Do[0].String(), "remember milan, rome as before")
+	assert.Equal(t, steps[0].Do[2].String(), "uninstall in milan")
+	assert.Equal(t, steps[1].Expect[0].String(), "kernels are as in before")
+	assert.Equal(t, s.BuildSabotage(s.Rows[0])[0].String(), `plant on milan/control-plane: a b, before "it is as before"`)
+}

@@ -42,6 +42,8 @@ type Config struct {
 	// CRDs is a directory of CustomResourceDefinitions, a file each, that
 	// every cluster has from its start. Optional.
 	CRDs string `json:"crds,omitempty"`
+	// Programs are needed in BinDir beside those that every lab needs. Optional.
+	Programs []string `json:"programs,omitempty"`
 	// KubernetesLess labs have no control planes and no kubelets: for tests
 	// of the world itself.
 	KubernetesLess bool `json:"kubernetesLess,omitempty"`
@@ -106,7 +108,7 @@ var cniBinaries = map[string][]string{
 }
 
 func (c *Config) binaries() []string {
-	var need []string
+	need := slices.Clone(c.Programs)
 	if !c.KubernetesLess {
 		need = append(need, "kubernetes", "kube-proxy", "isthmus", "lab", "probe", "cni/bridge", "cni/host-local", "cni/portmap")
 		for _, cl := range c.Spec.Clusters {

@@ -18,6 +18,7 @@ type file struct {
 	Outside  []outsideFile `lab:"outside,key=Name" doc:"hosts in no cluster"`
 	Pods     []podsFile    `lab:"pods,key=Cluster" doc:"pods that scenarios talk to and from, by cluster and name"`
 	Overlay  string        `lab:"overlay" enum:"auto" doc:"the chart's networking.overlay; default: as the run or the scenario says"`
+	Install  string        `lab:"install" enum:"chart|isthmusctl|none" doc:"how the appliance comes into the clusters: the objects of the chart, isthmusctl install as users run it, or scenarios do it; default chart"`
 }
 
 type clusterFile struct {
@@ -111,7 +112,9 @@ func load(f *yamlfile.File) (*Topology, error) {
 		File:    f.Path,
 		Drawing: f.Comment,
 		Overlay: in.Overlay,
+		Install: in.Install,
 	}
+	orString(&t.Install, InstallChart)
 	t.addClusters(f, in.Clusters)
 	t.addPeerings(f, in.Peerings)
 	for i := range in.Outside {
@@ -287,6 +290,9 @@ func (t *Topology) addPeerings(f *yamlfile.File, in []peeringFile) {
 		orString(&out.Implementation, ImplementationAuto)
 		orString(&out.Objects, ObjectsConfiguration)
 		orString(&out.Gateways, GatewaysPod)
+		if t.Install == InstallNone && !p.Absent {
+			f.Problem(f.At(p), "write absent: true, and let scenarios connect it", "there is nothing that could make the peering: install is none")
+		}
 		if out.Gateways == GatewaysNetNS && out.Objects == ObjectsTunnelEndpoint {
 			f.Problem(f.At(&p.Gateways), "leave it out", "a TunnelEndpoint does not say where its gateway is")
 		}

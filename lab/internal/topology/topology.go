@@ -20,7 +20,21 @@ type Topology struct {
 	// Overlay is OverlayAuto where the installation chooses; empty: the run
 	// says which.
 	Overlay string
+	// Install is how the appliance comes into the clusters; default
+	// InstallChart.
+	Install string
 }
+
+// How the appliance comes into the clusters.
+const (
+	// InstallChart applies what the chart renders to, beside the start of
+	// everything else. Helm has no release of it.
+	InstallChart = "chart"
+	// InstallCLI runs isthmusctl in every cluster, as an operator does.
+	InstallCLI = "isthmusctl"
+	// InstallNone leaves it to scenarios. The API has nothing of the appliance.
+	InstallNone = "none"
+)
 
 // OverlayAuto leaves it to the installation by which overlay nodes and gateways
 // are joined.

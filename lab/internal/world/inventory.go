@@ -1,7 +1,11 @@
 package world
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,11 +17,12 @@ import (
 )
 
 // An Inventory is what only somebody's doing changes in the kernel of a host:
-// links, addresses, rules, routes, nftables' tables and chains, one a line. It
-// has no counters, no ages, no caches and nothing that has a random name.
+// links and their settings, addresses, rules, routes, nftables' tables and
+// chains, one a line. It has no counters, no ages, no caches and nothing that
+// has a random name.
 //
-// It is read by netlink: the tools' output says more (HostState), and takes
-// many processes for each host.
+// It is read by netlink and from /proc/sys: the tools' output says more
+// (HostState), and takes many processes for each host.
 type Inventory struct {
 	Host  string   `json:"host"`
 	Lines []string `json:"lines"` // sorted
@@ -43,7 +48,7 @@ func inventoryOf(ns *Namespace) ([]string, error) {
 	}
 	defer h.Close()
 	i := inventory{handle: h, names: map[int]string{}}
-	for _, add := range []func() error{i.links, i.addresses, i.rules, i.routes, func() error { return i.chains(ns) }} {
+	for _, add := range []func() error{i.links, i.addresses, i.rules, i.routes, func() error { return i.chains(ns) }, func() error { return ns.Do(i.settings) }} {
 		if err := add(); err != nil {
 			return nil, err
 		}
@@ -76,6 +81,47 @@ func (i *inventory) links() error {
 		i.names[l.Attrs().Index] = name
 		if !IsPodLink(name) {
 			i.add("link %s", name)
+		}
+	}
+	return nil
+}
+
+// linkSettings are what is asked of links in /proc/sys/net/FAMILY/conf: what
+// appliances write, and what decides where packets go.
+var linkSettings = []struct {
+	family, dir string
+	keys        []string
+}{
+	{"IPv4", "/proc/sys/net/ipv4/conf", []string{"forwarding", "rp_filter", "promote_secondaries", "accept_local", "proxy_arp"}},
+	{"IPv6", "/proc/sys/net/ipv6/conf", []string{"forwarding", "proxy_ndp", "accept_ra"}},
+}
+
+// settings are those of all links, in the words of ip netconf; all and default
+// are among them, and all's forwarding is the host's. The calling thread is in
+// the namespace.
+func (i *inventory) settings() error {
+	names := []string{"all", "default"}
+	for _, name := range i.names {
+		if !isPodLink(name) {
+			names = append(names, name)
+		}
+	}
+	for _, of := range linkSettings {
+		for _, name := range names {
+			var values []string
+			for _, key := range of.keys {
+				text, err := os.ReadFile(filepath.Join(of.dir, name, key))
+				if errors.Is(err, fs.ErrNotExist) { // without that family, or gone since
+					continue
+				}
+				if err != nil {
+					return fmt.Errorf("settings: %w", err)
+				}
+				values = append(values, key, strings.TrimSpace(string(text)))
+			}
+			if len(values) > 0 {
+				i.add("%s netconf dev %s %s", of.family, name, strings.Join(values, " "))
+			}
 		}
 	}
 	return nil

@@ -46,6 +46,10 @@ func TestInventory(t *testing.T) {
 		{"ip rule add pref 70 iif one fwmark 3/7 to 198.51.100.0/24 lookup 77", "ip rule del pref 70",
 			"IPv4 rule 70: from <nil> to 198.51.100.0/24 iif one fwmark 0x3/0x7 table 77"},
 		{"ip -6 rule add pref 71 from 2001:db8::/32 lookup 78", "ip -6 rule del pref 71", "IPv6 rule 71: from 2001:db8::/32 to <nil> table 78"},
+		{"echo 1 >/proc/sys/net/ipv4/conf/one/accept_local", "echo 0 >/proc/sys/net/ipv4/conf/one/accept_local",
+			"IPv4 netconf dev one forwarding 0 rp_filter 0 promote_secondaries 0 accept_local 1 proxy_arp 0"},
+		{"ip link add two type bridge; echo 1 >/proc/sys/net/ipv6/conf/two/forwarding", "ip link del two",
+			"IPv6 netconf dev two forwarding 1 proxy_ndp 0 accept_ra 1"},
 		{"nft add table inet mine; nft add chain inet mine out", "nft delete table inet mine", "chain inet mine out"},
 		{"ip link add veth0 type veth peer name veth1; ip address add 192.0.2.8/32 dev one", "ip link del veth0; ip address del 192.0.2.8/32 dev one", "address 192.0.2.8/32 dev one"},
 	} {

@@ -1,0 +1,105 @@
+package deploy
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"gotest.tools/v3/assert"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
+
+	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+func parse(t *testing.T, text string) map[string]any {
+	t.Helper()
+	var out map[string]any
+	assert.NilError(t, yaml.Unmarshal([]byte(text), &out))
+	return out
+}
+
+// TestRestoring: an upgrade with these values gives an installation the values
+// that it had.
+func TestRestoring(t *testing.T) {
+	for _, tc := range []struct{ name, was, now, want string }{
+		{"nothing has changed", "{a: 1, b: {c: 2}}", "{a: 1, b: {c: 2}}", "{a: 1, b: {c: 2}}"},
+		{"another value", "{a: 1, b: {c: 2}}", "{a: 3, b: {c: 2}}", "{a: 1, b: {c: 2}}"},
+		{"one that was not given", "{a: 1}", "{a: 1, logLevel: debug}", "{a: 1, logLevel: null}"},
+		{"one inside", "{b: {c: 2}}", "{b: {c: 2, d: {e: 3}}}", "{b: {c: 2, d: null}}"},
+		{"one that is gone", "{a: 1, b: {c: 2}}", "{b: {}}", "{a: 1, b: {c: 2}}"},
+		{"nothing was given", "{}", "{a: 1}", "{a: null}"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := restoring(parse(t, tc.now), parse(t, tc.was))
+			assert.DeepEqual(t, got, parse(t, tc.want))
+			assert.DeepEqual(t, mergeValues(parse(t, tc.now), got), parse(t, tc.was))
+		})
+	}
+}
+
+// TestOperator: what it runs, where, and what it says of a command that failed.
+func TestOperator(t *testing.T) {
+	var ran []world.ExecRequest
+	code := 0
+	o := Operator{
+		Topology: &topology.Topology{Name: "small", Clusters: []topology.Cluster{{
+			Name: "milan", PodCIDR: netip.MustParsePrefix("10.0.0.0/16"), ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"),
+			ExternalCIDR: netip.MustParsePrefix("10.70.0.0/16"), InternalCIDR: netip.MustParsePrefix("10.80.0.0/16"),
+		}}},
+		Overlay: networkingv1beta1.OverlayVXLAN,
+		Exec: func(_ context.Context, req world.ExecRequest) (world.ExecResult, error) {
+			ran = append(ran, req)
+			return world.ExecResult{Code: code, Stderr: []byte("isthmusctl: no\n")}, nil
+		},
+	}
+	assert.NilError(t, o.Install(t.Context(), "milan", parse(t, "{logLevel: debug, networking: {overlay: geneve}}")))
+	assert.NilError(t, o.Uninstall(t.Context(), "milan", false))
+	code = 1
+	err := o.Uninstall(t.Context(), "milan", true)
+	var failed *CommandError
+	assert.Assert(t, errors.As(err, &failed))
+	assert.Error(t, err, "isthmusctl uninstall --purge: exit code 1: isthmusctl: no")
+	assert.ErrorContains(t, o.Install(t.Context(), "rome", nil), "topology small has no cluster rome")
+
+	var commands []string
+	for _, r := range ran {
+		commands = append(commands, r.Target+": "+strings.Join(r.Argv, " "))
+	}
+	assert.DeepEqual(t, commands, []string{
+		"milan/control-plane: isthmusctl install --values -",
+		"milan/control-plane: isthmusctl uninstall",
+		"milan/control-plane: isthmusctl uninstall --purge",
+	})
+	values := parse(t, string(ran[0].Stdin))
+	assert.Equal(t, values["logLevel"], "debug")
+	assert.Equal(t, values["networking"].(map[string]any)["overlay"], "geneve")
+	assert.DeepEqual(t, values["discovery"], map[string]any{"config": map[string]any{"clusterID": "milan"}})
+}
+
+// TestDiffers: a gateway is that of its template when image and arguments are,
+// those aside that the controller fills in.
+func TestDiffers(t *testing.T) {
+	template := newUnstructured(networkingAPI, "WgGatewayServerTemplate")
+	template.Object["spec"] = parse(t, `{template: {spec: {deployment: {spec: {template: {spec: {containers: [
+	  {name: gateway, image: "isthmus:dev", args: [gateway, --mode=server, "--mtu={{ .Spec.MTU }}", --log-level=debug]}]}}}}}}}`)
+	for _, tc := range []struct {
+		name, image string
+		args        []string
+		want        string
+	}{
+		{"gateway", "isthmus:dev", []string{"gateway", "--mode=server", "--mtu=1400", "--log-level=debug"}, ""},
+		{"gateway", "isthmus:old", []string{"gateway", "--mode=server", "--mtu=1400", "--log-level=debug"}, "runs isthmus:old, not isthmus:dev"},
+		{"gateway", "isthmus:dev", []string{"gateway", "--mode=server", "--mtu=1400", "--log-level=info"}, "lacks the argument --log-level=debug"},
+		{"other", "isthmus:dev", nil, "has no container gateway"},
+	} {
+		d := &appsv1.Deployment{}
+		d.Spec.Template.Spec.Containers = []corev1.Container{{Name: tc.name, Image: tc.image, Args: tc.args}}
+		assert.Equal(t, differs(template, d), tc.want)
+	}
+}
