@@ -120,6 +120,8 @@ func TestRefuse(t *testing.T) {
 		{"a ClusterIP from outside", cluster(", routedServices: true") + "peerings: [{ server: milan, client: rome, service: ClusterIP }]",
 			[]string{"clusters.milan.routedServices", "peerings.milan-rome.service"}},
 		{"gateways in namespaces of nodes", cluster("") + "peerings: [{ server: milan, client: rome, gateways: netns }]", []string{"peerings.milan-rome.gateways"}},
+		{"installed by isthmusctl", "install: isthmusctl\n" + cluster(""), []string{"install"}},
+		{"installed by scenarios", "install: none\n" + cluster(""), []string{"install"}},
 		{"a host behind a router", cluster("") + "outside: { db: { address: 192.168.40.10, via: milan } }", []string{"outside.db.via"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -11,6 +11,9 @@ import (
 // nil. Nothing has been made then.
 func Refuse(t *topology.Topology) error {
 	r := &Refused{Topology: t.Name}
+	if t.Install == topology.InstallCLI || t.Install == topology.InstallNone {
+		r.add("install", "nothing runs isthmusctl beside the API servers of kind")
+	}
 	for i, c := range t.Clusters {
 		r.cluster(c, topology.DefaultNodeCIDR(i) == c.NodeCIDR)
 	}

@@ -203,7 +203,7 @@ func TestParseObjects(t *testing.T) {
 
 const installation = `
 description: an installation
-topology: two-clusters-isthmusctl
+topology: two-real-clusters
 matrix: { level: [debug, warn] }
 steps:
   - name: it is upgraded

@@ -102,7 +102,7 @@ var linkSettings = []struct {
 func (i *inventory) settings() error {
 	names := []string{"all", "default"}
 	for _, name := range i.names {
-		if !isPodLink(name) {
+		if !IsPodLink(name) {
 			names = append(names, name)
 		}
 	}
