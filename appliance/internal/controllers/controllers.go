@@ -120,6 +120,7 @@ func Run(ctx context.Context, cfg Config) error {
 		if err != nil {
 			return fmt.Errorf("lease: %w", err)
 		}
+		lock = releasingLock{lock}
 	}
 	newInformer, err := kube.NewInformer(cfg.REST, cfg.Logger)
 	if err != nil {

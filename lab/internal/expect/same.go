@@ -127,6 +127,9 @@ func madeWithOthers(o unstructured.Unstructured) bool {
 		return o.GetName() == "kube-root-ca.crt"
 	case "ServiceAccount":
 		return o.GetName() == "default"
+	case "Lease":
+		// A kubelet makes its own some time after its Node.
+		return o.GetNamespace() == "kube-node-lease"
 	case "EndpointSlice":
 		return o.GetNamespace() == "default" && strings.HasPrefix(o.GetName(), "kubernetes")
 	}
