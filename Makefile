@@ -128,11 +128,11 @@ bin/flanneld: lab/flannel/go.mod
 CONTAINERD := v2.4.2
 
 .PHONY: nodes
-nodes: bin/containerd node-images ## containerd and the images that the lab's nodes with a real kubelet run
+nodes: bin/.containerd-$(CONTAINERD) node-images ## containerd and the images that the lab's nodes with a real kubelet run
 
-bin/containerd:
+bin/.containerd-$(CONTAINERD):
 	$(call timed,containerd $(CONTAINERD),GOBIN=$(CURDIR)/bin $(GO) install -trimpath -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=$(CONTAINERD)' \
-		$(foreach p,containerd-shim-runc-v2 ctr containerd,github.com/containerd/containerd/v2/cmd/$p@$(CONTAINERD)))
+		$(foreach p,containerd-shim-runc-v2 ctr containerd,github.com/containerd/containerd/v2/cmd/$p@$(CONTAINERD)) && touch $@)
 
 ARCH := $(shell $(GO) env GOARCH)
 

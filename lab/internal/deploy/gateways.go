@@ -75,7 +75,10 @@ func gatewayIsOld(ctx context.Context, cl client.Client, g *unstructured.Unstruc
 // differs says what of a gateway's containers is not as in its template: the
 // image and the arguments. What the controller fills in is not compared.
 func differs(template *unstructured.Unstructured, d *appsv1.Deployment) string {
-	containers, _, _ := unstructured.NestedSlice(template.Object, "spec", "template", "spec", "deployment", "spec", "template", "spec", "containers")
+	containers, found, err := unstructured.NestedSlice(template.Object, "spec", "template", "spec", "deployment", "spec", "template", "spec", "containers")
+	if !found || err != nil || len(containers) == 0 {
+		return "can't be compared: its template has no containers"
+	}
 	for _, c := range containers {
 		want, _ := c.(map[string]any)
 		name, image := want["name"], want["image"]

@@ -68,8 +68,8 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 			"validatingadmissionpolicies.admissionregistration.k8s.io", "namespaces")
 		for _, k := range kinds {
 			objects, err := api.List(ctx, c.Name, k)
-			if NotServed(err) {
-				continue // the appliance is not installed
+			if NotServed(err) && t.Install == topology.InstallNone {
+				continue // at present the appliance is not installed
 			}
 			if err != nil {
 				return nil, err

@@ -55,25 +55,34 @@ func (c cgroup) make() error {
 		return err
 	}
 	for _, h := range all {
-		at := h
-		for part := range strings.SplitSeq(string(c), "/") {
-			if err := delegate(at); err != nil {
-				return err
-			}
-			parent := at
-			at = filepath.Join(at, part)
-			if err := os.Mkdir(at, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-				return fmt.Errorf("cgroup: %w", err)
-			}
-			if err := inheritCPUs(parent, at); err != nil {
-				return err
-			}
+		err := c.makeIn(h)
+		// Another lab may just have removed what is above, empty as it was.
+		for again := 0; errors.Is(err, fs.ErrNotExist) && again < 10; again++ {
+			err = c.makeIn(h)
 		}
-		if err := delegate(at); err != nil {
+		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+func (c cgroup) makeIn(hierarchy string) error {
+	at := hierarchy
+	for part := range strings.SplitSeq(string(c), "/") {
+		if err := delegate(at); err != nil {
+			return err
+		}
+		parent := at
+		at = filepath.Join(at, part)
+		if err := os.Mkdir(at, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("cgroup: %w", err)
+		}
+		if err := inheritCPUs(parent, at); err != nil {
+			return err
+		}
+	}
+	return delegate(at)
 }
 
 // delegate gives the children of a cgroup of version 2 all controllers that it

@@ -10,7 +10,8 @@ import (
 )
 
 // Check says what this machine lacks for nodes with containerd, whose programs
-// are in binDir and images in imageDir. It leaves nothing behind.
+// are in binDir and images in imageDir. It may load the module overlay, and lets
+// the children of the first cgroup have its controllers (version 2).
 func Check(binDir, imageDir string) error {
 	var errs []error
 	for _, name := range Programs() {
@@ -32,7 +33,7 @@ func Check(binDir, imageDir string) error {
 			errs = append(errs, errors.New("the kernel has no overlayfs"))
 		}
 	}
-	probe := cgroup("isthmus-lab-probe")
+	probe := cgroup(fmt.Sprintf("isthmus-lab-probe-%d", os.Getpid()))
 	if err := errors.Join(probe.make(), probe.remove()); err != nil {
 		errs = append(errs, err)
 	}

@@ -23,7 +23,6 @@ import (
 	"io"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -75,8 +74,8 @@ type node struct {
 }
 
 // RunNode boots a node and runs it until ctx ends; then its power is cut. The
-// Node object stays. An error means that it could not be started; what ends
-// later is started again.
+// Node object stays. An error means that it could not be started, or that its
+// first process has ended; daemons that end are started again.
 func RunNode(ctx context.Context, cfg Config) error {
 	if err := cfg.Complete(); err != nil {
 		return err
@@ -107,14 +106,14 @@ func (n *node) run(ctx context.Context) error {
 	}
 	defer n.idle()
 	cg := cgroup(n.cfg.Cgroup)
-	if err := cg.make(); err != nil {
-		return err
-	}
 	defer func() {
 		if err := cg.remove(); err != nil {
 			n.log.Warn("remove the node's cgroup", "err", err)
 		}
 	}()
+	if err := cg.make(); err != nil {
+		return err
+	}
 	if err := pods.SetNodeSysctls(n.cfg.NetNS); err != nil {
 		return err
 	}
@@ -216,6 +215,7 @@ func (n *node) output(ctx context.Context, name string, args ...string) (string,
 	cmd := n.command(ctx, name, args...)
 	var out strings.Builder
 	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.WaitDelay = time.Second // what nsenter has started may live on with the pipe
 	err := netns.Do(n.cfg.NetNS, cmd.Start)
 	if err == nil {
 		err = cmd.Wait()
@@ -278,20 +278,15 @@ func (n *node) clientset() (kubernetes.Interface, func(), error) {
 	return set, client.CloseIdleConnections, err
 }
 
-// podCIDR waits until the node is registered and has been given its range.
-func (n *node) podCIDR(ctx context.Context) (netip.Prefix, error) {
-	var out netip.Prefix
-	err := n.wait(ctx, "the Node object to have a podCIDR", func(ctx context.Context) error {
+// waitPodCIDR waits until the node is registered and has been given its range.
+func (n *node) waitPodCIDR(ctx context.Context) error {
+	return n.wait(ctx, "the Node object to have a podCIDR", func(ctx context.Context) error {
 		nd, err := n.client.CoreV1().Nodes().Get(ctx, n.cfg.Name, metav1.GetOptions{})
-		if err != nil {
-			return err
+		if err == nil && nd.Spec.PodCIDR == "" {
+			err = errors.New("it has none")
 		}
-		if out, err = netip.ParsePrefix(nd.Spec.PodCIDR); err != nil {
-			return errors.New("it has none")
-		}
-		return nil
+		return err
 	})
-	return out, err
 }
 
 // wait calls done until it succeeds or ctx ends.

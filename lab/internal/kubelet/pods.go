@@ -97,6 +97,7 @@ func (w *watcher) follow(ctx context.Context) error {
 		return err
 	}
 	for {
+		// What could not be looked at is looked at again.
 		if err := w.refresh(ctx); err != nil {
 			return err
 		}
@@ -134,14 +135,14 @@ func (w *watcher) refresh(ctx context.Context) error {
 			w.drop(id)
 		}
 	}
+	var errs []error
 	for _, s := range sandboxes.Items {
 		if w.pods[s.Id] != nil {
 			continue
 		}
 		e, err := w.open(ctx, s)
-		if err != nil {
-			// It may end while we look. What lasts is looked at again.
-			w.node.log.Debug("pod", "name", s.Metadata.Namespace+"/"+s.Metadata.Name, "err", err)
+		if err != nil { // it may have ended since
+			errs = append(errs, fmt.Errorf("pod %s/%s: %w", s.Metadata.Namespace, s.Metadata.Name, err))
 			continue
 		}
 		w.pods[s.Id] = e
@@ -157,9 +158,9 @@ func (w *watcher) refresh(ctx context.Context) error {
 		}
 	}
 	for _, e := range w.pods {
-		w.setContainers(ctx, e, running[e])
+		errs = append(errs, w.setContainers(ctx, e, running[e]))
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // drop forgets a pod. The caller holds the mutex.
@@ -223,7 +224,8 @@ func pidOf(info map[string]string) (int, error) {
 
 // setContainers records which containers of a pod run. The caller holds the
 // mutex.
-func (w *watcher) setContainers(ctx context.Context, e *entry, running map[string]string) {
+func (w *watcher) setContainers(ctx context.Context, e *entry, running map[string]string) error {
+	var errs []error
 	for name, id := range e.containers {
 		if running[name] != id {
 			w.node.cfg.Registry.SetContainer(e.pod, name, 0)
@@ -235,22 +237,28 @@ func (w *watcher) setContainers(ctx context.Context, e *entry, running map[strin
 			known[name] = id
 			continue
 		}
-		r, err := w.cri.runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
-		if err != nil {
-			continue // it has ended
-		}
-		pid, err := pidOf(r.Info)
-		if err == nil {
-			pid, err = w.node.ourPID(pid)
-		}
-		if err != nil {
-			w.node.log.Debug("container", "pod", e.pod.Namespace+"/"+e.pod.Name, "name", name, "err", err)
+		pid, err := w.pidOfContainer(ctx, id)
+		if err != nil { // it may have ended since
+			errs = append(errs, fmt.Errorf("container %s of pod %s/%s: %w", name, e.pod.Namespace, e.pod.Name, err))
 			continue
 		}
 		w.node.cfg.Registry.SetContainer(e.pod, name, pid)
 		known[name] = id
 	}
 	e.containers = known
+	return errors.Join(errs...)
+}
+
+func (w *watcher) pidOfContainer(ctx context.Context, id string) (int, error) {
+	r, err := w.cri.runtime.ContainerStatus(ctx, &runtimeapi.ContainerStatusRequest{ContainerId: id, Verbose: true})
+	if err != nil {
+		return 0, err
+	}
+	pid, err := pidOf(r.Info)
+	if err != nil {
+		return 0, err
+	}
+	return w.node.ourPID(pid)
 }
 
 // ourPID finds the process of the node that has an ID there in our own count

@@ -164,7 +164,7 @@ func (n *node) start(ctx context.Context) error {
 // startNetwork starts what the Node object has to be there for: flanneld, whose
 // subnet makes the node ready, and kube-proxy.
 func (n *node) startNetwork(ctx context.Context) error {
-	if _, err := n.podCIDR(ctx); err != nil {
+	if err := n.waitPodCIDR(ctx); err != nil {
 		return err
 	}
 	n.keep(ctx, "flanneld", []string{"NODE_NAME=" + n.cfg.Name}, "flanneld", "--kube-subnet-mgr", "--kubeconfig-file="+configDir+"/flannel.kubeconfig",
@@ -173,7 +173,8 @@ func (n *node) startNetwork(ctx context.Context) error {
 		n.keep(ctx, "kube-proxy", nil, "kube-proxy", n.cfg.KubeProxyFlags(configDir+"/kube-proxy.kubeconfig")...)
 	}
 	// Without its subnet the plug-in fails, and pods are tried again later and
-	// later.
+	// later. A node that has booted once has the file, and its kubelet waits for
+	// nobody.
 	if err := n.wait(ctx, "flanneld to write "+subnetFile, func(context.Context) error {
 		_, err := os.Stat(n.path(subnetFile))
 		if errors.Is(err, fs.ErrNotExist) {

@@ -195,7 +195,8 @@ func (p Pod) clone() Pod {
 }
 
 // Add makes a pod known, with what runs commands in its containers, and tells
-// the watchers. Its network is there, and nothing runs in it yet.
+// the watchers. Its network is there; nothing runs in it yet where the caller
+// runs it.
 func (r *Registry) Add(p Pod, exec func(context.Context, ExecRequest) (int, error)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -111,8 +111,8 @@ func (r *Runner) writeObjects(ctx context.Context, dir string, t *topology.Topol
 		all := map[string]any{}
 		for _, kind := range dumped {
 			objects, err := r.api.List(ctx, c.Name, kind)
-			if expect.NotServed(err) {
-				continue // the appliance is not installed
+			if expect.NotServed(err) && t.Install == topology.InstallNone {
+				continue // at present the appliance is not installed
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("objects of %s: %w", c.Name, err))

@@ -111,13 +111,18 @@ func (l *lab) rebootNode(ctx context.Context, a *agent, c *cluster, node string)
 		return err
 	}
 	req := world.NodeRequest{Cluster: c.spec.Name, Node: node}
-	if err := a.client.LeaveHost(ctx, req); err != nil {
+	// Who asked may lose patience, but not between the two: nobody would switch
+	// it on again.
+	whole := context.WithoutCancel(ctx)
+	if err := a.client.LeaveHost(whole, req); err != nil {
 		return err
 	}
+	l.setPresent(c, node, false)
 	req.Credentials = &cred
-	if err := a.client.JoinHost(ctx, req); err != nil {
+	if err := a.client.JoinHost(whole, req); err != nil {
 		return err
 	}
+	l.setPresent(c, node, true)
 	return poll(ctx, nodesTimeout, 100*time.Millisecond, func(ctx context.Context) (string, error) {
 		now, err := nodes.Get(ctx, node, metav1.GetOptions{})
 		if err != nil {
