@@ -12,9 +12,15 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// probe asks this machine for what the worlds need.
-func probe(ctx context.Context, p place) []world.Probe {
-	return append(world.Doctor(ctx, p.bin()), kind.Doctor(ctx, p.bin())...)
+// probe asks this machine for what a world needs, as --world names it. Container
+// engines, each of which may take 10 s to answer, are asked for the world kind
+// only, which is never taken by itself.
+func probe(ctx context.Context, p place, worldName string) []world.Probe {
+	probes := world.Doctor(ctx, p.bin())
+	if worldName == kind.World {
+		probes = append(probes, kind.Doctor(ctx, p.bin())...)
+	}
+	return probes
 }
 
 func newDoctorCommand(a *app, root *string) *cobra.Command {
@@ -29,7 +35,7 @@ func newDoctorCommand(a *app, root *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			probes := probe(cmd.Context(), p)
+			probes := probe(cmd.Context(), p, kind.World) // whose probes come on top of all others
 			if asJSON {
 				return writeJSON(a.stdout, probes)
 			}

@@ -62,16 +62,51 @@ func TestRunWithoutEngine(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv("CI", "")
 	t.Setenv("KIND_EXPERIMENTAL_PROVIDER", "")
-	root := t.TempDir() // for results
-	for _, dir := range []string{"topologies", "scenarios"} {
-		from, err := filepath.Abs("../../../" + dir)
-		assert.NilError(t, err)
-		assert.NilError(t, os.Symlink(from, filepath.Join(root, dir)))
-	}
+	root := emptyRoot(t)
 	code, stdout, stderr := lab(t, "--root", root, "run", "--world", "kind", "daemon-restart/vxlan", "--fresh")
 	assert.Equal(t, code, 4, stdout+stderr)
 	assert.Check(t, is.Contains(stdout, "none of docker, nerdctl, finch, podman is installed (install Docker, Podman or nerdctl"))
 	code, _, stderr = lab(t, "up", "two-clusters", "--world", "kind")
 	assert.Equal(t, code, 3)
 	assert.Check(t, strings.HasPrefix(stderr, "lab: the kind world can't run here: container engine: none of docker"), stderr)
+}
+
+// TestAsksEngines: an engine that does not answer keeps nobody waiting who asks
+// for another world.
+func TestAsksEngines(t *testing.T) {
+	bin, root := t.TempDir(), emptyRoot(t)
+	asked := filepath.Join(bin, "asked")
+	assert.NilError(t, os.WriteFile(filepath.Join(bin, "docker"), []byte("#!/bin/sh\n: >"+asked+"\nexit 1\n"), 0o755))
+	t.Setenv("PATH", bin)
+	t.Setenv("KIND_EXPERIMENTAL_PROVIDER", "")
+	for _, tt := range []struct {
+		args []string
+		want bool
+	}{
+		{[]string{"up", "two-clusters"}, false},
+		{[]string{"up", "two-clusters", "--world", "native"}, false},
+		{[]string{"up", "two-clusters", "--world", "kind"}, true},
+		{[]string{"run", "daemon-restart/vxlan"}, false},
+		{[]string{"run", "daemon-restart/vxlan", "--world", "vm"}, false},
+		{[]string{"run", "daemon-restart/vxlan", "--world", "kind"}, true},
+		{[]string{"doctor"}, true},
+	} {
+		code, stdout, stderr := lab(t, append([]string{"--root", root}, tt.args...)...)
+		assert.Check(t, code == 3 || code == 4, "%q: nothing can run here: %d: %s%s", tt.args, code, stdout, stderr)
+		_, err := os.Stat(asked)
+		assert.Equal(t, err == nil, tt.want, "%q: %v", tt.args, err)
+		assert.NilError(t, os.RemoveAll(asked))
+	}
+}
+
+// emptyRoot is a repository in which nothing was built.
+func emptyRoot(t *testing.T) string {
+	t.Helper()
+	root := t.TempDir()
+	for _, dir := range []string{"topologies", "scenarios"} {
+		from, err := filepath.Abs("../../../" + dir)
+		assert.NilError(t, err)
+		assert.NilError(t, os.Symlink(from, filepath.Join(root, dir)))
+	}
+	return root
 }

@@ -143,7 +143,7 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 	if o.fresh {
 		up = nil
 	}
-	chooser, err := newChooser(o.world, o.overlay, probe(ctx, p), up)
+	chooser, err := newChooser(o.world, o.overlay, probe(ctx, p, o.world), up)
 	if err != nil {
 		return err
 	}
