@@ -237,10 +237,13 @@ func (s sizes) Next() *remotecommand.TerminalSize {
 
 // killScript kills the processes of the containers of the pod that its arguments
 // name with SIGKILL; the third argument is a container, or nothing for all.
+// Where none runs nothing is killed, which is an error.
 const killScript = `set -e
 pod=$(crictl pods --quiet --state ready --namespace "$1" --name "^$2\$")
 [ -n "$pod" ] || { echo "containerd runs no pod $1/$2" >&2; exit 1; }
-for id in $(crictl ps --quiet --pod "$pod" ${3:+--name "^$3\$"}); do
+ids=$(crictl ps --quiet --pod "$pod" ${3:+--name "^$3\$"})
+[ -n "$ids" ] || { echo "pod $1/$2 has no running container${3:+ $3}" >&2; exit 1; }
+for id in $ids; do
 	kill -KILL "$(crictl inspect "$id" | jq .info.pid)"
 done`
 

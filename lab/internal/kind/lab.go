@@ -59,8 +59,8 @@ type record struct {
 	Name     string          `json:"name"`
 	Engine   string          `json:"engine"`
 	Started  time.Time       `json:"started"`
-	Ready    bool            `json:"ready"` // everything of it has been made
-	Clusters []clusterRecord `json:"clusters"`
+	Ready    bool            `json:"ready"`    // everything of it has been made
+	Clusters []clusterRecord `json:"clusters"` // those that the lab has begun to make
 	// Spec is what a plan of the topology says, with the addresses that the
 	// engine gave the nodes.
 	Spec world.Spec `json:"spec"`
@@ -81,7 +81,8 @@ func (l *Lab) kubeconfig(cluster string) string {
 
 // Create makes the clusters of a topology, with the images of the appliance and
 // of the probe in them, and returns when all nodes are ready. A lab that fails
-// on its way is taken down.
+// on its way is taken down. Where the engine has a cluster of the lab's names
+// already, nothing is made, and nothing of what is there is touched.
 func Create(ctx context.Context, s Spec) (*Lab, error) {
 	if err := Refuse(s.Topology); err != nil {
 		return nil, err
@@ -97,8 +98,12 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	}
 	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
 	l.ephemeral = s.Ephemeral
+	var names []string
 	for _, c := range s.Topology.Clusters {
-		l.record.Clusters = append(l.record.Clusters, clusterRecord{Name: c.Name, Kind: ClusterName(s.Name, c.Name), Containers: map[string]string{}})
+		names = append(names, ClusterName(s.Name, c.Name))
+	}
+	if err := l.refuseExisting(names...); err != nil {
+		return nil, err
 	}
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
 		return nil, err
@@ -127,6 +132,9 @@ func (l *Lab) create(ctx context.Context, s Spec) error {
 			return err
 		}
 		cfg := Config(s.Name, c)
+		if err := l.begin(c.Name, cfg.Name); err != nil {
+			return fmt.Errorf("cluster %s: %w", c.Name, err)
+		}
 		start := time.Now()
 		err := l.provider.Create(cfg.Name, cluster.CreateWithV1Alpha4Config(cfg), cluster.CreateWithKubeconfigPath(l.kubeconfig(c.Name)))
 		if err != nil {
@@ -142,6 +150,42 @@ func (l *Lab) create(ctx context.Context, s Spec) error {
 	l.record.Spec.Outside = nil // see LeftOut
 	l.record.Ready = true
 	return l.save()
+}
+
+// begin enters a cluster in the record: from then on the lab deletes what the
+// engine has of that name. Somebody else may have made one while the clusters
+// before it were made.
+func (l *Lab) begin(name, kindName string) error {
+	if err := l.refuseExisting(kindName); err != nil {
+		return err
+	}
+	l.record.Clusters = append(l.record.Clusters, clusterRecord{Name: name, Kind: kindName, Containers: map[string]string{}})
+	return l.save()
+}
+
+// refuseExisting is an error when the engine has clusters of these names: those
+// of another user's lab of the same name, or of one whose run directory is lost.
+func (l *Lab) refuseExisting(names ...string) error {
+	all, err := l.provider.List()
+	if err != nil {
+		return fmt.Errorf("clusters that %s has: %w", l.record.Engine, err)
+	}
+	var there, remove []string
+	for _, name := range names {
+		if slices.Contains(all, name) {
+			there = append(there, name)
+			remove = append(remove, "kind delete cluster --name "+name)
+		}
+	}
+	if len(there) == 0 {
+		return nil
+	}
+	with := ""
+	if l.record.Engine != "docker" { // which kind takes by itself
+		with = fmt.Sprintf(" with %s=%s", engineVariable, l.record.Engine)
+	}
+	return fmt.Errorf("%s has %s of a lab %s already, which is not this one: its owner takes it down with lab down %[3]s; when nobody has it any more, run%s: %s",
+		l.record.Engine, strings.Join(there, " and "), l.record.Name, with, strings.Join(remove, " && "))
 }
 
 func (s Spec) say(message string, start time.Time) {

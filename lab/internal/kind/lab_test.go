@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,6 +23,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/util/retry"
+	"sigs.k8s.io/kind/pkg/log"
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
@@ -68,6 +70,26 @@ func (e engine) file(t *testing.T, container, path string) string {
 	b, err := os.ReadFile(filepath.Join(e.dir, container, path))
 	assert.NilError(t, err)
 	return string(b)
+}
+
+// foreign makes a cluster of kind that is no lab's.
+func (e engine) foreign(t *testing.T, cluster string) {
+	t.Helper()
+	dir := filepath.Join(e.dir, cluster+"-control-plane")
+	assert.NilError(t, os.Mkdir(dir, 0o755))
+	assert.NilError(t, os.WriteFile(filepath.Join(dir, "cluster"), []byte(cluster), 0o600))
+}
+
+// containers are the names of those that there are.
+func (e engine) containers(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(e.dir, "*", "cluster"))
+	assert.NilError(t, err)
+	var out []string
+	for _, f := range files {
+		out = append(out, filepath.Base(filepath.Dir(f)))
+	}
+	return out
 }
 
 // binaries makes a folder with what nodes are given.
@@ -338,6 +360,16 @@ func commands(t *testing.T, l *Lab, e engine, kindName string) {
 	assert.Equal(t, len(hosts), 2)
 	assert.Equal(t, hosts[0].Host, "milan/node-1")
 	assert.DeepEqual(t, hosts[0].Lines, []string{"0: from all lookup local"})
+
+	// A tool that fails has not found nothing; the state shows what it says.
+	t.Setenv("ENGINE_FAILS", "nft list tables")
+	_, err = l.Inventory(t.Context())
+	assert.ErrorContains(t, err, "inventory of milan/node-1: nft list tables: exit code 1: netlink: No buffer space available")
+	command := world.StateCommands()[0]
+	t.Setenv("ENGINE_FAILS", command)
+	state, err := l.State(t.Context())
+	assert.NilError(t, err)
+	assert.DeepEqual(t, state[0].Sections[0], world.StateSection{Command: command, Output: "netlink: No buffer space available\n"})
 }
 
 // TestCreateFails: nothing is left of a lab that fails on its way, and what kind
@@ -352,8 +384,7 @@ func TestCreateFails(t *testing.T) {
 	_, err := Create(t.Context(), spec)
 	assert.ErrorContains(t, err, "cluster milan: "+ClusterName(spec.Name, "milan")+": kind create: ")
 	assert.Equal(t, len(e.calls(t, "run ")), 2)
-	left, err := filepath.Glob(filepath.Join(e.dir, "*-*"))
-	assert.NilError(t, err)
+	left := e.containers(t)
 	assert.Equal(t, len(left), 0, "%q", left)
 	_, err = os.Stat(spec.Dir)
 	assert.ErrorIs(t, err, os.ErrNotExist)
@@ -371,4 +402,47 @@ func TestCreateFails(t *testing.T) {
 	_, err = Create(t.Context(), spec)
 	assert.ErrorContains(t, err, "can't be made of clusters of kind")
 	assert.Equal(t, len(e.calls(t, "run ")), 2)
+}
+
+// TestForeignClusters: clusters of the lab's names that the lab has not made
+// stay, whether they are there before or come while it is made.
+func TestForeignClusters(t *testing.T) {
+	e := newEngine(t)
+	top := parse(t, `clusters:
+  milan: { nodes: 1, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 }
+  rome: { nodes: 1, podCIDR: 10.1.0.0/16, serviceCIDR: 10.97.0.0/16 }
+`)
+	const lab = "same-kind-vxlan"
+	milan, rome := ClusterName(lab, "milan"), ClusterName(lab, "rome")
+	spec := Spec{Name: lab, Topology: top, Dir: filepath.Join(t.TempDir(), lab), BinDir: binaries(t), Engine: "docker"}
+
+	t.Run("while it is made", func(t *testing.T) {
+		spec := spec
+		comes := sync.OnceFunc(func() { e.foreign(t, rome) })
+		spec.Progress = func(string, time.Duration) { comes() }
+		_, err := Create(t.Context(), spec) // fails as in TestCreateFails
+		assert.ErrorContains(t, err, "cluster milan: "+milan+": kind create: ")
+		assert.DeepEqual(t, e.containers(t), []string{rome + "-control-plane"})
+		_, err = os.Stat(spec.Dir)
+		assert.ErrorIs(t, err, os.ErrNotExist)
+	})
+	made := len(e.calls(t, "run "))
+	t.Run("before", func(t *testing.T) {
+		_, err := Create(t.Context(), spec)
+		assert.Error(t, err, "docker has "+rome+" of a lab "+lab+" already, which is not this one: its owner takes it down with lab down "+lab+
+			"; when nobody has it any more, run: kind delete cluster --name "+rome)
+		_, err = os.Stat(spec.Dir)
+		assert.ErrorIs(t, err, os.ErrNotExist)
+	})
+	t.Run("before the second cluster", func(t *testing.T) {
+		p, err := provider("docker", log.NoopLogger{})
+		assert.NilError(t, err)
+		l := newLab(t.TempDir(), record{Name: lab, Engine: "docker"}, p)
+		assert.NilError(t, l.begin("milan", milan))
+		e.foreign(t, milan) // as if kind had made it for this lab
+		assert.ErrorContains(t, l.begin("rome", rome), "kind delete cluster --name "+rome)
+		assert.NilError(t, l.delete())
+	})
+	assert.DeepEqual(t, e.containers(t), []string{rome + "-control-plane"})
+	assert.Equal(t, len(e.calls(t, "run ")), made)
 }

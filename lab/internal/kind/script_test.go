@@ -15,12 +15,12 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
 
-// containerd is a crictl that knows one pod, with one process.
+// containerd is a crictl that knows one pod, with one container that runs.
 const containerd = `#!/bin/sh
 case "$*" in
 'pods --quiet --state ready --namespace default --name ^web$') echo 1a2b ;;
 'inspectp 1a2b') printf '{"info":{"runtimeSpec":{"linux":{"namespaces":[{"type":"ipc","path":"/x"},{"type":"network","path":"%s"}]}}}}' "$NETNS" ;;
-'ps --quiet --pod 1a2b'*) echo 3c4d ;;
+'ps --quiet --pod 1a2b' | 'ps --quiet --pod 1a2b --name ^probe$') echo 3c4d ;;
 'inspect 3c4d') printf '{"info":{"pid":%s}}' "$VICTIM" ;;
 esac
 `
@@ -69,4 +69,7 @@ func TestScripts(t *testing.T) {
 	assert.ErrorContains(t, victim.Wait(), "killed")
 	out, err = script(t, killScript, "default", "nobody", "")
 	assert.ErrorContains(t, err, "exit status 1", out)
+	out, err = script(t, killScript, "default", "web", "sidecar")
+	assert.ErrorContains(t, err, "exit status 1", out)
+	assert.Equal(t, strings.TrimSpace(out), "pod default/web has no running container sidecar")
 }

@@ -50,26 +50,33 @@ func gateways(cluster string, all []world.PodStatus) []string {
 	return peers
 }
 
-// ask runs commands on every host, one after the other on each.
-func (l *Lab) ask(ctx context.Context, commands []string) ([]world.HostState, error) {
+// answers are what commands printed on a host, in the commands' order.
+type answers struct {
+	host    string
+	results []world.ExecResult
+}
+
+// ask runs commands on every host, one after the other on each. A command that
+// ran is no error, whatever its exit code.
+func (l *Lab) ask(ctx context.Context, commands []string) ([]answers, error) {
 	hosts, err := l.hosts(ctx)
 	if err != nil {
 		return nil, err
 	}
-	out := make([]world.HostState, len(hosts))
+	out := make([]answers, len(hosts))
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(4) // each is a client of the engine
 	for i, host := range hosts {
 		g.Go(func() error {
-			s := world.HostState{Host: host}
+			a := answers{host: host}
 			for _, command := range commands {
 				res, err := l.Exec(ctx, world.ExecRequest{Target: host, Host: true, Argv: strings.Fields(command)})
 				if err != nil {
 					return fmt.Errorf("%s on %s: %w", command, host, err)
 				}
-				s.Sections = append(s.Sections, world.StateSection{Command: command, Output: string(res.Stdout) + string(res.Stderr)})
+				a.results = append(a.results, res)
 			}
-			out[i] = s
+			out[i] = a
 			return nil
 		})
 	}
@@ -77,10 +84,21 @@ func (l *Lab) ask(ctx context.Context, commands []string) ([]world.HostState, er
 }
 
 // State is what ip, nft and conntrack say on every node and gateway. The node
-// image has no wg.
+// image has no wg. What a command complains about is part of the state.
 func (l *Lab) State(ctx context.Context) ([]world.HostState, error) {
 	commands := slices.DeleteFunc(world.StateCommands(), func(c string) bool { return strings.HasPrefix(c, "wg ") })
-	return l.ask(ctx, commands)
+	all, err := l.ask(ctx, commands)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]world.HostState, len(all))
+	for i, a := range all {
+		out[i].Host = a.host
+		for j, res := range a.results {
+			out[i].Sections = append(out[i].Sections, world.StateSection{Command: commands[j], Output: string(res.Stdout) + string(res.Stderr)})
+		}
+	}
+	return out, nil
 }
 
 // Commands that list what only somebody's doing changes in a kernel.
@@ -96,17 +114,22 @@ const (
 )
 
 // Inventory is what only somebody's doing changes in the kernel of every node
-// and gateway, as the tools print it.
+// and gateway, as the tools print it. A tool that fails is an error: nothing
+// would look the same before and after.
 func (l *Lab) Inventory(ctx context.Context) ([]world.Inventory, error) {
-	all, err := l.ask(ctx, []string{listLinks, listAddresses, listRules, listRules6, listRoutes, listRoutes6, listTables, listChains})
+	commands := []string{listLinks, listAddresses, listRules, listRules6, listRoutes, listRoutes6, listTables, listChains}
+	all, err := l.ask(ctx, commands)
 	if err != nil {
 		return nil, err
 	}
 	out := make([]world.Inventory, len(all))
-	for i, h := range all {
-		out[i].Host = h.Host
-		for _, s := range h.Sections {
-			out[i].Lines = append(out[i].Lines, inventory(s.Command, s.Output)...)
+	for i, a := range all {
+		out[i].Host = a.host
+		for j, res := range a.results {
+			if res.Code != 0 {
+				return nil, fmt.Errorf("inventory of %s: %s: exit code %d: %s", a.host, commands[j], res.Code, strings.TrimSpace(string(res.Stderr)))
+			}
+			out[i].Lines = append(out[i].Lines, inventory(commands[j], string(res.Stdout))...)
 		}
 		slices.Sort(out[i].Lines)
 	}
