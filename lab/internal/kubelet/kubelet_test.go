@@ -67,6 +67,16 @@ func TestCgroup(t *testing.T) {
 			assert.Check(t, errors.Is(err, fs.ErrNotExist) || is.Equal(string(cpus), string(mine))().Success(), "%s: %q of %q", h, cpus, mine)
 		}
 	}
+	raised := 0
+	for _, h := range all {
+		for name, want := range map[string]string{"cpu.shares": cpuShares, "cpu.weight": cpuWeight} {
+			if got, err := os.ReadFile(filepath.Join(h, "isthmus-lab-test", name)); err == nil {
+				assert.Equal(t, strings.TrimSpace(string(got)), want)
+				raised++
+			}
+		}
+	}
+	assert.Equal(t, raised, 1, "processor time")
 	assert.NilError(t, c.remove())
 	assert.NilError(t, c.remove(), "once more")
 	for _, h := range all {
