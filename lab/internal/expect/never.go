@@ -83,8 +83,14 @@ func (e *Never) Check(ctx context.Context, row *Row) (Result, error) {
 	return res, nil
 }
 
+// clockSkew is by how much the clock that captures have may be behind ours: an
+// emulated machine's is set when it is off by a few per cent of some seconds. A
+// packet of a quick row would seem to have passed before the row began.
+const clockSkew = 500 * time.Millisecond
+
 // answered returns the tokens of the answered probes that the last sender
-// sent across clusters, that sender's host, and when the first was sent.
+// sent across clusters, that sender's host, and when the first was sent at
+// the earliest, by the captures' clock.
 func (row *Row) answered() (tokens []string, host string, since time.Time) {
 	crosses := func(p Probe) bool { return p.From.Cluster != p.To.Cluster }
 	lastOne, ok := row.lastProbe(crosses)
@@ -95,7 +101,7 @@ func (row *Row) answered() (tokens []string, host string, since time.Time) {
 		if p.Result.OK && crosses(p) && same(p.From, lastOne.From) {
 			tokens = append(tokens, p.Token)
 			if since.IsZero() {
-				since = p.Sent
+				since = p.Sent.Add(-clockSkew)
 			}
 		}
 	}
