@@ -6,8 +6,9 @@
 //
 // The directory has then oci/, an OCI image layout with an index of all
 // architectures, and isthmus-ARCH.tar for each, an archive as "docker save" writes
-// it, for "ctr images import" and "docker load"; with -archives only the latter. The same binaries make the same
-// bytes: nothing in the image tells when, where or by whom it was made.
+// it, for "ctr images import" and "docker load"; with -archives only the latter.
+// The same binaries make the same bytes: nothing in the image tells when, where
+// or by whom it was made.
 package main
 
 import (

@@ -54,8 +54,8 @@ func (r *Runner) undoKubectl(undo *undoList, cluster, arguments string) {
 }
 
 // drain evicts what runs on a node. At the end of the row it takes pods again,
-// and the gateways that it had are moved back. Pods of the topology stay: nothing would
-// make them again elsewhere.
+// and the gateways that it had are moved back. Pods of the topology stay:
+// nothing would make them again elsewhere.
 func (r *Runner) drain(ctx context.Context, row *expect.Row, a *scenario.NodeDrained, undo *undoList) (*report.Fault, error) {
 	o, err := row.Directory.Settle(ctx, a.Node.Operand)
 	if err != nil {
