@@ -79,6 +79,7 @@ func TestAsksEngines(t *testing.T) {
 	assert.NilError(t, os.WriteFile(filepath.Join(bin, "docker"), []byte("#!/bin/sh\n: >"+asked+"\nexit 1\n"), 0o755))
 	t.Setenv("PATH", bin)
 	t.Setenv("KIND_EXPERIMENTAL_PROVIDER", "")
+	t.Setenv("CI", "") // where a skipped row fails
 	for _, tt := range []struct {
 		args []string
 		want bool
