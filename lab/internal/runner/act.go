@@ -45,6 +45,16 @@ func (u *undoList) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// interval is that of a flow. An emulated machine has one processor, and every
+// new flow costs it several milliseconds: 250 of them a second, which a real one
+// hardly notices, leave it no time for anything else.
+func (r *Runner) interval(a *scenario.Flow) time.Duration {
+	if a.Fresh {
+		return r.patient(a.Interval)
+	}
+	return a.Interval
+}
+
 // act does one thing. A fault is something that the product, not the lab,
 // got wrong.
 func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, undo *undoList) (*report.Fault, error) {
@@ -63,7 +73,7 @@ func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, un
 		return nil, r.World.KillContainer(ctx, target, "")
 	case *scenario.Flow:
 		f, err := row.OpenFlow(ctx, expect.Stream{
-			From: a.From.Operand, To: a.To.Operand, Proto: a.Proto, Bind: a.Bind, Interval: a.Interval, Fresh: a.Fresh,
+			From: a.From.Operand, To: a.To.Operand, Proto: a.Proto, Bind: a.Bind, Interval: r.interval(a), Fresh: a.Fresh,
 		})
 		if err != nil {
 			return nil, err

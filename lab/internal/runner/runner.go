@@ -53,8 +53,9 @@ type Runner struct {
 	// ProbeTimeout is how long a probe waits for its answer; 0: as long as
 	// package expect says.
 	ProbeTimeout time.Duration
-	// Patience is how many times as long steps are given as scenarios say; 0:
-	// once. How long a stream may be silent is what they say.
+	// Patience is how many times as long steps are given as scenarios say, and
+	// how many times as slowly new flows are opened; 0: once. How long a stream
+	// may be silent is what they say.
 	Patience int
 	// Progress, when set, hears what is being done.
 	Progress func(text string)
