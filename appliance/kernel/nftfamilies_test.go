@@ -158,8 +158,9 @@ func TestARPTablesDrop(t *testing.T) {
 // table says what is missing. The other tables are there in either case.
 func TestTablesTheKernelLacks(t *testing.T) {
 	t.Parallel()
-	ns, _ := openWith(t)
+	ns, test := openWith(t)
 	need(t, ns, FeatureNFTables, FeatureNFTablesBridge)
+	nettest.Need(t, "nft")
 	with := func(name string, f netstate.Family, hook string, a netstate.Action) netstate.Table {
 		return netstate.Table{Family: f, Name: name, Chains: []netstate.Chain{{Name: "c", Type: "filter", Hook: hook, Rules: []netstate.FirewallRule{{Name: "r", Action: a}}}}}
 	}
@@ -186,6 +187,13 @@ func TestTablesTheKernelLacks(t *testing.T) {
 			if err == nil {
 				t.Log("this kernel has it")
 				assert.Assert(t, left.Empty(), "%s", left)
+				// As nft(8) reads the text that the table prints.
+				list := []string{"nft", "list", "chain", "bridge", TablePrefix + "special", "c"}
+				other := nettest.Another(t)
+				text := special
+				text.Name = TablePrefix + text.Name
+				other.Run("nft", text.String())
+				assert.Equal(t, test.Run(list...), other.Run(list...))
 			} else {
 				t.Log(err)
 				assert.ErrorIs(t, err, ErrUnsupported)
