@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -112,7 +111,7 @@ func (e *MSS) Check(ctx context.Context, row *Row) (Result, error) {
 	if !ok {
 		return Result{Want: "an answered probe to " + e.SeenBy.Text + " by tcp", Got: "none", Final: true}, nil
 	}
-	seen, err := row.World.Sightings(ctx, world.SightingQuery{SYN: p.Result.SeenAs, Since: p.Sent.Add(-time.Second)})
+	seen, err := row.World.Sightings(ctx, world.SightingQuery{SYN: p.Result.SeenAs, Since: p.Sent.Add(-clockSkew)})
 	if err != nil {
 		return Result{}, err
 	}

@@ -83,10 +83,11 @@ func (e *Never) Check(ctx context.Context, row *Row) (Result, error) {
 	return res, nil
 }
 
-// clockSkew is by how much the clock that captures have may be behind ours: an
-// emulated machine's is set when it is off by a few per cent of some seconds. A
-// packet of a quick row would seem to have passed before the row began.
-const clockSkew = 500 * time.Millisecond
+// clockSkew is by how much the clock that captures and probes' answers have may
+// be behind ours: an emulated machine's is set when it is off by a few per cent
+// of some seconds. A packet of a quick row would seem to have passed before the
+// row began.
+const clockSkew = time.Second
 
 // answered returns the tokens of the answered probes that the last sender
 // sent across clusters, that sender's host, and when the first was sent at

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
-	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -95,5 +94,5 @@ func (e *Source) String() string { return fmt.Sprintf("%s sees %s", e.SeenBy, e.
 
 // sightings are the captured packets of a probe.
 func (row *Row) sightings(ctx context.Context, p Probe) ([]world.Sighting, error) {
-	return row.World.Sightings(ctx, world.SightingQuery{Token: p.Token, Since: p.Sent.Add(-time.Second)})
+	return row.World.Sightings(ctx, world.SightingQuery{Token: p.Token, Since: p.Sent.Add(-clockSkew)})
 }

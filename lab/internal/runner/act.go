@@ -252,6 +252,28 @@ func (r *Runner) remove(ctx context.Context, cluster string, m *meta.RESTMapping
 	})
 }
 
+// await calls look every 100 ms until it is done. What is not done within
+// timeout is a fault of the product, which gets what was seen last; what keeps
+// look from seeing is an error of the lab.
+func await(ctx context.Context, timeout time.Duration, fault report.Fault, look func(context.Context) (seen string, done bool, err error)) (*report.Fault, error) {
+	var failed error
+	why := until(ctx, timeout, "it is not so: "+fault.Want, func(ctx context.Context) (bool, error) {
+		seen, done, err := look(ctx)
+		if err != nil {
+			if ctx.Err() == nil { // otherwise the time was over
+				failed = err
+			}
+			return false, err
+		}
+		fault.Got = seen
+		return done, nil
+	})
+	if why == nil || failed != nil || ctx.Err() != nil {
+		return nil, why
+	}
+	return &fault, nil
+}
+
 // until calls done every 100 ms until it is, at most for timeout.
 func until(ctx context.Context, timeout time.Duration, otherwise string, done func(context.Context) (bool, error)) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("after %v %s", timeout, otherwise))

@@ -187,27 +187,17 @@ func (r *Runner) placeGateway(ctx context.Context, cluster, peer, node string) (
 			return nil, err
 		}
 	}
-	seen := ""
-	var failed error
-	why := until(ctx, gatewayTime, "the gateway is not ready on "+node, func(ctx context.Context) (bool, error) {
+	return await(ctx, gatewayTime, report.Fault{
+		Expectation: fmt.Sprintf("the gateway of %s for %s moves", cluster, peer),
+		Want:        fmt.Sprintf("one pod, ready on %s within %v", node, gatewayTime),
+	}, func(ctx context.Context) (string, bool, error) {
 		pods, err := r.gatewayPods(ctx, cluster, peer)
 		if err != nil {
-			if ctx.Err() == nil { // otherwise the time was over
-				failed = err
-			}
-			return false, err
+			return "", false, err
 		}
-		var settled bool
-		seen, settled = settledOn(pods, node)
-		return settled, nil
+		seen, settled := settledOn(pods, node)
+		return seen, settled, nil
 	})
-	if why == nil || failed != nil || ctx.Err() != nil {
-		return nil, why
-	}
-	return &report.Fault{
-		Expectation: fmt.Sprintf("the gateway of %s for %s moves", cluster, peer),
-		Want:        fmt.Sprintf("one pod, ready on %s within %v", node, gatewayTime), Got: seen,
-	}, nil
 }
 
 // settledOn says how the pods of a gateway are, and whether there is only one,
@@ -304,21 +294,12 @@ func (r *Runner) reboot(ctx context.Context, row *expect.Row, o operand.Operand)
 	if err := r.World.RebootNode(ctx, o.Cluster, node); err != nil {
 		return nil, err
 	}
-	waiting := ""
-	var failed error
-	why := until(ctx, bootTime, "the pods do not run", func(ctx context.Context) (bool, error) {
-		waiting, err = r.notRunning(ctx, o.Cluster, node)
-		if err != nil && ctx.Err() == nil {
-			failed = err
-		}
-		return waiting == "", err
+	return await(ctx, bootTime, report.Fault{
+		Expectation: fmt.Sprintf("%s/%s comes back", o.Cluster, node), Want: fmt.Sprintf("its pods run within %v", bootTime),
+	}, func(ctx context.Context) (string, bool, error) {
+		waiting, err := r.notRunning(ctx, o.Cluster, node)
+		return waiting, waiting == "", err
 	})
-	if why == nil || failed != nil || ctx.Err() != nil {
-		return nil, why
-	}
-	return &report.Fault{
-		Expectation: fmt.Sprintf("%s/%s comes back", o.Cluster, node), Want: fmt.Sprintf("its pods run within %v", bootTime), Got: waiting,
-	}, nil
 }
 
 // notRunning names a pod that the API has on a node and that does not run there.

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,21 +88,14 @@ func (r *Runner) placePod(ctx context.Context, pod operand.Operand, node string)
 	if _, err := res.Create(ctx, again, metav1.CreateOptions{FieldManager: fieldOwner}); err != nil {
 		return nil, err
 	}
-	var failed error
-	why := until(ctx, podTime, "the pod is not ready", func(ctx context.Context) (bool, error) {
+	return await(ctx, podTime, report.Fault{
+		Expectation: fmt.Sprintf("%s moves", pod), Want: fmt.Sprintf("ready on %s within %v", node, podTime),
+	}, func(ctx context.Context) (string, bool, error) {
 		now, err := res.Get(ctx, again.GetName(), metav1.GetOptions{})
 		if err != nil {
-			if ctx.Err() == nil { // otherwise the time was over
-				failed = err
-			}
-			return false, err
+			return "", false, err
 		}
-		return podReady(now), nil
+		phase, _, _ := unstructured.NestedString(now.Object, "status", "phase")
+		return cmp.Or(phase, "no status") + ", not ready", podReady(now), nil
 	})
-	if why == nil || failed != nil || ctx.Err() != nil {
-		return nil, why
-	}
-	return &report.Fault{
-		Expectation: fmt.Sprintf("%s moves", pod), Want: fmt.Sprintf("ready on %s within %v", node, podTime), Got: why.Error(),
-	}, nil
 }

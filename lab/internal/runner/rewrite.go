@@ -56,26 +56,16 @@ func (r *Runner) writeVersion(ctx context.Context, cluster string, res dynamic.R
 	if err != nil {
 		return nil, err
 	}
-	seen := ""
-	var failed error
-	why := until(ctx, appliedTime, "it is not applied", func(ctx context.Context) (bool, error) {
+	return await(ctx, appliedTime, report.Fault{
+		Expectation: o.GetName() + " is applied", Want: fmt.Sprintf("generation %d applied within %v", now.GetGeneration(), appliedTime),
+	}, func(ctx context.Context) (string, bool, error) {
 		hosts, err := r.hosts(ctx, cluster)
 		if err != nil {
-			if ctx.Err() == nil { // otherwise the time was over
-				failed = err
-			}
-			return false, err
+			return "", false, err
 		}
-		var done bool
-		seen, done = appliedBy(hosts, now)
-		return done, nil
+		seen, done := appliedBy(hosts, now)
+		return seen, done, nil
 	})
-	if why == nil || failed != nil || ctx.Err() != nil {
-		return nil, why
-	}
-	return &report.Fault{
-		Expectation: o.GetName() + " is applied", Want: fmt.Sprintf("generation %d applied within %v", now.GetGeneration(), appliedTime), Got: seen,
-	}, nil
 }
 
 // appliedBy says what hosts report on an object, and whether all that report on
