@@ -70,6 +70,7 @@ func TestController(t *testing.T) {
 	w.run("a TunnelEndpoint stands for a peering", (*world).testTunnelEndpoint)
 	w.run("what a host reports is told when it lasts", (*world).testHostEvents)
 	w.run("what is not planned any more goes", (*world).testPrune)
+	w.run("in a namespace that ends nothing is made, and nobody else is kept waiting", (*world).testTerminating)
 }
 
 // system are the objects of the chart that the controller depends on.
@@ -385,6 +386,23 @@ func (w *world) testPrune() {
 			!w.get(&v1beta1.InternalFabric{ObjectMeta: peerMeta("rome")}) &&
 			w.get(&v1beta1.Configuration{ObjectMeta: peerMeta("rome")}) && w.get(&v1beta1.RouteConfiguration{ObjectMeta: peerMeta("users-own")})
 	})
+}
+
+// testTerminating deletes the namespace of a peering, which nobody empties here,
+// and one of the objects in it, as the namespace controller does one by one.
+func (w *world) testTerminating() {
+	w.create(peering()[2])
+	gateway := &appsv1.Deployment{ObjectMeta: peerMeta("gw-rome")}
+	w.exists(gateway)
+	w.settle()
+	before := len(w.log.String())
+	w.delete(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenant}})
+	w.delete(gateway)
+	w.delete(&v1beta1.InternalNode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
+	w.until("what is elsewhere is made again", func() bool { return w.get(&v1beta1.InternalNode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}) })
+	w.settle()
+	assert.Check(w.t, !w.get(gateway))
+	assert.Check(w.t, !strings.Contains(w.log.String()[before:], "level=ERROR"), w.log.String()[before:])
 }
 
 // A world is the API as the tests see it.

@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -182,6 +183,9 @@ func TestWithStatus(t *testing.T) {
 func TestOnlyStale(t *testing.T) {
 	resource := schema.GroupResource{Resource: "networks"}
 	conflict, exists := apierrors.NewConflict(resource, "a", nil), apierrors.NewAlreadyExists(resource, "a")
+	// As the admission plug-in NamespaceLifecycle refuses it.
+	ending := apierrors.NewForbidden(resource, "a", nil)
+	ending.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause, Field: "metadata.namespace"}}
 	for _, tt := range []struct {
 		name string
 		err  error
@@ -189,6 +193,7 @@ func TestOnlyStale(t *testing.T) {
 	}{
 		{"conflict", errors.Join(conflict), true},
 		{"behind", errors.Join(conflict, exists, errDeleting), true},
+		{"the namespace ends", errors.Join(conflict, fmt.Errorf("Secret a/b: %w", ending)), true},
 		{"refused", errors.Join(conflict, apierrors.NewForbidden(resource, "a", nil)), false},
 	} {
 		t.Run(tt.name, func(t *testing.T) { assert.Equal(t, onlyStale(tt.err), tt.want) })

@@ -128,7 +128,7 @@ func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) 
 }
 
 // onlyStale reports whether every failure was that an object had changed since
-// it was read.
+// it was read, or that its namespace had been deleted.
 func onlyStale(err error) bool {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -138,7 +138,8 @@ func onlyStale(err error) bool {
 		}
 		return true
 	}
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || errors.Is(err, errDeleting) || errors.Is(err, errOvertaken)
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) ||
+		errors.Is(err, errDeleting) || errors.Is(err, errOvertaken)
 }
 
 // An event is what makes a plan.Event the same in two passes.
