@@ -233,7 +233,7 @@ func (r *groupRun) runner() *runner.Runner {
 			Progress: r.session.progress(),
 		}
 		if lab.emulated {
-			lab.runner.ProbeTimeout, lab.runner.Patience = emulatedTimeout, emulatedPatience
+			lab.runner.ProbeTimeout, lab.runner.Patience, lab.runner.FreshInterval = emulatedTimeout, emulatedPatience, emulatedInterval
 		}
 	}
 	return r.lab.runner
@@ -247,6 +247,13 @@ const emulatedTimeout = 10 * time.Second
 // emulatedPatience is how many times as long steps are given there: a node that
 // joins in 5 s natively took more than 30.
 const emulatedPatience = 3
+
+// emulatedInterval is the least time between new flows there. Its one processor
+// takes some 12 ms for the first packets of a flow, through the tables of five
+// namespaces and as many captures each: with 83 a second a gateway took 4 s for
+// a change that takes 0.1 s natively, and every eighth flow had no answer within
+// a second.
+const emulatedInterval = 50 * time.Millisecond
 
 func (r *groupRun) bundle(ctx context.Context, lab *builtLab, row *report.Row) (string, error) {
 	dir, err := r.session.dir.RowDir(*row)

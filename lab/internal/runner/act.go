@@ -45,12 +45,10 @@ func (u *undoList) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// interval is that of a flow. An emulated machine has one processor, and every
-// new flow costs it several milliseconds: 250 of them a second, which a real one
-// hardly notices, leave it no time for anything else.
+// interval is that of a flow.
 func (r *Runner) interval(a *scenario.Flow) time.Duration {
 	if a.Fresh {
-		return r.patient(a.Interval)
+		return max(a.Interval, r.FreshInterval)
 	}
 	return a.Interval
 }

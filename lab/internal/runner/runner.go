@@ -53,10 +53,12 @@ type Runner struct {
 	// ProbeTimeout is how long a probe waits for its answer; 0: as long as
 	// package expect says.
 	ProbeTimeout time.Duration
-	// Patience is how many times as long steps are given as scenarios say, and
-	// how many times as slowly new flows are opened; 0: once. How long a stream
-	// may be silent is what they say.
+	// Patience is how many times as long steps are given as scenarios say; 0:
+	// once. How long a stream may be silent is what they say.
 	Patience int
+	// FreshInterval is the least time between two messages of a stream that has
+	// a socket for each; 0: what scenarios say.
+	FreshInterval time.Duration
 	// Progress, when set, hears what is being done.
 	Progress func(text string)
 
