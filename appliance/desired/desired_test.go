@@ -2,6 +2,8 @@ package desired_test
 
 import (
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -112,4 +114,39 @@ func TestBadObjectsDisturbNobody(t *testing.T) {
 	}
 	got, _ := desired.Node(in)
 	assert.DeepEqual(t, got, want, comparers)
+}
+
+// TestRouteByThePodsLink: what comes out of the tunnel has its way back by links
+// to nodes, so a user's route by the pod's own link says that it leads nothing of
+// it. In force it is: the gateway's own packets go there.
+func TestRouteByThePodsLink(t *testing.T) {
+	const says = "spec.table.rules[0].routes[0].dev: what comes out of liqo-tunnel is not led out by eth0"
+	byPod, byNode := desired.PodInterface, "liqo.node-1"
+	for _, tt := range []struct {
+		name string
+		in   desired.GatewayInput
+		rule cluster.RouteRule
+		dst  string
+		dev  string
+		says bool
+	}{
+		{"all packets", romeGateway(), cluster.RouteRule{}, "10.99.0.0/16", byPod, true},
+		{"of the tunnel", romeGateway(), cluster.RouteRule{IIF: desired.TunnelInterface}, "10.99.0.0/16", byPod, true},
+		{"its own", romeGateway(), cluster.RouteRule{IIF: "lo"}, "10.99.0.0/16", byPod, false},
+		{"of a socket", romeGateway(), cluster.RouteRule{OIF: byPod}, "10.99.0.0/16", byPod, false},
+		{"by a node", romeGateway(), cluster.RouteRule{}, "10.99.0.0/16", byNode, false},
+		{"IPv6 has no such filter", romeGateway(), cluster.RouteRule{}, "fd99::/64", byPod, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tt.rule.Routes = []cluster.TableRoute{{Dst: prefix(tt.dst), Dev: tt.dev, Scope: "link"}}
+			tt.in.Routes = append(tt.in.Routes, cluster.RouteConfiguration{
+				Meta:  meta("RouteConfiguration", "liqo-tenant-rome", "users-own", routeCategory, "gateway", routeUnique, "rome"),
+				Table: "users-own", Rules: []cluster.RouteRule{tt.rule},
+			})
+			_, results := desired.Gateway(tt.in)
+			i := slices.IndexFunc(results, func(r desired.Result) bool { return r.Object.Name == "users-own" })
+			assert.Assert(t, results[i].OK, results[i].Message)
+			assert.Equal(t, strings.Contains(results[i].Message, says), tt.says, results[i].Message)
+		})
+	}
 }

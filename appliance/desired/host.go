@@ -44,6 +44,9 @@ type host struct {
 	// mapped holds what FirewallConfigurations map addresses to.
 	mapped      []mappedTarget
 	mappedTable uint32 // number of the routing table to hosts with mapped addresses
+	// noWayBack is the link by which nothing leaves that the tunnel brings; empty:
+	// there is none.
+	noWayBack string
 	// reservesMarks is true of gateways, and forPeerTable the number of their
 	// routing table into the tunnel (see icmperrors.go).
 	reservesMarks bool

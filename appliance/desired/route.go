@@ -113,6 +113,11 @@ func (h *host) routes(all []cluster.RouteConfiguration, selects func(map[string]
 		objects = append(objects, o)
 	}
 	objects = h.withoutConflicts(objects)
+	for _, o := range objects {
+		if text := h.filtered(o); text != "" {
+			h.warn(o.Meta, "%s", text)
+		}
+	}
 	slices.SortFunc(objects, func(a, b routeObject) int {
 		return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Namespace, b.Namespace))
 	})
@@ -257,6 +262,25 @@ func (h *host) withoutConflicts(objects []routeObject) []routeObject {
 		}
 		return false
 	})
+}
+
+// filtered says which route of an object leads packets of the tunnel where its
+// reverse-path filter, which the kernel has for IPv4, drops them. Those of the
+// gateway itself may go there.
+func (h *host) filtered(o routeObject) string {
+	for i, r := range o.rules {
+		if r.OIF != "" || r.IIF != "" && r.IIF != TunnelInterface {
+			continue
+		}
+		for j, route := range r.routes {
+			if h.noWayBack != "" && route.Dev == h.noWayBack && route.Dst.Addr().Is4() {
+				return fmt.Sprintf("spec.table.rules[%d].routes[%d].dev: what comes out of %s is not led out by %s: nothing comes back there (rp_filter); "+
+					"for that write the link to a node, liqo.NODE, with the node's address in the internal CIDR as gw and onlink: true",
+					i, j, TunnelInterface, h.noWayBack)
+			}
+		}
+	}
+	return ""
 }
 
 // compileRoutes compiles the rules of one object, as far as that needs no

@@ -268,10 +268,16 @@ func (h *host) noRedirects(v6 bool) {
 }
 
 // podGateway prepares the pod of a gateway that nodes reach by its own link:
-// what comes in there may be forwarded.
+// what comes in there may be forwarded. With links to nodes nothing may, and the
+// reverse-path filter of the tunnel, which asks how a packet's source is reached
+// from where the packet goes, finds no way from there (see close).
 func (h *host) podGateway(in GatewayInput) {
-	if in.Overlay() == cluster.OverlayVXLAN && in.HostInterface == "" {
+	switch {
+	case in.HostInterface != "":
+	case in.Overlay() == cluster.OverlayVXLAN:
 		h.state.Settings = append(h.state.Settings, netstate.Setting{Dev: PodInterface, Forwarding: true})
+	default:
+		h.noWayBack = PodInterface
 	}
 }
 
