@@ -128,7 +128,11 @@ bin/flanneld: lab/flannel/go.mod
 CONTAINERD := v2.4.2
 
 .PHONY: nodes
-nodes: bin/.containerd-$(CONTAINERD) node-images ## containerd and the images that the lab's nodes with a real kubelet run
+nodes: bin/.containerd-$(CONTAINERD) bin/helm node-images ## containerd and the images that the lab's nodes with a real kubelet run, and helm
+
+# A tool of go.mod, so of the version of the SDK that isthmusctl is made with.
+bin/helm: go.mod
+	$(call timed,bin/helm,$(GO) build -trimpath -ldflags '-s -w' -o bin/helm helm.sh/helm/v3/cmd/helm)
 
 bin/.containerd-$(CONTAINERD):
 	$(call timed,containerd $(CONTAINERD),GOBIN=$(CURDIR)/bin $(GO) install -trimpath -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=$(CONTAINERD)' \

@@ -47,10 +47,13 @@ of itself. Where it says it depends on who set it up. */}}
 {{- if not $found }}
 {{- $found = include "isthmus.staticPodFlag" (dict "pod" "kube-controller-manager" "flag" "--cluster-cidr") | splitList "," | compact }}
 {{- end }}
+{{- /* Its manifest had no namespace of its own once. */}}
+{{- range list "kube-flannel" "kube-system" }}
 {{- if not $found }}
-{{- with lookup "v1" "ConfigMap" "kube-flannel" "kube-flannel-cfg" }}
-{{- with index .data "net-conf.json" }}
-{{- $found = list (fromJson .).Network | compact }}
+{{- with lookup "v1" "ConfigMap" . "kube-flannel-cfg" }}
+{{- with index .data "net-conf.json" | default "" | fromJson }}
+{{- $found = list .Network (ternary .IPv6Network "" (default false .EnableIPv6)) | compact }}
+{{- end }}
 {{- end }}
 {{- end }}
 {{- end }}

@@ -185,11 +185,13 @@ func (lab *builtLab) connect(ctx context.Context, p topology.Peering) error {
 	return deploy.Connect(ctx, deploy.Config{Topology: lab.topology, Clusters: clusters{ctx, lab.client}, Reach: reachOf(lab)}, p)
 }
 
-// operator is who administers the clusters of a lab.
-func (lab *builtLab) operator(ctx context.Context) deploy.Operator {
-	return deploy.Operator{
-		Topology: lab.topology, Overlay: networkingv1beta1.Overlay(lab.overlay),
-		Clusters: clusters{ctx, lab.client}, Exec: lab.client.Exec,
+// operator returns who administers the clusters of a lab.
+func (lab *builtLab) operator(p place) func(context.Context) deploy.Operator {
+	return func(ctx context.Context) deploy.Operator {
+		return deploy.Operator{
+			Topology: lab.topology, Overlay: networkingv1beta1.Overlay(lab.overlay),
+			Clusters: clusters{ctx, lab.client}, ChartDir: p.chart(), Exec: lab.client.Exec,
+		}
 	}
 }
 

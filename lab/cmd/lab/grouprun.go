@@ -223,7 +223,7 @@ func (r *groupRun) runner() *runner.Runner {
 		lab := r.lab
 		lab.runner = &runner.Runner{
 			World: lab.client, Seed: r.session.options.seed,
-			Converged: lab.converged, Connect: lab.connect, Operator: lab.operator,
+			Converged: lab.converged, Connect: lab.connect, Operator: lab.operator(r.session.place),
 			Bundle: func(ctx context.Context, row *report.Row) (string, error) {
 				if r.session.options.pcap == "never" {
 					return "", nil

@@ -148,7 +148,7 @@ func (b builder) config(c labConfig) supervisor.Config {
 	if c.topology.Install == topology.InstallChart {
 		cfg.CRDs = filepath.Join(b.place.chart(), "crds")
 	} else {
-		cfg.Programs = []string{deploy.Program} // which brings the CRDs
+		cfg.Programs = []string{deploy.ByIsthmusctl, deploy.ByHelm} // which bring the CRDs
 	}
 	return cfg
 }

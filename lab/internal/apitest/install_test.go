@@ -70,6 +70,7 @@ func TestInstall(t *testing.T) {
 		run  func(*operator)
 	}{
 		{"refused before anything is changed", (*operator).refusals},
+		{"networks are found, or asked for by name", (*operator).finds},
 		{"three ways make the same objects", (*operator).threeWays},
 		{"what users wrote stays, and what others made is restored", (*operator).keeps},
 		{"an upgrade keeps values and brings CRDs up to date", (*operator).upgrades},

@@ -234,7 +234,7 @@ func (in *installer) runInstall(ctx context.Context) error {
 	if err := in.services(ctx); err != nil {
 		return err
 	}
-	o := Operator{in.cfg.Topology, in.cfg.Overlay, in.cfg.Clusters, in.cfg.Exec}
+	o := Operator{Topology: in.cfg.Topology, Overlay: in.cfg.Overlay, Clusters: in.cfg.Clusters, ChartDir: in.cfg.ChartDir, Exec: in.cfg.Exec}
 	return in.each(func(ctx context.Context, c topology.Cluster, _ client.Client) error {
 		return o.Install(ctx, c.Name, nil)
 	})(ctx)

@@ -10,6 +10,7 @@ import (
 	"gotest.tools/v3/assert"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
 	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
@@ -60,6 +61,11 @@ func TestOperator(t *testing.T) {
 	}
 	assert.NilError(t, o.Install(t.Context(), "milan", parse(t, "{logLevel: debug, networking: {overlay: geneve}}")))
 	assert.NilError(t, o.Uninstall(t.Context(), "milan", false))
+	helm := o
+	helm.By, helm.ChartDir = ByHelm, "/isthmus/k8s/chart"
+	assert.NilError(t, helm.Install(t.Context(), "milan", parse(t, "{ipam: {podCIDRs: null}}")))
+	assert.NilError(t, helm.Uninstall(t.Context(), "milan", false))
+	assert.ErrorContains(t, helm.Uninstall(t.Context(), "milan", true), "helm leaves the kinds")
 	code = 1
 	err := o.Uninstall(t.Context(), "milan", true)
 	var failed *CommandError
@@ -74,12 +80,32 @@ func TestOperator(t *testing.T) {
 	assert.DeepEqual(t, commands, []string{
 		"milan/control-plane: isthmusctl install --values -",
 		"milan/control-plane: isthmusctl uninstall",
+		"milan/control-plane: helm install isthmus /isthmus/k8s/chart --namespace liqo --create-namespace --wait --values -",
+		"milan/control-plane: helm uninstall isthmus --namespace liqo --wait",
 		"milan/control-plane: isthmusctl uninstall --purge",
+	})
+	// A value that is null is not given.
+	assert.DeepEqual(t, parse(t, string(ran[2].Stdin))["ipam"], map[string]any{
+		"serviceCIDR": "10.96.0.0/16", "externalCIDR": "10.70.0.0/16", "internalCIDR": "10.80.0.0/16",
 	})
 	values := parse(t, string(ran[0].Stdin))
 	assert.Equal(t, values["logLevel"], "debug")
 	assert.Equal(t, values["networking"].(map[string]any)["overlay"], "geneve")
 	assert.DeepEqual(t, values["discovery"], map[string]any{"config": map[string]any{"clusterID": "milan"}})
+}
+
+// TestFlannelObjects: the chart's own way to the network is in a cluster that
+// has flannel, and in no other.
+func TestFlannelObjects(t *testing.T) {
+	c := topology.Cluster{Name: "milan", PodCIDR: netip.MustParsePrefix("10.0.0.0/16"), KubeProxy: topology.ProxyNFTables, CNI: topology.CNIBridge}
+	assert.Equal(t, len(flannelObjects(c)), 0)
+	c.CNI = topology.CNIFlannel
+	objects := flannelObjects(c)
+	assert.Equal(t, len(objects), 2)
+	assert.Equal(t, describe(objects[1]), "ConfigMap kube-flannel/kube-flannel-cfg")
+	text, _, err := unstructured.NestedString(objects[1].Object, "data", "net-conf.json")
+	assert.NilError(t, err)
+	assert.DeepEqual(t, parse(t, text), parse(t, `{Network: 10.0.0.0/16, EnableNFTables: true, Backend: {Type: vxlan}}`))
 }
 
 // TestDiffers: a gateway is that of its template when image and arguments are,

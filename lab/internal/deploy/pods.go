@@ -16,10 +16,10 @@ import (
 // NodeName returns the name of the nth node (from 1) of a cluster.
 func NodeName(n int) string { return fmt.Sprintf("node-%d", n) }
 
-// createPods creates the topology's pods of one cluster. They are not waited
-// for here: they start while the appliance does.
+// createPods creates the topology's pods of one cluster, after what its CNI has
+// in its API. They are not waited for here: they start while the appliance does.
 func (in *installer) createPods(ctx context.Context, c topology.Cluster, cl client.Client) error {
-	var objects []*unstructured.Unstructured
+	objects := flannelObjects(c)
 	for _, p := range in.cfg.Topology.Pods {
 		if p.Cluster == c.Name {
 			objects = append(objects, probePod(p))

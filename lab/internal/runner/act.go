@@ -99,11 +99,11 @@ func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, un
 	case *scenario.Disconnect:
 		return nil, r.disconnect(ctx, a.In, a.Peer)
 	case *scenario.Install:
-		return r.operate(ctx, a.In, a.String(), undo, func(o deploy.Operator) error { return o.Install(ctx, a.In, a.Values) })
+		return r.operate(ctx, a.In, a.With, a.String(), undo, func(o deploy.Operator) error { return o.Install(ctx, a.In, a.Values) })
 	case *scenario.Upgrade:
-		return r.operate(ctx, a.In, a.String(), undo, func(o deploy.Operator) error { return o.Upgrade(ctx, a.In, a.Values) })
+		return r.operate(ctx, a.In, a.With, a.String(), undo, func(o deploy.Operator) error { return o.Upgrade(ctx, a.In, a.Values) })
 	case *scenario.Uninstall:
-		return r.operate(ctx, a.In, a.String(), undo, func(o deploy.Operator) error { return o.Uninstall(ctx, a.In, a.Purge) })
+		return r.operate(ctx, a.In, a.With, a.String(), undo, func(o deploy.Operator) error { return o.Uninstall(ctx, a.In, a.Purge) })
 	case *scenario.Remember:
 		seen, err := expect.Remember(ctx, row, a.Of)
 		row.Remembered[a.Name] = seen

@@ -8,10 +8,10 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 )
 
-// operate lets the operator of a cluster do something with the installation. At
-// the end of the row it is what it was when the row first did. What isthmusctl
-// can't do is a fault of the product: it says why.
-func (r *Runner) operate(ctx context.Context, cluster, what string, undo *undoList, do func(deploy.Operator) error) (*report.Fault, error) {
+// operate lets the operator of a cluster do something with the installation, by
+// a program. At the end of the row it is what it was when the row first did.
+// What the program can't do is a fault of the product: it says why.
+func (r *Runner) operate(ctx context.Context, cluster, by, what string, undo *undoList, do func(deploy.Operator) error) (*report.Fault, error) {
 	if r.Operator == nil {
 		return nil, errors.New("the runner can't install anything: it was not told how")
 	}
@@ -31,7 +31,9 @@ func (r *Runner) operate(ctx context.Context, cluster, what string, undo *undoLi
 		})
 	}
 	defer r.api.Forget(cluster) // the kinds are others now
-	err := do(r.Operator(ctx))
+	o := r.Operator(ctx)
+	o.By = by
+	err := do(o)
 	var failed *deploy.CommandError
 	if errors.As(err, &failed) {
 		return &report.Fault{Expectation: what, Want: failed.Command + " succeeds", Got: err.Error()}, nil

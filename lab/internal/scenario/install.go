@@ -8,31 +8,36 @@ import (
 	"github.com/goccy/go-yaml/ast"
 	"sigs.k8s.io/yaml"
 
+	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
 
-// Install installs the appliance in a cluster by isthmusctl install, as an
-// operator does, and waits until it runs. At the end of the row the cluster has
-// the installation that it had when the row began.
+// Install installs the appliance in a cluster by isthmusctl install or helm
+// install, as an operator does, and waits until it runs. At the end of the row
+// the cluster has the installation that it had when the row began.
 type Install struct {
 	In     string `lab:"in,required" doc:"cluster"`
+	With   string `lab:"with" enum:"isthmusctl|helm" doc:"the program that installs; default isthmusctl"`
 	Values Values `lab:"values" doc:"of the chart, over those that the lab gives"`
 }
 
-// Upgrade changes the values of an installation by isthmusctl upgrade and waits
-// until the node daemons, the controller and the gateways are the new ones. At
-// the end of the row they are changed back.
+// Upgrade changes the values of an installation by isthmusctl upgrade or helm
+// upgrade and waits until the node daemons, the controller and the gateways are
+// the new ones. At the end of the row they are changed back.
 type Upgrade struct {
 	In     string `lab:"in,required" doc:"cluster"`
+	With   string `lab:"with" enum:"isthmusctl|helm" doc:"the program that upgrades; default isthmusctl"`
 	Values Values `lab:"values,required" doc:"of the chart, that change"`
 }
 
-// Uninstall removes the appliance from a cluster by isthmusctl uninstall. At
-// the end of the row it is installed again if it was when the row began.
+// Uninstall removes the appliance from a cluster by isthmusctl uninstall, or by
+// helm uninstall, which leaves the kinds. At the end of the row it is installed
+// again if it was when the row began.
 type Uninstall struct {
 	In    string `lab:"in,required" doc:"cluster"`
+	With  string `lab:"with" enum:"isthmusctl|helm" doc:"the program that uninstalls; default isthmusctl"`
 	Purge bool   `lab:"purge" doc:"with the kinds and all their objects"`
 }
 
@@ -94,15 +99,19 @@ func (v Values) String() string {
 	return strings.Join(strings.FieldsFunc(string(text), func(r rune) bool { return r == '\n' }), "; ")
 }
 
-// Lint checks the cluster, and that isthmusctl can be what installs there.
+// Lint checks the cluster, and that there is a release to be.
 func (a *Install) Lint(l *expect.Linter) { lintInstallation(l, &a.In) }
 
-// Lint checks the cluster, and that isthmusctl can be what installs there.
+// Lint checks the cluster, and that there is a release to change.
 func (a *Upgrade) Lint(l *expect.Linter) { lintInstallation(l, &a.In) }
 
-// Lint checks the cluster, and that the next row finds its peerings.
+// Lint checks the cluster, what the program can do, and that the next row finds
+// its peerings.
 func (a *Uninstall) Lint(l *expect.Linter) {
 	lintInstallation(l, &a.In)
+	if a.Purge && a.With == deploy.ByHelm {
+		l.Problem(&a.Purge, "delete them by the action kubectl", "helm leaves the kinds")
+	}
 	if peers := l.Topology.PresentPeers(a.In); a.Purge && len(peers) > 0 {
 		l.Problem(&a.Purge, "write absent: true into the topology, and connect it first", "%s and %s peer from the start, and the next row needs that", a.In, peers[0])
 	}
@@ -134,21 +143,32 @@ func (a *Remember) Lint(l *expect.Linter) {
 
 // String is the action on one line, for plans and reports.
 func (a *Install) String() string {
+	what := "install in " + a.In + by(a.With)
 	if len(a.Values) == 0 {
-		return "install in " + a.In
+		return what
 	}
-	return fmt.Sprintf("install in %s with %s", a.In, a.Values)
+	return fmt.Sprintf("%s with %s", what, a.Values)
 }
 
 // String is the action on one line, for plans and reports.
-func (a *Upgrade) String() string { return fmt.Sprintf("upgrade in %s to %s", a.In, a.Values) }
+func (a *Upgrade) String() string {
+	return fmt.Sprintf("upgrade in %s%s to %s", a.In, by(a.With), a.Values)
+}
 
 // String is the action on one line, for plans and reports.
 func (a *Uninstall) String() string {
 	if a.Purge {
-		return "uninstall in " + a.In + " with all kinds"
+		return "uninstall in " + a.In + by(a.With) + " with all kinds"
 	}
-	return "uninstall in " + a.In
+	return "uninstall in " + a.In + by(a.With)
+}
+
+// by names the program, unless it is the usual one.
+func by(program string) string {
+	if program == "" || program == deploy.ByIsthmusctl {
+		return ""
+	}
+	return " by " + program
 }
 
 // String is the action on one line, for plans and reports.

@@ -212,7 +212,7 @@ steps:
       - upgrade:
           in: milan
           values: { logLevel: "{level}", metrics: { enabled: true }, ipam: { pools: [10.0.0.0/8] }, controllerManager: { replicas: 2 }, image: { version: ~ } }
-      - uninstall: { in: milan }
+      - uninstall: { in: milan, with: helm }
   - name: it is as before
     expect:
       same: { as: before, of: kernels }
@@ -233,7 +233,7 @@ func TestInstallation(t *testing.T) {
 		"controllerManager": map[string]any{"replicas": uint64(2)}, "image": map[string]any{"version": nil},
 	})
 	assert.Equal(t, steps[0].Do[0].String(), "remember milan, rome as before")
-	assert.Equal(t, steps[0].Do[2].String(), "uninstall in milan")
+	assert.Equal(t, steps[0].Do[2].String(), "uninstall in milan by helm")
 	assert.Equal(t, steps[1].Expect[0].String(), "kernels are as in before")
 	assert.Equal(t, s.BuildSabotage(s.Rows[0])[0].String(), `plant on milan/control-plane: a b, before "it is as before"`)
 }

@@ -40,7 +40,7 @@ func makes(name string) string {
 	switch {
 	case strings.HasPrefix(name, "cni/"), name == "flanneld":
 		return "cni"
-	case strings.HasPrefix(name, "containerd"), name == "ctr":
+	case strings.HasPrefix(name, "containerd"), name == "ctr", name == "helm":
 		return "nodes"
 	case strings.HasPrefix(name, "kube"):
 		return "kubernetes"
