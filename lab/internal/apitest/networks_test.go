@@ -46,10 +46,6 @@ spec:
 `
 	flannelConfig = `
 apiVersion: v1
-kind: Namespace
-metadata: {name: kube-flannel, labels: {k8s-app: flannel, pod-security.kubernetes.io/enforce: privileged}}
----
-apiVersion: v1
 kind: ConfigMap
 metadata: {namespace: kube-flannel, name: kube-flannel-cfg, labels: {app: flannel, k8s-app: flannel, tier: node}}
 data:
@@ -83,6 +79,9 @@ data: {ipam: cluster-pool, cluster-pool-ipv4-cidr: 10.204.0.0/16, cluster-pool-i
 // finds installs nothing: it prints what would be installed where the cluster
 // says this or that of its networks.
 func (o *operator) finds() {
+	const namespace = `{apiVersion: v1, kind: Namespace, metadata: {name: kube-flannel, labels: {k8s-app: flannel, pod-security.kubernetes.io/enforce: privileged}}}`
+	o.kubectl(namespace, "apply", "--server-side", "-f", "-")
+	defer o.kubectl(namespace, "delete", "-f", "-")
 	without := func(text, field string) string { return strings.ReplaceAll(text, field, "") }
 	for _, tc := range []struct {
 		name  string
