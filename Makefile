@@ -103,6 +103,8 @@ bin/kubernetes: $(wildcard lab/kubernetes/*.go) lab/kubernetes/go.mod
 bin/kube-proxy: $(wildcard lab/kubernetes/kube-proxy/*.go) lab/kubernetes/go.mod | bin/kubernetes
 	$(call timed,bin/kube-proxy $(KUBERNETES),cd lab/kubernetes && \
 		$(GO) build -trimpath -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kube-proxy ./kube-proxy)
+bin/coredns: $(wildcard lab/kubernetes/coredns/*.go) lab/kubernetes/go.mod | bin/kubernetes
+	$(call timed,bin/coredns,cd lab/kubernetes && $(GO) build -trimpath -ldflags '-s -w' -o ../../bin/coredns ./coredns)
 
 .PHONY: cni
 cni: bin/cni/.$(CNI_PLUGINS) bin/cni/flannel bin/flanneld ## bin/cni, the CNI plugins, and flanneld
@@ -141,12 +143,13 @@ bin/.containerd-$(CONTAINERD):
 ARCH := $(shell $(GO) env GOARCH)
 
 .PHONY: node-images
-node-images: build
+node-images: build bin/coredns
 	@mkdir -p bin/images
 	$(call timed,bin/images,$(GO) build -o bin/imagegen ./appliance/internal/imagegen && \
 		bin/imagegen -archives -out bin/images -name $(IMAGE):$(IMAGE_VERSION) -version $(VERSION) $(ARCH)=bin/isthmus && \
 		bin/imagegen -archives -out bin/images -name docker.io/isthmus-lab/probe:dev -path /bin/probe -user 0:0 $(ARCH)=bin/probe && \
-		bin/imagegen -archives -out bin/images -name docker.io/isthmus-lab/pause:dev -path /bin/pause -argument pause $(ARCH)=bin/probe)
+		bin/imagegen -archives -out bin/images -name docker.io/isthmus-lab/pause:dev -path /bin/pause -argument pause $(ARCH)=bin/probe && \
+		bin/imagegen -archives -out bin/images -name docker.io/isthmus-lab/coredns:dev -path /coredns $(ARCH)=bin/coredns)
 
 .PHONY: deps
 deps: ## install what the lab needs of Debian (root; does nothing when it is there)

@@ -57,7 +57,7 @@ func newLoadMeasureCommand() *cobra.Command {
 		Example: "  probe load measure --kind throughput --streams 4 --to 10.1.0.5 --duration 1s",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			address, err := parseTo(to, load.Port)
+			address, err := addressOf(cmd.Context(), to, load.Port)
 			if err != nil {
 				return err
 			}
@@ -71,7 +71,7 @@ func newLoadMeasureCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&kind, "kind", string(load.Throughput), "throughput, packets, connections or latency")
-	f.StringVar(&to, "to", "", "address, or address:port")
+	f.StringVar(&to, "to", "", "address or name, with or without :port")
 	f.IntVar(&m.Streams, "streams", 0, "connections at a time (default: 1; connections: 4)")
 	f.DurationVar(&m.Duration, "duration", 0, "of the measurement (default 1s)")
 	return cmd

@@ -10,9 +10,11 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"os/signal"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -50,7 +52,7 @@ func newRoot() *cobra.Command {
 			cmd.SetContext(untilEOF(cmd.Context(), cmd.InOrStdin()))
 		}
 	}
-	cmd.AddCommand(newServeCommand(), newDialCommand(), newFlowCommand(), newMTUCommand(), newLoadCommand(), newPauseCommand())
+	cmd.AddCommand(newServeCommand(), newDialCommand(), newFlowCommand(), newMTUCommand(), newLookupCommand(), newLoadCommand(), newPauseCommand())
 	return cmd
 }
 
@@ -113,7 +115,7 @@ func newDialCommand() *cobra.Command {
 		Example: "  probe dial --proto udp --to 10.1.0.5 --token 5ca1ab1e5ca1ab1e --timeout 2s",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			address, err := parseTo(to, prober.Port)
+			address, err := addressOf(cmd.Context(), to, prober.Port)
 			if err != nil {
 				return err
 			}
@@ -127,7 +129,7 @@ func newDialCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&p.Proto, "proto", "tcp", "tcp, udp or icmp")
-	f.StringVar(&to, "to", "", "address, or address:port")
+	f.StringVar(&to, "to", "", "address or name, with or without :port")
 	f.StringVar(&p.Token, "token", "", "what the payload starts with")
 	f.DurationVar(&p.Timeout, "timeout", time.Second, "for the whole probe")
 	f.IntVar(&p.Count, "count", 1, "attempts of udp and icmp within the timeout")
@@ -143,7 +145,7 @@ func newFlowCommand() *cobra.Command {
 		Example: "  probe flow --proto tcp --to 10.1.0.5 --token 5ca1ab1e5ca1ab1e",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			address, err := parseTo(to, prober.Port)
+			address, err := addressOf(cmd.Context(), to, prober.Port)
 			if err != nil {
 				return err
 			}
@@ -158,7 +160,7 @@ func newFlowCommand() *cobra.Command {
 	}
 	f := cmd.Flags()
 	f.StringVar(&fl.Proto, "proto", "tcp", "tcp or udp")
-	f.StringVar(&to, "to", "", "address, or address:port")
+	f.StringVar(&to, "to", "", "address or name, with or without :port")
 	f.StringVar(&from, "from", "", "address:port to send from; default: as the kernel chooses")
 	f.StringVar(&fl.Token, "token", "", "what the stream starts with")
 	f.DurationVar(&fl.Interval, "interval", 50*time.Millisecond, "between two messages")
@@ -176,7 +178,7 @@ func newMTUCommand() *cobra.Command {
 		Example: "  probe mtu --to 10.1.0.5 --token 5ca1ab1e5ca1ab1e",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			address, err := parseTo(to, prober.Port)
+			address, err := addressOf(cmd.Context(), to, prober.Port)
 			if err != nil {
 				return err
 			}
@@ -189,7 +191,7 @@ func newMTUCommand() *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&to, "to", "", "address, or address:port")
+	f.StringVar(&to, "to", "", "address or name, with or without :port")
 	f.StringVar(&p.Token, "token", "", "what the payload starts with")
 	f.IntVar(&p.Least, "least", 576, "length of an IP packet that passes")
 	f.IntVar(&p.Most, "most", 1500, "length of the longest to try")
@@ -197,13 +199,46 @@ func newMTUCommand() *cobra.Command {
 	return cmd
 }
 
-func parseTo(s string, port uint16) (netip.AddrPort, error) {
+// newLookupCommand asks for a name as every program in this container does.
+func newLookupCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "lookup NAME",
+		Short:   "print the addresses of a name, a line each, as /etc/resolv.conf leads to them",
+		Example: "  probe lookup kubernetes.default.svc.cluster.local",
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			found, err := net.DefaultResolver.LookupNetIP(cmd.Context(), "ip", args[0])
+			if err != nil {
+				return err
+			}
+			for _, a := range found {
+				fmt.Fprintln(cmd.OutOrStdout(), a.Unmap())
+			}
+			return nil
+		},
+	}
+}
+
+// addressOf reads an address or a name, with or without a port. Of a name with
+// several addresses it takes the first.
+func addressOf(ctx context.Context, s string, port uint16) (netip.AddrPort, error) {
 	if ap, err := netip.ParseAddrPort(s); err == nil {
 		return ap, nil
 	}
-	a, err := netip.ParseAddr(s)
-	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("--to %q: write an address, or address:port", s)
+	if a, err := netip.ParseAddr(s); err == nil {
+		return netip.AddrPortFrom(a, port), nil
 	}
-	return netip.AddrPortFrom(a, port), nil
+	name := s
+	if host, text, err := net.SplitHostPort(s); err == nil {
+		n, err := strconv.ParseUint(text, 10, 16)
+		if err != nil {
+			return netip.AddrPort{}, fmt.Errorf("--to %q: %q is no port: write a number up to 65535", s, text)
+		}
+		name, port = host, uint16(n)
+	}
+	found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
+	if err != nil {
+		return netip.AddrPort{}, fmt.Errorf("--to %q: write an address, or a name that this container can look up: %w", s, err)
+	}
+	return netip.AddrPortFrom(found[0].Unmap(), port), nil
 }

@@ -33,6 +33,11 @@ func Converged(ctx context.Context, t *topology.Topology, overlay networkingv1be
 		if why, err := waitPods(ctx, t, cluster, cl); why != "" || err != nil {
 			return why, err
 		}
+		if hasDNS(c) {
+			if why := waitDNS(ctx, cl); why != "" {
+				return why, nil
+			}
+		}
 		peers := t.PresentPeers(cluster)
 		if len(peers) == 0 {
 			return "", nil

@@ -87,8 +87,10 @@ type Result struct {
 type installer struct {
 	cfg     Config
 	clients map[string]client.Client
-	mu      sync.Mutex
-	result  Result
+	// services returns when all nodes reach Services, if anybody knows.
+	services func(context.Context) error
+	mu       sync.Mutex
+	result   Result
 }
 
 // Install brings everything of the topology into the clusters and waits
@@ -99,7 +101,7 @@ func Install(ctx context.Context, cfg Config) (Result, error) {
 	if cfg.Topology == nil || cfg.Overlay == "" || cfg.Clusters == nil || cfg.ChartDir == "" || cfg.Exec == nil && cfg.Topology.Install == topology.InstallCLI {
 		return Result{}, errors.New("deploy: Topology, Overlay, Clusters and ChartDir are required, and Exec for isthmusctl")
 	}
-	in := &installer{cfg: cfg, clients: map[string]client.Client{}}
+	in := &installer{cfg: cfg, clients: map[string]client.Client{}, services: once(cfg.Services)}
 	for _, c := range cfg.Topology.Clusters {
 		cl, err := NewClient(cfg.Clusters, c.Name)
 		if err != nil {
@@ -117,18 +119,21 @@ func Install(ctx context.Context, cfg Config) (Result, error) {
 
 // phases are what there is to do, those side by side that can be.
 func (in *installer) phases() [][]phase {
-	pods := phase{"pods created", in.each(in.createPods)}
+	pods := []phase{{"pods created", in.each(in.createPods)}}
+	if slices.ContainsFunc(in.cfg.Topology.Clusters, hasDNS) {
+		pods = append(pods, phase{"CoreDNS created", in.each(in.createDNS)})
+	}
 	converged := []phase{{"converged", in.waitConverged}}
 	// The objects of peerings may come before the appliance is ready: it
 	// finds them when it starts.
 	ready := []phase{{"appliance ready", in.applianceReady}, {"peerings connected", in.connectPeerings}}
 	switch in.cfg.Topology.Install {
 	case topology.InstallNone:
-		return [][]phase{{pods}, converged}
+		return [][]phase{pods, converged}
 	case topology.InstallCLI:
-		return [][]phase{{{"installed by isthmusctl", in.runInstall}, pods}, ready, converged}
+		return [][]phase{append(pods, phase{"installed by isthmusctl", in.runInstall}), ready, converged}
 	}
-	return [][]phase{{{"chart installed", in.installCharts}, pods}, ready, converged}
+	return [][]phase{append(pods, phase{"chart installed", in.installCharts}), ready, converged}
 }
 
 // A phase is a step of the installation.
@@ -220,12 +225,19 @@ func (in *installer) installCharts(ctx context.Context) error {
 	return g.Wait()
 }
 
-// services returns when all nodes reach Services, if anybody knows.
-func (in *installer) services(ctx context.Context) error {
-	if in.cfg.Services == nil {
-		return nil
+// once makes a function that several steps call, and the first one's call counts
+// for all: they end together when it fails. Nil is a function without effect.
+func once(run func(context.Context) error) func(context.Context) error {
+	var first sync.Once
+	var err error
+	return func(ctx context.Context) error {
+		first.Do(func() {
+			if run != nil {
+				err = run(ctx)
+			}
+		})
+		return err
 	}
-	return in.cfg.Services(ctx)
 }
 
 // runInstall runs isthmusctl in all clusters at once, as soon as what it

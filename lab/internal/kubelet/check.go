@@ -24,8 +24,10 @@ func Check(binDir, imageDir string) error {
 			errs = append(errs, fmt.Errorf("%s is not installed", name))
 		}
 	}
-	if found, err := filepath.Glob(filepath.Join(imageDir, "*.tar")); err != nil || len(found) == 0 {
-		errs = append(errs, fmt.Errorf("there are no images in %s", imageDir))
+	for _, name := range Images() {
+		if _, err := os.Stat(filepath.Join(imageDir, name)); err != nil {
+			errs = append(errs, fmt.Errorf("the image %s is not in %s", name, imageDir))
+		}
 	}
 	// A kernel with a module for it loads the module at the first mount.
 	if text, err := os.ReadFile("/proc/filesystems"); err == nil && !bytes.Contains(text, []byte("\toverlay\n")) {

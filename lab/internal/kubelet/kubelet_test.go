@@ -22,6 +22,7 @@ func TestConfig(t *testing.T) {
 	n := &node{cfg: Config{
 		NodeConfig: pods.NodeConfig{Cluster: "milan", Name: "node-1", Addr: netip.MustParseAddr("172.18.1.11"), ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16")},
 		Cgroup:     "isthmus-lab/two/milan-node-1",
+		ClusterDNS: netip.MustParseAddr("10.96.0.10"),
 	}}
 	for _, name := range []string{"/etc/containerd/config.toml", "/etc/kubernetes/kubelet.yaml", "/etc/cni/net.d/10-flannel.conflist"} {
 		content, err := n.config(name)
@@ -89,7 +90,7 @@ func TestCgroup(t *testing.T) {
 func TestCheck(t *testing.T) {
 	err := Check(t.TempDir(), t.TempDir())
 	assert.Assert(t, err != nil)
-	for _, want := range append(Programs(), "there are no images in ") {
+	for _, want := range append(Programs(), Images()...) {
 		assert.Check(t, is.Contains(err.Error(), want))
 	}
 }

@@ -23,9 +23,11 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -51,6 +53,8 @@ type Config struct {
 	Executable string
 	// Archives are images as "docker save" writes them. There is no registry.
 	Archives []string
+	// ClusterDNS is the address that pods ask for names.
+	ClusterDNS netip.Addr
 	// Cgroup is the path, without a slash at its ends, of the node's cgroup:
 	// nobody else's.
 	Cgroup string
@@ -60,6 +64,16 @@ type Config struct {
 // loopback, flannel, bridge, host-local and portmap in cni/.
 func Programs() []string {
 	return []string{"kubernetes", "kube-proxy", "flanneld", "containerd", "containerd-shim-runc-v2", "ctr", "cni/loopback", "cni/flannel", "cni/bridge", "cni/host-local", "cni/portmap"}
+}
+
+// Images are the archives of what the lab runs in pods of a node: the appliance,
+// the lab's own pods, what holds the namespaces of a pod, and the cluster's DNS.
+func Images() []string {
+	var out []string
+	for _, program := range []string{"isthmus", "probe", "pause", "coredns"} {
+		out = append(out, program+"-"+runtime.GOARCH+".tar")
+	}
+	return out
 }
 
 // A node is one that runs.
@@ -86,6 +100,8 @@ func RunNode(ctx context.Context, cfg Config) error {
 		return fmt.Errorf("node %s: CNI profile %q: a node with containerd has %s", name, cfg.CNI, pods.CNIFlannel)
 	case cfg.Cgroup == "":
 		return fmt.Errorf("node %s: Cgroup is missing", name)
+	case !cfg.ClusterDNS.IsValid():
+		return fmt.Errorf("node %s: ClusterDNS is missing", name)
 	case cfg.Executable == "":
 		var err error
 		if cfg.Executable, err = os.Executable(); err != nil {

@@ -23,9 +23,6 @@ const (
 	subnetFile       = "/run/flannel/subnet.env" // where flanneld writes it and its plug-in reads it
 	// PauseImage is what holds the namespaces of a pod.
 	PauseImage = "docker.io/isthmus-lab/pause:dev"
-	// clusterDNSHost is the host part of the DNS service's address, as kubeadm
-	// has it.
-	clusterDNSHost = 10
 )
 
 // configs are the node's configuration files, as a template (text/template).
@@ -82,17 +79,13 @@ syncFrequency: 10s
 {{end}}`
 
 func (n *node) config(name string) ([]byte, error) {
-	dns := n.cfg.ServiceCIDR.Masked().Addr()
-	for range clusterDNSHost {
-		dns = dns.Next()
-	}
 	all, err := template.New("").Parse(configs)
 	if err != nil {
 		return nil, err
 	}
 	var out bytes.Buffer
 	err = all.ExecuteTemplate(&out, name, map[string]any{
-		"Pause": PauseImage, "Plugins": cniPlugins, "Addr": n.cfg.Addr, "Socket": containerdSocket, "DNS": dns,
+		"Pause": PauseImage, "Plugins": cniPlugins, "Addr": n.cfg.Addr, "Socket": containerdSocket, "DNS": n.cfg.ClusterDNS,
 		"PodLogs": podLogs, "Cgroup": n.cfg.Cgroup,
 	})
 	return out.Bytes(), err

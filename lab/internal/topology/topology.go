@@ -85,6 +85,21 @@ func (c Cluster) Present() []int {
 	return out
 }
 
+// dnsHost is the host part of the address of a cluster's DNS, as kubeadm has it
+// (kubeadm's constants.GetDNSIP).
+const dnsHost = 10
+
+// DNSAddress is the address of the Service kube-dns in a cluster with real nodes:
+// where their kubelets send pods, and where CoreDNS is. services is the cluster's
+// serviceCIDR.
+func DNSAddress(services netip.Prefix) netip.Addr {
+	a := services.Masked().Addr()
+	for range dnsHost {
+		a = a.Next()
+	}
+	return a
+}
+
 // What a cluster can be made of.
 const (
 	CNIBridge  = "bridge"  // bridge and host-local, routes between the nodes

@@ -86,3 +86,11 @@ func TestMissingFile(t *testing.T) {
 	_, err := topology.Load("testdata/none.yaml")
 	assert.ErrorIs(t, err, os.ErrNotExist)
 }
+
+func TestDNSAddress(t *testing.T) {
+	for services, want := range map[string]string{
+		"10.96.0.0/16": "10.96.0.10", "10.97.3.4/16": "10.97.0.10", "10.0.0.248/28": "10.0.0.250", "fd00:10:96::/112": "fd00:10:96::a",
+	} {
+		assert.Equal(t, topology.DNSAddress(netip.MustParsePrefix(services)).String(), want)
+	}
+}

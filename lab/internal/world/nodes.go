@@ -94,7 +94,10 @@ func (a *agent) startNode(ctx context.Context, n *network, c ClusterSpec, cred c
 		if err != nil {
 			return err
 		}
-		real := kubelet.Config{NodeConfig: cfg, Archives: archives, Cgroup: path.Join("isthmus-lab", n.spec.Name, c.Name+"-"+node.Name)}
+		real := kubelet.Config{
+			NodeConfig: cfg, Archives: archives, Cgroup: path.Join("isthmus-lab", n.spec.Name, c.Name+"-"+node.Name),
+			ClusterDNS: topology.DNSAddress(c.ServiceCIDR),
+		}
 		run = func(ctx context.Context) error { return kubelet.RunNode(ctx, real) }
 	}
 	a.nodes.start(ctx, name, func(ctx context.Context) {
