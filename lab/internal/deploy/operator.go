@@ -57,17 +57,11 @@ func (o Operator) Install(ctx context.Context, cluster string, values map[string
 	return o.apply(ctx, cluster, "install", mergeValues(Values(o.Topology, o.Overlay, c), values))
 }
 
-// Upgrade runs isthmusctl upgrade with values that are to change, and waits
-// until the gateways are those of the templates that are there then.
+// Upgrade runs isthmusctl upgrade with values that are to change. It returns
+// when the gateways are those of the templates that are there then, or says
+// which is not.
 func (o Operator) Upgrade(ctx context.Context, cluster string, values map[string]any) error {
-	if err := o.apply(ctx, cluster, "upgrade", values); err != nil {
-		return err
-	}
-	cl, err := NewClient(o.Clusters, cluster)
-	if err != nil {
-		return err
-	}
-	return waitGateways(ctx, cl)
+	return o.apply(ctx, cluster, "upgrade", values)
 }
 
 // Uninstall runs isthmusctl uninstall; with purge, --purge.
