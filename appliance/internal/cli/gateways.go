@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -56,10 +55,13 @@ func (g *gateway) idle() bool {
 // empty: it is, and runs.
 func (g *gateway) lag(system string, templates []model.Template, controller string) string {
 	why := g.behind(plan.TemplateRef(&g.Gateway, system), templates, controller)
-	if why != "" && g.refused != nil {
-		why += "; the controller says: " + g.refused.Message
+	switch {
+	case why == "":
+		return g.starting()
+	case g.refused != nil:
+		return why + "; the controller says: " + g.refused.Message
 	}
-	return cmp.Or(why, g.starting())
+	return why
 }
 
 // behind says why the Deployment of g is not that of its template.

@@ -175,8 +175,7 @@ func (o *operator) replaces() {
 	until(o.t, "upgrade waits for the next controller", func() bool {
 		return strings.Contains(stderr.String(), "waiting for GatewayServer liqo-tenant-rome/rome: Deployment gw-rome is that of the controller before")
 	})
-	second := o.gatewayPod()
-	assert.Check(o.t, second != "" && second != first, "the gateway's pod is still %s", first)
+	until(o.t, "the gateway has another pod", func() bool { pod := o.gatewayPod(); return pod != "" && pod != first })
 	end()
 	end = o.controller()
 	assert.NilError(o.t, <-upgraded, "%s%s", stdout, stderr)
