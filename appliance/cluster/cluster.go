@@ -108,6 +108,9 @@ type Options struct {
 	Overlay      Overlay        // empty: Geneve
 	// NoTransit says that what comes from one peer never goes on to another.
 	NoTransit bool
+	// Revision tells the controller that plans from those before it: the
+	// pod-template-hash of its pod. Empty: it is in none.
+	Revision string
 }
 
 // A Node is a Kubernetes Node that is not a virtual one.

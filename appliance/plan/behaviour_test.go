@@ -18,6 +18,7 @@ import (
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/ipam"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
@@ -134,6 +135,41 @@ func TestGatewayPodGone(t *testing.T) {
 	after := get[*v1beta1.InternalFabric](w, "liqo-tenant-rome", "rome")
 	assert.Equal(t, after.Spec.GatewayIP, v1beta1.IP("10.10.0.11"))
 	assert.DeepEqual(t, after.Spec.Interface, before.Spec.Interface)
+}
+
+// The Deployment of a gateway says which version of which template it was made
+// from, and who made it. Its pods do not: they stay when the same comes of
+// another version.
+func TestMadeFrom(t *testing.T) {
+	w := peered(t)
+	deployment := func() *appsv1.Deployment { return get[*appsv1.Deployment](w, "liqo-tenant-rome", "gw-rome") }
+	template := get[*v1beta1.WgGatewayServerTemplate](w, "liqo", "wireguard-server")
+	g, err := kube.GatewayServer(get[*v1beta1.GatewayServer](w, "liqo-tenant-rome", "rome"))
+	assert.Equal(t, len(err), 0)
+	ref := plan.TemplateRef(&g, "liqo")
+	assert.Equal(t, ref.Kind+" "+ref.Namespace+"/"+ref.Name, "WgGatewayServerTemplate liqo/wireguard-server")
+	version := func() string {
+		made, _ := kube.ServerTemplate(template)
+		return plan.TemplateVersion(made.Meta)
+	}
+	assert.Equal(t, deployment().Annotations[v1beta1.AnnotationTemplate], version())
+	_, said := deployment().Annotations[v1beta1.AnnotationController]
+	assert.Check(t, !said)
+
+	before := deployment().Spec.DeepCopy()
+	template.Generation++
+	w.options.Revision = "56fd58488"
+	w.settle()
+	assert.Equal(t, deployment().Annotations[v1beta1.AnnotationTemplate], version())
+	assert.Equal(t, deployment().Annotations[v1beta1.AnnotationController], "56fd58488")
+	assert.DeepEqual(t, &deployment().Spec, before)
+
+	// One that can't be filled in leaves what was made before.
+	was := version()
+	template.Generation++
+	template.Spec.ObjectKind.Kind = "Nothing"
+	w.settle()
+	assert.Equal(t, deployment().Annotations[v1beta1.AnnotationTemplate], was)
 }
 
 // A ForeignCluster that another module made is not ours to delete.

@@ -22,16 +22,36 @@ type workload struct {
 	deployment v1beta1.DeploymentTemplate
 	service    v1beta1.ServiceTemplate // of a server
 	metrics    *v1beta1.Metrics
+	version    string // of the template
 	secret     string
 	ownKeys    bool // the Secret is the user's
 }
 
+// TemplateRef returns the template that g is to be made from: the one that its
+// object names, or the chart's in the namespace of the installation.
+func TemplateRef(g *cluster.Gateway, system string) cluster.Ref {
+	kind, fallback := "WgGatewayServerTemplate", "wireguard-server"
+	if g.Role == cluster.Client {
+		kind, fallback = "WgGatewayClientTemplate", "wireguard-client"
+	}
+	return cluster.Ref{
+		APIVersion: networkingVersion, Kind: kind,
+		Namespace: cmp.Or(g.TemplateRef.Namespace, system), Name: cmp.Or(g.TemplateRef.Name, fallback),
+	}
+}
+
+// TemplateVersion tells a template from what it was before: it is what the
+// Deployment of a gateway made from it has as v1beta1.AnnotationTemplate.
+func TemplateVersion(m cluster.Meta) string { return fmt.Sprintf("%s.%d", m.UID, m.Generation) }
+
 // renderWorkload fills the template of g in.
 func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
-	templates, kind, makes, fallback := p.s.ServerTemplates, "WgGatewayServerTemplate", "WgGatewayServer", "wireguard-server"
+	templates, makes := p.s.ServerTemplates, "WgGatewayServer"
 	if g.Role == cluster.Client {
-		templates, kind, makes, fallback = p.s.ClientTemplates, "WgGatewayClientTemplate", "WgGatewayClient", "wireguard-client"
+		templates, makes = p.s.ClientTemplates, "WgGatewayClient"
 	}
+	from := TemplateRef(g, p.s.Namespace)
+	kind, namespace, name := from.Kind, from.Namespace, from.Name
 	reference := "spec." + g.Role + "TemplateRef"
 	if g.TemplateRef.Kind != "" && g.TemplateRef.Kind != kind {
 		p.refuse(g.Meta, ReasonNoTemplate, "%s.kind: %q: use %s", reference, g.TemplateRef.Kind, kind)
@@ -41,13 +61,13 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 		p.refuse(g.Meta, ReasonNoTemplate, "%s.apiVersion: %q: use %s", reference, g.TemplateRef.APIVersion, networkingVersion)
 		return
 	}
-	namespace, name := cmp.Or(g.TemplateRef.Namespace, p.s.Namespace), cmp.Or(g.TemplateRef.Name, fallback)
 	i := slices.IndexFunc(templates, func(t cluster.Template) bool { return t.Namespace == namespace && t.Name == name })
 	if i < 0 {
-		p.refuse(g.Meta, ReasonNoTemplate, "%s: there is no %s %s/%s: create it, or name %s in namespace %s", reference, kind, namespace, name, fallback, p.s.Namespace)
+		p.refuse(g.Meta, ReasonNoTemplate, "%s: there is no %s %s/%s: create it, or name %s in namespace %s", reference, kind, namespace, name, TemplateRef(&cluster.Gateway{Role: g.Role}, p.s.Namespace).Name, p.s.Namespace)
 		return
 	}
 	t := templates[i]
+	w.version = TemplateVersion(t.Meta)
 	if t.ObjectKind != makes || t.ObjectAPIVersion != networkingVersion {
 		p.refuse(g.Meta, ReasonBadTemplate, "%s %s/%s: spec.objectKind: %s %s can't be made here: use %s %s", kind, namespace, name, t.ObjectAPIVersion, t.ObjectKind, networkingVersion, makes)
 		return
@@ -140,6 +160,12 @@ func (p *planner) workload(g *cluster.Gateway, w workload) {
 	d := &appsv1.Deployment{TypeMeta: metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"}, ObjectMeta: owned(name, g.RemoteID, g.Meta)}
 	w.deployment.Spec.DeepCopyInto(&d.Spec)
 	decorate(&d.ObjectMeta, w.deployment.Metadata, labels, v1beta1.LabelGatewayName, v1beta1.LabelGatewayNamespace)
+	// Of the Deployment only: its pods stay as they are when the same comes of
+	// another version.
+	mergeInto(&d.Annotations, map[string]string{v1beta1.AnnotationTemplate: w.version})
+	if p.s.Options.Revision != "" {
+		mergeInto(&d.Annotations, map[string]string{v1beta1.AnnotationController: p.s.Options.Revision})
+	}
 	p.add(d)
 
 	if g.Role == cluster.Server {

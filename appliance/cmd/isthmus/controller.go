@@ -58,6 +58,7 @@ object of the API.`,
 	f.BoolVar(&cfg.Options.NoTransit, "deny-direct-connections", false, "two peers do not reach each other through this cluster")
 	f.BoolVar(&cfg.LeaderElection, "leader-election", false, "act only while holding the lease, so that several can run")
 	f.StringVar(&cfg.Identity, "identity", os.Getenv("POD_NAME"), "`name` of this replica in the lease (default the name of the host)")
+	f.StringVar(&cfg.Options.Revision, "revision", os.Getenv("POD_TEMPLATE_HASH"), "`name` of this version of the controller and its settings, written on what it makes of gateways' templates")
 	f.DurationVar(&cfg.Resync, "resync", 0, "longest `time` between two passes (default 10m)")
 	f.StringVar(&cfg.HealthAddress, "health-address", "", "`host:port` for /healthz and /readyz; empty or 0: none")
 	f.StringVar(&cfg.MetricsAddress, "metrics-address", "", "`host:port` for /metrics; empty or 0: none")

@@ -66,10 +66,15 @@ func (p *program) fail(err error) {
 	answer := struct {
 		Error    string    `json:"error"`
 		Problems []Problem `json:"problems,omitempty"`
+		Gateway  *ref      `json:"gateway,omitempty"` // that is not replaced
 	}{Error: err.Error()}
 	var refused *RefusedError
 	if errors.As(err, &refused) {
 		answer.Problems = refused.Problems
+	}
+	var late *GatewayError
+	if errors.As(err, &late) {
+		answer.Gateway = &late.Gateway
 	}
 	_ = p.print(answer) // the exit status tells, too
 }

@@ -42,7 +42,8 @@ func (p *program) installCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "install",
 		Short: "Install Isthmus in a cluster",
-		Long: `Install Isthmus in the cluster of the current context, and wait until it runs.
+		Long: `Install Isthmus in the cluster of the current context, and wait until it runs,
+with the gateways that are asked for already.
 
 First it looks for whatever would make that fail or do damage: wrong values,
 permissions that you lack, older CRDs, kernels that are too old, the network of
@@ -76,9 +77,11 @@ func (p *program) upgradeCommand() *cobra.Command {
 		Use:   "upgrade",
 		Short: "Bring an installation up to date, or change its values",
 		Long: `Bring the installation up to the version of this program, CRDs first, and wait
-until all its pods run. Values that were given before stay unless they are given
-again. What is in the kernels of nodes and gateways stays and goes on forwarding
-while daemons are replaced.`,
+until all its pods run, those of gateways among them: the controller replaces
+them when the templates have changed. Values that were given before stay unless
+they are given again. What is in the kernels of nodes stays and goes on forwarding
+while daemons are replaced; through a gateway nothing passes until the new one is
+there.`,
 		Example: example(
 			"isthmusctl upgrade",
 			"isthmusctl upgrade --set networking.overlay=auto",
@@ -97,8 +100,8 @@ func (i *installation) flags(cmd *cobra.Command) {
 	f.BoolVar(&i.dryRun, "dry-run", false, "change nothing: look whether it could be done, and say what would be")
 	f.StringVarP(&i.output, "output", "o", "", "`yaml`: print the manifests and change nothing; asks no cluster when ipam.podCIDRs and ipam.serviceCIDR are given")
 	f.StringVar(&i.crds, "crds", "include", "with --output yaml: `include` the CRDs, print them only, or skip them")
-	f.BoolVar(&i.wait, "wait", true, "wait until all pods run")
-	f.DurationVar(&i.timeout, "timeout", 5*time.Minute, "longest `time` to wait")
+	f.BoolVar(&i.wait, "wait", true, "wait until all pods run, and all gateways are those of the present templates")
+	f.DurationVar(&i.timeout, "timeout", 5*time.Minute, "longest `time` to wait, for all of it together")
 	f.BoolVar(&i.takeOwnership, "take-ownership", false, "make objects that are there already part of the release")
 }
 
@@ -111,6 +114,9 @@ type result struct {
 	ClusterID string `json:"clusterID"`
 	DryRun    bool   `json:"dryRun,omitempty"`
 	Objects   []ref  `json:"objects"`
+	// Gateways are those that run as the templates say now, if that was waited
+	// for.
+	Gateways []ref `json:"gateways,omitempty"`
 }
 
 // A ref names an object.
@@ -197,11 +203,17 @@ func (i *installation) run(ctx context.Context) error {
 		return i.tell(out)
 	}
 	p := &progress{out: i.err}
+	start := time.Now()
 	rel, err := i.apply(ctx, cl, helm, c, m, given, p)
 	if err != nil {
 		return err
 	}
 	out.Revision = rel.Version
+	if i.wait {
+		if out.Gateways, err = cl.awaitGateways(ctx, start, i.timeout, p); err != nil {
+			return err
+		}
+	}
 	return i.tell(out)
 }
 
@@ -364,6 +376,10 @@ func (i *installation) tell(r result) error {
 			r.Version, map[bool]string{false: "installed", true: "upgraded"}[i.upgrade], r.Namespace, r.ClusterID, len(r.Objects))
 		return nil
 	}
-	_, err := fmt.Fprintf(i.out, "Isthmus %s runs in namespace %s as cluster %s (revision %d).\n", r.Version, r.Namespace, r.ClusterID, r.Revision)
+	gateways := ""
+	if n := len(r.Gateways); n > 0 {
+		gateways = fmt.Sprintf(", and %d of its gateways run as the templates say", n)
+	}
+	_, err := fmt.Fprintf(i.out, "Isthmus %s runs in namespace %s as cluster %s (revision %d)%s.\n", r.Version, r.Namespace, r.ClusterID, r.Revision, gateways)
 	return err
 }

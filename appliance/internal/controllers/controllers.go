@@ -20,9 +20,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -84,19 +82,7 @@ func (c *Config) setDefaults() error {
 	return nil
 }
 
-// +kubebuilder:rbac:groups=coordination.k8s.io,namespace=system,resources=leases,verbs=get;create;update
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
-
-// Leases outlast an API server that is away for a while: without one nobody
-// else could take over anyway. One that ends gives its lease back, and the next
-// looks for it every 1 to 2.2 s, with client-go's jitter: as long nobody tells
-// the nodes where a gateway is that came up elsewhere, and an upgrade replaces
-// both at once.
-const (
-	leaseDuration = 60 * time.Second
-	renewDeadline = 50 * time.Second
-	retryPeriod   = time.Second
-)
 
 // Run is the controller. It returns when ctx is done, or when the lease is
 // lost.
@@ -109,35 +95,14 @@ func Run(ctx context.Context, cfg Config) error {
 	cfg.REST = rest.CopyConfig(cfg.REST)
 	cfg.REST.QPS = -1
 
-	var lock resourcelock.Interface
-	if cfg.LeaderElection {
-		clients, err := kubernetes.NewForConfig(cfg.REST)
-		if err != nil {
-			return err
-		}
-		lock, err = resourcelock.New(resourcelock.LeasesResourceLock, cfg.Namespace, name,
-			clients.CoreV1(), clients.CoordinationV1(), resourcelock.ResourceLockConfig{Identity: cfg.Identity})
-		if err != nil {
-			return fmt.Errorf("lease: %w", err)
-		}
-		lock = releasingLock{lock}
-	}
 	newInformer, err := kube.NewInformer(cfg.REST, cfg.Logger)
 	if err != nil {
 		return err
 	}
-	lease, renew, retry := leaseDuration, renewDeadline, retryPeriod
 	mgr, err := ctrl.NewManager(cfg.REST, manager.Options{
 		Scheme: kube.Scheme(),
 		Cache:  cacheOptions(cfg.Namespace, newInformer),
 		Logger: logr.FromSlogHandler(cfg.Logger.Handler()),
-
-		LeaderElection:                      cfg.LeaderElection,
-		LeaderElectionResourceLockInterface: lock,
-		LeaderElectionReleaseOnCancel:       true,
-		LeaseDuration:                       &lease,
-		RenewDeadline:                       &renew,
-		RetryPeriod:                         &retry,
 
 		HealthProbeBindAddress: cmp.Or(cfg.HealthAddress, "0"),
 		Metrics:                metricsserver.Options{BindAddress: cmp.Or(cfg.MetricsAddress, "0")},
@@ -160,6 +125,14 @@ func Run(ctx context.Context, cfg Config) error {
 	if err := r.watch(ctx, mgr.GetCache()); err != nil {
 		return err
 	}
+	var loop manager.Runnable = manager.RunnableFunc(r.run)
+	if cfg.LeaderElection {
+		lock, err := newLock(cfg)
+		if err != nil {
+			return err
+		}
+		loop = &leader{lock: lock, duration: leaseDuration, deadline: renewDeadline, retry: retryPeriod, act: r.run}
+	}
 	var synced atomic.Bool
 	if err := errors.Join(
 		mgr.AddHealthzCheck("ping", healthz.Ping),
@@ -169,25 +142,16 @@ func Run(ctx context.Context, cfg Config) error {
 			}
 			return nil
 		}),
-		mgr.Add(everywhere(func(ctx context.Context) error {
+		mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 			synced.Store(mgr.GetCache().WaitForCacheSync(ctx))
 			return nil
 		})),
-		mgr.Add(manager.RunnableFunc(r.run)),
+		mgr.Add(loop),
 	); err != nil {
 		return err
 	}
 	return mgr.Start(ctx)
 }
-
-// everywhere runs in all replicas, not only in the leader.
-type everywhere func(context.Context) error
-
-// Start implements manager.Runnable.
-func (f everywhere) Start(ctx context.Context) error { return f(ctx) }
-
-// NeedLeaderElection implements manager.LeaderElectionRunnable.
-func (everywhere) NeedLeaderElection() bool { return false }
 
 // ParsePools parses a list of pools.
 func ParsePools(list []string) ([]netip.Prefix, error) {

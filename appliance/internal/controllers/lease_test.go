@@ -2,67 +2,162 @@ package controllers
 
 import (
 	"context"
+	"log/slog"
+	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"github.com/go-logr/logr"
 	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+	"gotest.tools/v3/poll"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/klog/v2"
 )
 
 // aLease is a lease as the API server keeps it: who has not seen the last
 // version can't write.
 type aLease struct {
+	mu            sync.Mutex
 	record        resourcelock.LeaderElectionRecord
 	version, seen int
-	late          []string // holders whose writes arrive before the next ones
+	renewing      chan struct{} // if not nil: yields when a renewal has begun,
+	answer        chan struct{} // and it is answered when this is closed
 }
 
-func (l *aLease) Get(context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+func (l *aLease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.seen = l.version
 	r := l.record
-	return &r, nil, nil
+	return &r, []byte(r.HolderIdentity), ctx.Err()
 }
 
-func (l *aLease) Update(_ context.Context, r resourcelock.LeaderElectionRecord) error {
-	if len(l.late) > 0 {
-		l.record.HolderIdentity, l.late = l.late[0], l.late[1:]
-		l.version++
-	}
+func (l *aLease) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if l.seen != l.version {
 		return apierrors.NewConflict(coordinationv1.Resource("leases"), name, nil)
 	}
+	if l.renewing != nil && l.record.HolderIdentity == r.HolderIdentity {
+		l.mu.Unlock()
+		select {
+		case l.renewing <- struct{}{}:
+			<-l.answer
+		default:
+		}
+		l.mu.Lock()
+	}
 	l.record, l.version = r, l.version+1
 	l.seen = l.version
-	return nil
+	return ctx.Err()
+}
+
+func (l *aLease) holder() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.record.HolderIdentity
+}
+
+// take has somebody else write the lease.
+func (l *aLease) take() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.record.HolderIdentity, l.version = "other", l.version+1
 }
 
 func (*aLease) Create(context.Context, resourcelock.LeaderElectionRecord) error { return nil }
 func (*aLease) RecordEvent(string)                                              {}
 func (*aLease) Identity() string                                                { return "me" }
-func (*aLease) Describe() string                                                { return name }
+func (*aLease) Describe() string                                                { return "liqo/" + name }
 
-// TestReleasingLock: a lease is given back although renewals of ours arrive
-// late, not although somebody else has it; and nothing else is tried again.
-func TestReleasingLock(t *testing.T) {
+// TestLeader: one that is told to end gives its lease back after what it did,
+// and complains about nothing, whatever it was at; one that loses its lease
+// stops and says so.
+func TestLeader(t *testing.T) {
 	for _, tc := range []struct {
-		name   string
-		late   []string
-		write  string // the holder
-		holder string // afterwards
-		fails  bool
+		name     string
+		renewing bool // it is told to end while a renewal waits for its answer
+		waiting  bool // it is told to end before it is elected
+		lost     bool // somebody else takes the lease
+		holder   string
 	}{
-		{"nothing arrives late", nil, "", "", false},
-		{"a renewal does", []string{"me"}, "", "", false},
-		{"two do", []string{"me", "me"}, "", "", false},
-		{"it is somebody else's", []string{"other"}, "", "other", true},
-		{"a renewal is not tried again", []string{"me"}, "me", "me", true},
+		{name: "told to end", holder: ""},
+		{name: "told to end while it renews its lease", renewing: true, holder: ""},
+		{name: "told to end while another one leads", waiting: true, holder: "other"},
+		{name: "the lease is lost", lost: true, holder: "other"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			lease := &aLease{record: resourcelock.LeaderElectionRecord{HolderIdentity: "me"}, late: tc.late}
-			err := releasingLock{lease}.Update(t.Context(), resourcelock.LeaderElectionRecord{HolderIdentity: tc.write})
-			assert.Equal(t, apierrors.IsConflict(err), tc.fails, "%v", err)
-			assert.Equal(t, lease.record.HolderIdentity, tc.holder)
+			lease := &aLease{answer: make(chan struct{})}
+			if tc.renewing {
+				lease.renewing = make(chan struct{})
+			}
+			if tc.waiting {
+				lease.record = resourcelock.LeaderElectionRecord{HolderIdentity: "other", LeaseDurationSeconds: 60}
+			}
+			log := &logBuffer{}
+			ctx, end := context.WithCancel(klog.NewContext(t.Context(), logr.FromSlogHandler(slog.NewTextHandler(log, nil))))
+			defer end()
+			acting, holders := make(chan struct{}), make(chan string, 1)
+			l := &leader{lock: lease, duration: 3 * time.Second, deadline: 500 * time.Millisecond, retry: 20 * time.Millisecond, act: func(ctx context.Context) error {
+				close(acting)
+				<-ctx.Done()
+				holders <- lease.holder()
+				return nil
+			}}
+			done := make(chan error, 1)
+			go func() { done <- l.Start(ctx) }()
+			switch {
+			case tc.waiting:
+				poll.WaitOn(t, func(poll.LogT) poll.Result {
+					if !strings.Contains(log.String(), "Attempting to acquire") {
+						return poll.Continue("it does not try yet")
+					}
+					return poll.Success()
+				}, poll.WithDelay(5*time.Millisecond))
+			default:
+				<-acting
+			}
+			if tc.renewing {
+				<-lease.renewing
+			}
+			if tc.lost {
+				lease.take()
+			} else {
+				end()
+			}
+			if !tc.waiting {
+				assert.Equal(t, <-holders, map[bool]string{false: "me", true: "other"}[tc.lost], "who held the lease when it stopped")
+			}
+			close(lease.answer)
+			err := <-done
+			assert.Equal(t, lease.holder(), tc.holder)
+			assert.Check(t, !strings.Contains(log.String(), "level=ERROR") || tc.lost, log.String())
+			if tc.lost {
+				assert.Check(t, is.ErrorContains(err, "the lease liqo/isthmus-controller is lost"))
+			} else {
+				assert.Check(t, err)
+			}
 		})
 	}
+}
+
+// TestSteady: a deadline holds, a cancellation does not.
+func TestSteady(t *testing.T) {
+	ctx, cancel := context.WithDeadline(t.Context(), time.Now().Add(time.Hour))
+	cancel()
+	calm, done := steady(ctx)
+	defer done()
+	assert.NilError(t, calm.Err())
+	end, _ := calm.Deadline()
+	assert.Check(t, time.Until(end) <= lockTimeout, "it ends at %v", end)
+
+	ctx, cancel = context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancel()
+	late, done := steady(ctx)
+	defer done()
+	assert.ErrorIs(t, late.Err(), context.DeadlineExceeded)
 }

@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -328,14 +329,32 @@ func TestSources(t *testing.T) {
 		assert.Equal(t, len(have.Status.Applied), 1)
 		assert.Equal(t, len(have.Status.Conditions), 2)
 
-		// A node without a gateway has no address, and gets one again.
-		none := want
-		none.Local, none.Remote = netip.Addr{}, netip.Addr{}
-		assert.NilError(t, node.WriteStatus(ctx, none))
-		assert.NilError(t, admin.Get(ctx, key, have))
-		assert.Assert(t, have.Status.NodeIP.Local == nil && have.Status.NodeIP.Remote == nil)
-		eventually(t, node, "its own status", func(v kube.NodeView) bool { return !v.Input.Nodes[0].Remote.IsValid() })
-		assert.NilError(t, node.WriteStatus(ctx, want))
+		// Gateways come, move and go; and the controller, which writes the whole
+		// object, does so at any moment.
+		local, remote := netip.MustParseAddr("10.127.65.1"), netip.MustParseAddr("10.0.0.11")
+		for i, step := range []struct{ local, remote netip.Addr }{
+			{}, {local: local}, {}, {remote: remote}, {}, {local, remote}, {remote: remote}, {local: local}, {}, {local, remote}, {}, {},
+			{remote: netip.MustParseAddr("fd00::11")},
+		} {
+			want.Local, want.Remote = step.local, step.remote
+			assert.NilError(t, node.WriteStatus(ctx, want), "step %d", i)
+			assert.NilError(t, admin.Get(ctx, key, have))
+			shown := func(ip *v1beta1.IP, want netip.Addr) {
+				t.Helper()
+				got := netip.Addr{}
+				if ip != nil {
+					got = netip.MustParseAddr(string(*ip))
+				}
+				assert.Equal(t, got, want, "step %d", i)
+			}
+			shown(have.Status.NodeIP.Local, step.local)
+			shown(have.Status.NodeIP.Remote, step.remote)
+			eventually(t, node, "its own status", func(v kube.NodeView) bool {
+				return v.Input.Nodes[0].Local == step.local && v.Input.Nodes[0].Remote == step.remote
+			})
+			have.Status.Conditions[len(have.Status.Conditions)-1].Message = fmt.Sprint("step ", i)
+			assert.NilError(t, admin.Status().Update(ctx, have))
+		}
 
 		gv := eventually(t, gateway, "the node's address", func(v kube.GatewayView) bool {
 			for _, n := range v.Input.Nodes {

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"slices"
@@ -159,12 +158,6 @@ func (s *source) apply(ctx context.Context, kind, namespace, name, manager strin
 	if err != nil {
 		return fmt.Errorf("status of %s %s: %w", kind, name, err)
 	}
-	// An empty object in place of one with fields is stored as null
-	// (structured-merge-diff), which the schema refuses.
-	maps.DeleteFunc(fields, func(_ string, v any) bool {
-		m, ok := v.(map[string]any)
-		return ok && len(m) == 0
-	})
 	u := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
 	u.SetGroupVersionKind(v1beta1.GroupVersion.WithKind(kind))
 	u.SetNamespace(namespace)

@@ -36,6 +36,7 @@ type operator struct {
 	cp         *controlplane.ControlPlane
 	kubernetes string
 	isthmusctl string
+	isthmus    string
 	kubeconfig string
 	client     client.Client
 }
@@ -48,7 +49,7 @@ var installArgs = []string{"--set", "discovery.config.clusterID=milan,ipam.podCI
 // it; and tries what has to be refused.
 func TestInstall(t *testing.T) {
 	nettest.Slow(t, "starts a control plane")
-	o := &operator{t: t, kubernetes: nettest.Built(t, "kubernetes"), isthmusctl: nettest.Built(t, "isthmusctl")}
+	o := &operator{t: t, kubernetes: nettest.Built(t, "kubernetes"), isthmusctl: nettest.Built(t, "isthmusctl"), isthmus: nettest.Built(t, "isthmus")}
 	ports, err := controlplane.FreePorts()
 	assert.NilError(t, err)
 	o.cp, err = controlplane.Start(t.Context(), controlplane.Config{
@@ -74,8 +75,11 @@ func TestInstall(t *testing.T) {
 		{"three ways make the same objects", (*operator).threeWays},
 		{"what users wrote stays, and what others made is restored", (*operator).keeps},
 		{"an upgrade keeps values and brings CRDs up to date", (*operator).upgrades},
+		{"an upgrade waits for gateways, and says which it waits for in vain", (*operator).replaces},
 	} {
-		if !t.Run(step.name, func(t *testing.T) { step.run(&operator{t, o.cp, o.kubernetes, o.isthmusctl, o.kubeconfig, o.client}) }) {
+		if !t.Run(step.name, func(t *testing.T) {
+			step.run(&operator{t, o.cp, o.kubernetes, o.isthmusctl, o.isthmus, o.kubeconfig, o.client})
+		}) {
 			t.FailNow()
 		}
 	}
@@ -291,7 +295,7 @@ func (o *operator) refusals() {
 			false, []string{"--namespace", "default"}, []string{"ServiceAccount default/isthmus-node: somebody else made it"}},
 	} {
 		o.t.Run(tc.name, func(t *testing.T) {
-			o := &operator{t, o.cp, o.kubernetes, o.isthmusctl, o.kubeconfig, o.client}
+			o := &operator{t, o.cp, o.kubernetes, o.isthmusctl, o.isthmus, o.kubeconfig, o.client}
 			if tc.given != "" {
 				o.kubectl(tc.given, "apply", "--server-side", "-f", "-")
 				if tc.status {
@@ -312,7 +316,7 @@ func (o *operator) refusals() {
 	}
 	o.t.Run("somebody who may do little", func(t *testing.T) {
 		somebody := strings.Replace(string(admin), "user:\n", "user:\n    as: somebody\n", 1)
-		o := &operator{t, o.cp, o.kubernetes, o.isthmusctl, o.kubeconfig, o.client}
+		o := &operator{t, o.cp, o.kubernetes, o.isthmusctl, o.isthmus, o.kubeconfig, o.client}
 		before := o.names()
 		o.kubeconfig = o.file("somebody", []byte(somebody))
 		out, _, err := o.try(append([]string{"install", "--json", "--set", "ipam.serviceCIDR=10.96.0.0/16"}, installArgs...)...)

@@ -103,7 +103,7 @@ func (o *operator) finds() {
 		{name: "nobody says", fails: "set ipam.podCIDRs, for example ipam.podCIDRs={10.244.0.0/16}"},
 	} {
 		o.t.Run(tc.name, func(t *testing.T) {
-			o := &operator{t, o.cp, o.kubernetes, o.isthmusctl, o.kubeconfig, o.client}
+			o := &operator{t, o.cp, o.kubernetes, o.isthmusctl, o.isthmus, o.kubeconfig, o.client}
 			if tc.given != "" {
 				o.kubectl(tc.given, "apply", "--server-side", "-f", "-")
 				defer o.kubectl(tc.given, "delete", "-f", "-")

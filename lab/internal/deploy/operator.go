@@ -67,17 +67,11 @@ func (o Operator) Install(ctx context.Context, cluster string, values map[string
 	return o.apply(ctx, cluster, "install", mergeValues(Values(o.Topology, o.Overlay, c), values))
 }
 
-// Upgrade upgrades with values that are to change, and waits until the gateways
-// are those of the templates that are there then.
+// Upgrade upgrades with values that are to change. By isthmusctl it returns when
+// the gateways are those of the templates that are there then, or says which is
+// not; helm does not know of them.
 func (o Operator) Upgrade(ctx context.Context, cluster string, values map[string]any) error {
-	if err := o.apply(ctx, cluster, "upgrade", values); err != nil {
-		return err
-	}
-	cl, err := NewClient(o.Clusters, cluster)
-	if err != nil {
-		return err
-	}
-	return waitGateways(ctx, cl)
+	return o.apply(ctx, cluster, "upgrade", values)
 }
 
 // Uninstall removes the appliance; with purge its kinds, which only isthmusctl

@@ -8,8 +8,6 @@ import (
 	"testing"
 
 	"gotest.tools/v3/assert"
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 
@@ -60,6 +58,7 @@ func TestOperator(t *testing.T) {
 		},
 	}
 	assert.NilError(t, o.Install(t.Context(), "milan", parse(t, "{logLevel: debug, networking: {overlay: geneve}}")))
+	assert.NilError(t, o.Upgrade(t.Context(), "milan", nil))
 	assert.NilError(t, o.Uninstall(t.Context(), "milan", false))
 	helm := o
 	helm.By, helm.ChartDir = ByHelm, "/isthmus/k8s/chart"
@@ -67,8 +66,11 @@ func TestOperator(t *testing.T) {
 	assert.NilError(t, helm.Uninstall(t.Context(), "milan", false))
 	assert.ErrorContains(t, helm.Uninstall(t.Context(), "milan", true), "helm leaves the kinds")
 	code = 1
-	err := o.Uninstall(t.Context(), "milan", true)
+	// A gateway that stays what it was is the product's fault, too.
+	err := o.Upgrade(t.Context(), "milan", nil)
 	var failed *CommandError
+	assert.Assert(t, errors.As(err, &failed))
+	err = o.Uninstall(t.Context(), "milan", true)
 	assert.Assert(t, errors.As(err, &failed))
 	assert.Error(t, err, "isthmusctl uninstall --purge: exit code 1: isthmusctl: no")
 	assert.ErrorContains(t, o.Install(t.Context(), "rome", nil), "topology small has no cluster rome")
@@ -79,13 +81,15 @@ func TestOperator(t *testing.T) {
 	}
 	assert.DeepEqual(t, commands, []string{
 		"milan/control-plane: isthmusctl install --values -",
+		"milan/control-plane: isthmusctl upgrade --values -",
 		"milan/control-plane: isthmusctl uninstall",
 		"milan/control-plane: helm install isthmus /isthmus/k8s/chart --namespace liqo --create-namespace --wait --values -",
 		"milan/control-plane: helm uninstall isthmus --namespace liqo --wait",
+		"milan/control-plane: isthmusctl upgrade --values -",
 		"milan/control-plane: isthmusctl uninstall --purge",
 	})
 	// A value that is null is not given.
-	assert.DeepEqual(t, parse(t, string(ran[2].Stdin))["ipam"], map[string]any{
+	assert.DeepEqual(t, parse(t, string(ran[3].Stdin))["ipam"], map[string]any{
 		"serviceCIDR": "10.96.0.0/16", "externalCIDR": "10.70.0.0/16", "internalCIDR": "10.80.0.0/16",
 	})
 	values := parse(t, string(ran[0].Stdin))
@@ -106,26 +110,4 @@ func TestFlannelObjects(t *testing.T) {
 	text, _, err := unstructured.NestedString(objects[1].Object, "data", "net-conf.json")
 	assert.NilError(t, err)
 	assert.DeepEqual(t, parse(t, text), parse(t, `{Network: 10.0.0.0/16, EnableNFTables: true, Backend: {Type: vxlan}}`))
-}
-
-// TestDiffers: a gateway is that of its template when image and arguments are,
-// those aside that the controller fills in.
-func TestDiffers(t *testing.T) {
-	template := newUnstructured(networkingAPI, "WgGatewayServerTemplate")
-	template.Object["spec"] = parse(t, `{template: {spec: {deployment: {spec: {template: {spec: {containers: [
-	  {name: gateway, image: "isthmus:dev", args: [gateway, --mode=server, "--mtu={{ .Spec.MTU }}", --log-level=debug]}]}}}}}}}`)
-	for _, tc := range []struct {
-		name, image string
-		args        []string
-		want        string
-	}{
-		{"gateway", "isthmus:dev", []string{"gateway", "--mode=server", "--mtu=1400", "--log-level=debug"}, ""},
-		{"gateway", "isthmus:old", []string{"gateway", "--mode=server", "--mtu=1400", "--log-level=debug"}, "runs isthmus:old, not isthmus:dev"},
-		{"gateway", "isthmus:dev", []string{"gateway", "--mode=server", "--mtu=1400", "--log-level=info"}, "lacks the argument --log-level=debug"},
-		{"other", "isthmus:dev", nil, "has no container gateway"},
-	} {
-		d := &appsv1.Deployment{}
-		d.Spec.Template.Spec.Containers = []corev1.Container{{Name: tc.name, Image: tc.image, Args: tc.args}}
-		assert.Equal(t, differs(template, d), tc.want)
-	}
 }

@@ -155,9 +155,9 @@ type VTEP struct {
 
 // InternalNodeStatus is what the node says of itself.
 type InternalNodeStatus struct {
-	// NodeIP has the addresses by which gateways see the node.
+	// NodeIP has the addresses by which gateways see the node. Absent: none of them is known.
 	// +optional
-	NodeIP InternalNodeStatusNodeIP `json:"nodeIP,omitempty"`
+	NodeIP InternalNodeStatusNodeIP `json:"nodeIP,omitzero"`
 	// Kernel is the release of the kernel that runs on the node.
 	// +optional
 	Kernel string `json:"kernel,omitempty"`

@@ -67,6 +67,12 @@ const (
 	// AnnotationVTEPMAC is on the pod of a node's daemon: the address of the
 	// node's VXLAN link.
 	AnnotationVTEPMAC = "net.liqo.io/vxlan.mac.address"
+	// AnnotationTemplate is on the Deployment of a gateway: the version of the
+	// template that it was made from, and AnnotationController the
+	// pod-template-hash of the controller that made it. Who has changed a
+	// template, or upgraded the controller, sees by them what was made since.
+	AnnotationTemplate   = "networking.liqo.io/template"
+	AnnotationController = "networking.liqo.io/controller"
 )
 
 // Names of the cluster-ID ConfigMap (label and key), as the public CLI finds it.
