@@ -53,15 +53,23 @@ func (r *Runner) undoKubectl(undo *undoList, cluster, arguments string) {
 	})
 }
 
-// drain evicts what runs on a node. At the end of the row it takes pods again,
-// and the gateways that it had are moved back. Pods of the topology stay:
-// nothing would make them again elsewhere.
+// drain evicts what runs on a node. At the end of the row the gateways that it
+// had are moved back, and those nodes take pods again that did before. Pods of
+// the topology stay: nothing would make them again elsewhere.
 func (r *Runner) drain(ctx context.Context, row *expect.Row, a *scenario.NodeDrained, undo *undoList) (*report.Fault, error) {
 	o, err := row.Directory.Settle(ctx, a.Node.Operand)
 	if err != nil {
 		return nil, err
 	}
 	node := operand.NodeName(o.Node)
+	cordoned, err := r.cordonedNodes(ctx, o.Cluster)
+	if err != nil {
+		return nil, err
+	}
+	// Undone last: a gateway is moved back by cordoning the other nodes.
+	undo.add(func(ctx context.Context) error {
+		return r.cordon(ctx, o.Cluster, func(name string) bool { return cordoned[name] })
+	})
 	for _, peer := range row.Topology.Peers(o.Cluster) {
 		pods, err := r.gatewayPods(ctx, o.Cluster, peer)
 		if err != nil {
