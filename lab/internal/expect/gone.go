@@ -102,9 +102,9 @@ func observeKernels(ctx context.Context, w World, api *API, t *topology.Topology
 	}
 	var out []string
 	for _, h := range hosts {
-		// The controller touches no network, and is another pod where its node
-		// was taken away.
-		if strings.Contains(h.Host, "/isthmus-controller-") {
+		// The controller and CoreDNS touch no network, and are other pods where
+		// their node was taken away.
+		if strings.Contains(h.Host, "/isthmus-controller-") || strings.Contains(h.Host, "/kube-system/coredns-") {
 			continue
 		}
 		cluster, _, _ := strings.Cut(h.Host, "/")
