@@ -295,7 +295,8 @@ func (n *nft) holds(set []netstate.Table, del []netstate.TableID) bool {
 // observe returns our tables: their digests, their chains and the names of
 // the rules in them.
 func (n *nft) observe() ([]netstate.Table, error) {
-	for range dumpTries {
+	for try := range dumpTries {
+		letWrite(try)
 		before, err := n.generation()
 		if err != nil {
 			return nil, err

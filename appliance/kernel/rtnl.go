@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	nl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -149,9 +150,19 @@ func plain(err error) error {
 	return op.Err
 }
 
+// letWrite waits before a list that changed is read again, longer each time: 225
+// ms in all. After a drain, kube-proxy with iptables wrote tables so fast that
+// all tries of a node came to nothing when they were made at once.
+func letWrite(try int) {
+	if try > 0 {
+		time.Sleep(time.Duration(try) * 5 * time.Millisecond)
+	}
+}
+
 // dump returns the answers to a list request, read in one piece.
 func dump(c *nl.Conn, typ uint16, data []byte) ([]nl.Message, error) {
-	for range dumpTries {
+	for try := range dumpTries {
+		letWrite(try)
 		msgs, err := c.Execute(nl.Message{
 			Header: nl.Header{Type: nl.HeaderType(typ), Flags: nl.Request | nl.Dump},
 			Data:   data,
