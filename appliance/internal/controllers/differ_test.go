@@ -3,6 +3,7 @@ package controllers
 import (
 	"errors"
 	"fmt"
+	"net/http"
 	"testing"
 	"time"
 
@@ -194,6 +195,9 @@ func TestOnlyStale(t *testing.T) {
 		{"conflict", errors.Join(conflict), true},
 		{"behind", errors.Join(conflict, exists, errDeleting), true},
 		{"the namespace ends", errors.Join(conflict, fmt.Errorf("Secret a/b: %w", ending)), true},
+		{"the namespace is gone", fmt.Errorf("Network a/b: %w", apierrors.NewNotFound(corev1.Resource("namespaces"), "a")), true},
+		{"the object is gone", fmt.Errorf("Network a/b: %w", apierrors.NewNotFound(resource, "b")), true},
+		{"the kind is unknown", apierrors.NewGenericServerResponse(http.StatusNotFound, "POST", resource, "b", "404 page not found", 0, true), false},
 		{"refused", errors.Join(conflict, apierrors.NewForbidden(resource, "a", nil)), false},
 	} {
 		t.Run(tt.name, func(t *testing.T) { assert.Equal(t, onlyStale(tt.err), tt.want) })

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -128,7 +129,7 @@ func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) 
 }
 
 // onlyStale reports whether every failure was that an object had changed since
-// it was read, or that its namespace had been deleted.
+// it was read, or that it or its namespace had been deleted.
 func onlyStale(err error) bool {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -138,8 +139,16 @@ func onlyStale(err error) bool {
 		}
 		return true
 	}
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) ||
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || deletedMeanwhile(err) ||
 		errors.Is(err, errDeleting) || errors.Is(err, errOvertaken)
+}
+
+// deletedMeanwhile reports whether an object could not be written because it or
+// its namespace is not there any more, or not for long. That of a kind that the
+// API server does not know is another matter.
+func deletedMeanwhile(err error) bool {
+	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) ||
+		apierrors.IsNotFound(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeUnexpectedServerResponse)
 }
 
 // An event is what makes a plan.Event the same in two passes.
