@@ -339,20 +339,11 @@ func (c *cluster) notReady(ctx context.Context) string {
 	waiting := ""
 	n := 0
 	for _, pod := range list.Items {
-		ready := false
-		for _, cond := range pod.Status.Conditions {
-			ready = ready || cond.Type == corev1.PodReady && cond.Status == corev1.ConditionTrue
-		}
-		if ready {
+		why := trouble(pod)
+		if why == "" {
 			continue
 		}
 		n++
-		why := string(pod.Status.Phase)
-		for _, s := range pod.Status.ContainerStatuses {
-			if w := s.State.Waiting; w != nil {
-				why = w.Reason
-			}
-		}
 		if waiting == "" {
 			waiting = fmt.Sprintf("%s (%s)", pod.Name, why)
 		}
