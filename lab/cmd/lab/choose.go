@@ -137,6 +137,11 @@ func printPlan(w io.Writer, selected []selection, o runOptions) {
 		for _, i := range sabotages(sel, func(scenario.Row) int { return 0 }) {
 			broken++
 			fmt.Fprintf(w, "  %s\n    %s\n      must fail: %s\n", i.row.Name, i.sabotage, i.sabotage.Fails)
+			for _, st := range s.Build(i.row) {
+				if st.Name == i.sabotage.Fails {
+					fmt.Fprintf(w, "            that: %s\n", st.Expect[i.sabotage.Expectation])
+				}
+			}
 		}
 	}
 	fmt.Fprintf(w, "%d scenarios, %d rows", len(selected), rows)
@@ -163,17 +168,21 @@ func printRow(w io.Writer, s *scenario.Scenario, r scenario.Row) {
 }
 
 // convergeTime is how long the clusters may take after a row that disturbed
-// them.
+// them, where the machine is not emulated.
 const convergeTime = 60 * time.Second
 
 // converged waits until all clusters of a lab have applied everything.
 func (lab *builtLab) converged(ctx context.Context) error {
+	timeout := convergeTime
+	if lab.emulated {
+		timeout *= emulatedPatience
+	}
 	for _, c := range lab.topology.Clusters {
 		cl, err := deploy.NewClient(clusters{ctx, lab.client}, c.Name)
 		if err != nil {
 			return err
 		}
-		if err := deploy.Converged(ctx, lab.topology, networkingv1beta1.Overlay(lab.overlay), c.Name, cl, convergeTime); err != nil {
+		if err := deploy.Converged(ctx, lab.topology, networkingv1beta1.Overlay(lab.overlay), c.Name, cl, timeout); err != nil {
 			return fmt.Errorf("cluster %s: %w", c.Name, err)
 		}
 	}

@@ -15,14 +15,15 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// A groupRun runs one group on its lab. A lab that has died is built once
-// more.
+// A groupRun runs one group on its lab. A lab that has died, or that a row has
+// left unlike it was, is built once more.
 type groupRun struct {
 	session   *session
 	group     *group
 	out       io.Writer
 	lab       *builtLab
 	dead      error // why there is no lab
+	rebuilt   bool  // which happens once
 	result    report.Lab
 	scenarios []report.Scenario
 }
@@ -35,9 +36,9 @@ func (r *groupRun) all(ctx context.Context) {
 	start := time.Now()
 	if g.runs() {
 		r.dead = r.open(ctx)
-		if r.dead != nil && ctx.Err() == nil {
+		if r.dead != nil && !errors.Is(r.dead, errAppliance) && ctx.Err() == nil {
 			fmt.Fprintf(r.out, "   the lab failed, once more: %v\n", r.dead)
-			r.result.Retries++
+			r.rebuilt, r.result.Retried = true, append(r.result.Retried, r.dead.Error())
 			r.dead = r.open(ctx)
 		}
 	}
@@ -95,27 +96,32 @@ func (r *groupRun) item(ctx context.Context, c choice, i item) report.Row {
 		res.Verdict, res.Reason = report.Skip, i.skip
 		return res
 	}
+	var retried []string
 	for n := range attempts {
 		if r.dead != nil {
 			res.Reason = r.dead.Error()
+			if errors.Is(r.dead, errAppliance) {
+				res.Verdict = report.Fail
+			}
 		}
 		if r.dead != nil || ctx.Err() != nil {
 			break
 		}
 		if n > 0 {
 			fmt.Fprintf(r.out, "   %s: the lab failed, once more: %s\n", i.row.Name, firstLine(res.Reason))
+			retried = append(retried, res.Reason)
 		}
 		if i.sabotage != nil {
 			res = r.runner().RunSabotage(ctx, c.scenario, i.row, *i.sabotage)
 		} else {
 			res = r.runner().Run(ctx, c.scenario, i.row)
 		}
-		res.Retries = n
+		r.revive(ctx)
 		if res.Verdict != report.Infra {
 			break
 		}
-		r.revive(ctx)
 	}
+	res.Retried = retried
 	if r.session.options.pcap == "always" && res.Bundle == "" && r.dead == nil {
 		if dir, err := r.bundle(ctx, r.lab, &res); err == nil {
 			res.Bundle = dir
@@ -130,6 +136,9 @@ func (r *groupRun) open(ctx context.Context) error {
 		return err
 	}
 	status, err := r.lab.client.Status(ctx)
+	if err == nil && status.VM != nil && status.VM.Retries > 0 {
+		r.result.Retried = append(r.result.Retried, fmt.Sprintf("the virtual machine got stuck %d times before it had booted", status.VM.Retries))
+	}
 	if r.lab.emulated = err == nil && status.VM != nil && status.VM.Accelerator == vm.TCG; r.lab.emulated {
 		fmt.Fprintf(r.out, "   the machine is emulated: steps are given %d times as long as scenarios say\n", emulatedPatience)
 	}
@@ -197,22 +206,35 @@ func (r *groupRun) close() {
 	}
 }
 
-// revive makes sure that there is a lab.
+// revive makes sure that there is a lab, and that it is what it was before its
+// first row.
 func (r *groupRun) revive(ctx context.Context) {
 	if r.dead != nil || ctx.Err() != nil {
 		return
 	}
-	if _, err := r.lab.client.Status(ctx); err == nil {
+	why := r.runner().Spoiled()
+	if _, err := r.lab.client.Status(ctx); err != nil {
+		why = fmt.Errorf("the lab is gone: %w", err)
+	}
+	switch {
+	case why == nil:
+		return
+	case r.lab.found:
+		r.dead = fmt.Errorf("lab %s is not what it was any more, and was up before this run: lab down %[1]s takes it down: %w", r.lab.name, why)
+		return
+	case r.rebuilt:
+		r.dead = fmt.Errorf("the lab had to be built again, twice: %w", why)
 		return
 	}
-	fmt.Fprintf(r.out, "   the lab is gone\n")
-	if r.result.Retries > 0 {
-		r.dead = errors.New("the lab went away, twice")
-		return
+	fmt.Fprintf(r.out, "   a new lab, because this one is not what it was any more: %s\n", firstLine(why.Error()))
+	r.rebuilt, r.result.Retried = true, append(r.result.Retried, why.Error())
+	// One that is gone can't be taken down either.
+	if err := r.lab.client.Close(); err != nil {
+		fmt.Fprintf(r.out, "   taking the lab down: %v\n", err)
 	}
-	r.result.Retries++
+	r.lab = nil
 	if err := r.open(ctx); err != nil {
-		r.dead = fmt.Errorf("the lab went away and could not be built again: %w", err)
+		r.dead = fmt.Errorf("the lab could not be built again: %w", err)
 	}
 }
 

@@ -198,23 +198,32 @@ func waitService(ctx context.Context, c expect.World, target string, service net
 	return nil
 }
 
+// errAppliance is the error when a lab came up, but the appliance in it did
+// not. That is the product's failure, which is not tried again.
+var errAppliance = errors.New("the appliance did not come up")
+
 func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) error {
+	var services error
 	res, err := deploy.Install(ctx, deploy.Config{
 		Topology: lab.topology, Overlay: networkingv1beta1.Overlay(lab.overlay), Clusters: clusters{ctx, lab.client}, ChartDir: b.place.chart(),
 		Exec:     lab.client.Exec,
 		Progress: func(p deploy.Phase) { b.phase(lab, p.Name, p.Took) },
 		Services: func(ctx context.Context) error {
 			start := time.Now()
-			err := waitServices(ctx, lab.client, lab.topology)
-			if err == nil {
+			services = waitServices(ctx, lab.client, lab.topology)
+			if services == nil {
 				b.phase(lab, "kube-proxies have their rules", time.Since(start))
 			}
-			return err
+			return services
 		},
 		Reach: reachOf(lab),
 	})
 	if err != nil {
-		return fmt.Errorf("install in lab %s: %w", lab.name, err)
+		err = fmt.Errorf("install in lab %s: %w", lab.name, err)
+		if _, gone := lab.client.Status(ctx); gone == nil && services == nil {
+			err = fmt.Errorf("%w: %w", errAppliance, err)
+		}
+		return err
 	}
 	if !res.FirstReply.IsZero() {
 		b.phase(lab, "from the peering's objects to the first reply", max(0, res.FirstReply.Sub(res.PeeringApplied)))

@@ -43,6 +43,9 @@ type Result struct {
 	Notes     []string // measured values worth printing
 	// Final says that looking again can't change it.
 	Final bool
+	// Pending says that it has not been watched for long enough: this is neither
+	// a success nor a failure yet.
+	Pending bool
 }
 
 // kinds are all expectations by their key.

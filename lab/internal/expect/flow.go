@@ -68,7 +68,7 @@ func (e *Flow) Check(_ context.Context, row *Row) (Result, error) {
 		res.Final = true
 	case time.Since(row.StepStarted) < e.watch():
 		// A stream that has just broken looks alive for a while.
-		res.Why = "it has been watched for less than " + e.watch().String()
+		res.Why, res.Pending = "it has been watched for less than "+e.watch().String(), true
 	case e.Alive && s.silent > freshness:
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
 	case e.Lost != nil && s.lost > *e.Lost:

@@ -92,10 +92,10 @@ func (row *Row) ExecTarget(ctx context.Context, o operand.Operand) (string, erro
 	return o.HostName(row.Topology), err
 }
 
-// probeTimeout is how long a probe waits for its answer unless the row says
+// ProbeTimeout is how long a probe waits for its answer unless the row says
 // so. Within it UDP and ICMP try twice: the first packet may find an empty
 // neighbour table.
-const probeTimeout = time.Second
+const ProbeTimeout = time.Second
 
 // Send sends a probe to an operand's own address and remembers it.
 func (row *Row) Send(ctx context.Context, from, to operand.Operand, proto string, port int) (Probe, error) {
@@ -104,7 +104,7 @@ func (row *Row) Send(ctx context.Context, from, to operand.Operand, proto string
 
 // SendBy sends a probe to the address of dst, where to is expected to answer.
 func (row *Row) SendBy(ctx context.Context, from, dst, to operand.Operand, proto string, port int) (Probe, error) {
-	p := Probe{From: from, To: to, Dst: dst, Proto: proto, Port: port, Token: row.NewToken(), Timeout: cmp.Or(row.ProbeTimeout, probeTimeout)}
+	p := Probe{From: from, To: to, Dst: dst, Proto: proto, Port: port, Token: row.NewToken(), Timeout: cmp.Or(row.ProbeTimeout, ProbeTimeout)}
 	addr, err := row.Directory.Address(ctx, dst, from.Cluster)
 	if errors.Is(err, ErrNoAddress) {
 		p.Result = prober.Result{Error: "no address", Message: err.Error()}

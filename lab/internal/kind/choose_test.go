@@ -56,7 +56,9 @@ func TestCannotRun(t *testing.T) {
 		{"another world", "two-clusters", "world: native\n" + step(reach), "asks for the native world"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			src := "description: x\ntopology: " + tt.top + "\n" + tt.source + "\nsabotage: [ { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it } ]\n"
+			// A step that a sabotage can break.
+			source := strings.TrimSuffix(tt.source, " ]") + ", { name: that, expect: { reach: { from: milan/web, to: rome/web } } } ]"
+			src := "description: x\ntopology: " + tt.top + "\n" + source + "\nsabotage: [ { withhold: routeconfiguration/rome-node-gw, in: milan, fails: that } ]\n"
 			s, err := scenario.Parse("test.yaml", []byte(src), "../../../topologies")
 			assert.NilError(t, err)
 			lack, ok := CannotRun(s, s.Rows[0])

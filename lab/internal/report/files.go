@@ -109,14 +109,39 @@ type junitSuite struct {
 }
 
 type junitCase struct {
-	Class   string        `xml:"classname,attr"`
-	Name    string        `xml:"name,attr"`
-	File    string        `xml:"file,attr,omitempty"`
-	Time    string        `xml:"time,attr"`
-	Failure *junitMessage `xml:"failure"`
-	Error   *junitMessage `xml:"error"`
-	Skipped *junitMessage `xml:"skipped"`
-	Out     string        `xml:"system-out,omitempty"`
+	Class      string           `xml:"classname,attr"`
+	Name       string           `xml:"name,attr"`
+	File       string           `xml:"file,attr,omitempty"`
+	Time       string           `xml:"time,attr"`
+	Properties *junitProperties `xml:"properties"`
+	Failure    *junitMessage    `xml:"failure"`
+	Error      *junitMessage    `xml:"error"`
+	Skipped    *junitMessage    `xml:"skipped"`
+	Out        string           `xml:"system-out,omitempty"`
+}
+
+type junitProperties struct {
+	Properties []junitProperty `xml:"property"`
+}
+
+type junitProperty struct {
+	Name  string `xml:"name,attr"`
+	Value string `xml:"value,attr"`
+}
+
+// retriedProperty has, once for each time that something was tried again, the
+// error of the lab that was the reason.
+const retriedProperty = "retried"
+
+func retriedProperties(reasons []string) *junitProperties {
+	if len(reasons) == 0 {
+		return nil
+	}
+	var out junitProperties
+	for _, r := range reasons {
+		out.Properties = append(out.Properties, junitProperty{retriedProperty, r})
+	}
+	return &out
 }
 
 type junitMessage struct {
@@ -124,9 +149,13 @@ type junitMessage struct {
 	Text    string `xml:",chardata"`
 }
 
-// WriteJUnit writes a run as JUnit XML: a suite per scenario, a case per row.
+// WriteJUnit writes a run as JUnit XML: a suite per scenario with a case per row,
+// and the suite labs with a case per lab.
 func WriteJUnit(w io.Writer, run Run) error {
 	all := junitSuites{Time: seconds(run.Took)}
+	if len(run.Labs) > 0 {
+		all.add(labsSuite(run.Labs))
+	}
 	for _, s := range run.Scenarios {
 		suite := junitSuite{Name: s.Name}
 		var took Duration
@@ -135,11 +164,7 @@ func WriteJUnit(w io.Writer, run Run) error {
 			suite.add(s, r)
 		}
 		suite.Time = seconds(took)
-		all.Tests += suite.Tests
-		all.Fails += suite.Fails
-		all.Errors += suite.Errors
-		all.Skipped += suite.Skipped
-		all.Suites = append(all.Suites, suite)
+		all.add(suite)
 	}
 	if _, err := io.WriteString(w, xml.Header); err != nil {
 		return err
@@ -153,8 +178,32 @@ func WriteJUnit(w io.Writer, run Run) error {
 	return err
 }
 
+func (all *junitSuites) add(suite junitSuite) {
+	all.Tests += suite.Tests
+	all.Fails += suite.Fails
+	all.Errors += suite.Errors
+	all.Skipped += suite.Skipped
+	all.Suites = append(all.Suites, suite)
+}
+
+func labsSuite(labs []Lab) junitSuite {
+	suite := junitSuite{Name: "labs", Tests: len(labs)}
+	var took Duration
+	for _, l := range labs {
+		took += l.Took
+		c := junitCase{Class: suite.Name, Name: l.Name, Time: seconds(l.Took), Properties: retriedProperties(l.Retried)}
+		if l.Error != "" {
+			c.Error = &junitMessage{l.Error, l.Error}
+			suite.Errors++
+		}
+		suite.Cases = append(suite.Cases, c)
+	}
+	suite.Time = seconds(took)
+	return suite
+}
+
 func (suite *junitSuite) add(s Scenario, r Row) {
-	c := junitCase{Class: s.Name, Name: r.Name, File: s.File, Time: seconds(r.Took)}
+	c := junitCase{Class: s.Name, Name: r.Name, File: s.File, Time: seconds(r.Took), Properties: retriedProperties(r.Retried)}
 	if r.Sabotage != "" {
 		c.Name += " [" + r.Sabotage + "]"
 	}

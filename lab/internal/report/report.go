@@ -46,7 +46,7 @@ type Lab struct {
 	Overlay  string   `json:"overlay"`
 	Phases   []Phase  `json:"phases"`
 	Took     Duration `json:"took"`              // until it was taken down
-	Retries  int      `json:"retries,omitempty"` // times it had to be built again
+	Retried  []string `json:"retried,omitempty"` // why it was built again, each time
 	Error    string   `json:"error,omitempty"`
 }
 
@@ -71,12 +71,12 @@ type Scenario struct {
 type Row struct {
 	Name     string   `json:"name"` // scenario/value/value
 	Verdict  Verdict  `json:"verdict"`
-	Reason   string   `json:"reason,omitempty"` // of skip, xfail, xpass and infra
+	Reason   string   `json:"reason,omitempty"` // of skip, xfail, xpass and infra, and of a sabotage that failed
 	Took     Duration `json:"took"`
 	Sabotage string   `json:"sabotage,omitempty"` // what was done to turn it red
 	Steps    []Step   `json:"steps"`
 	Phases   []Phase  `json:"phases,omitempty"`  // of its time, what is no step's
-	Retries  int      `json:"retries,omitempty"` // after infrastructure errors
+	Retried  []string `json:"retried,omitempty"` // errors of the lab after which it ran again
 	Bundle   string   `json:"bundle,omitempty"`  // directory with the evidence
 }
 

@@ -20,10 +20,10 @@ func sample() report.Run {
 	ms := func(n int) report.Duration { return report.Duration(time.Duration(n) * time.Millisecond) }
 	return report.Run{
 		Seed: "8f3a", World: "vm", Version: "v0", Started: time.Unix(0, 0).UTC(), Took: ms(65100),
-		Labs: []report.Lab{{Name: "two-clusters-vm-geneve", Topology: "two-clusters", World: "vm", Overlay: "geneve", Retries: 1, Phases: []report.Phase{{"converged", ms(21000)}}}},
+		Labs: []report.Lab{{Name: "two-clusters-vm-geneve", Topology: "two-clusters", World: "vm", Overlay: "geneve", Retried: []string{"the machine did not boot"}, Phases: []report.Phase{{"converged", ms(21000)}}}},
 		Scenarios: []report.Scenario{
 			{Name: "geneve-ping", File: "scenarios/geneve-ping.yaml", Rows: []report.Row{
-				{Name: "geneve-ping/milan", Verdict: report.Pass, Took: ms(310), Retries: 1, Steps: []report.Step{{Name: "the node reaches the gateway", Took: ms(300), Notes: []string{"rtt 1.2ms"}}}},
+				{Name: "geneve-ping/milan", Verdict: report.Pass, Took: ms(310), Retried: []string{"the agent does not answer"}, Steps: []report.Step{{Name: "the node reaches the gateway", Took: ms(300), Notes: []string{"rtt 1.2ms"}}}},
 			}},
 			{Name: "pod-to-pod", World: "vm", File: "scenarios/pod-to-pod.yaml", Rows: []report.Row{
 				{Name: "pod-to-pod/tcp/milan-web/rome-web", Verdict: report.Fail, Took: ms(10250), Bundle: "runs/x/pod-to-pod/tcp/milan-web/rome-web", Steps: []report.Step{

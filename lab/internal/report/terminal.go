@@ -76,7 +76,7 @@ func PrintScenario(w io.Writer, s Scenario, run Run) {
 func retried(rows []Row) string {
 	n := 0
 	for _, r := range rows {
-		n += r.Retries
+		n += len(r.Retried)
 	}
 	if n == 0 {
 		return ""
@@ -211,10 +211,10 @@ func PrintSummary(w io.Writer, run Run) {
 	}
 	retries := 0
 	for _, l := range run.Labs {
-		retries += l.Retries
+		retries += len(l.Retried)
 	}
 	for _, r := range slices.Concat(rows, sabotages) {
-		retries += r.Retries
+		retries += len(r.Retried)
 	}
 	if retries > 0 {
 		parts = append(parts, times(retries, "retry", "retries")+" after errors of the lab")

@@ -64,16 +64,27 @@ type Runner struct {
 
 	api *expect.API
 	rng *rand.Rand
-	// needsConvergence: the row before may have disturbed the appliance.
+	// needsConvergence: the row before may have disturbed the appliance, and has
+	// not waited until it was as before.
 	needsConvergence bool
+	// spoiled is why the lab is not what it was before its first row.
+	spoiled error
+	// green has, by row and step, how long each expectation took to hold in the
+	// last run of the row that passed.
+	green map[string]map[string][]time.Duration
 	// moved are the nodes that the present row has let join or leave.
 	moved map[string]bool
 	// operated are the clusters whose installation the present row has changed.
 	operated map[string]bool
 }
 
+// Spoiled returns why the lab can't be used any more: a row could not be
+// undone, or the clusters did not become what they were. Nil: it can be used.
+func (r *Runner) Spoiled() error { return r.spoiled }
+
 func (r *Runner) setup() {
 	if r.api == nil {
+		r.green = map[string]map[string][]time.Duration{}
 		r.api = expect.NewAPI(r.World.RESTConfig)
 		var seed [32]byte
 		copy(seed[:], r.Seed+time.Now().Format(time.RFC3339Nano))
@@ -148,15 +159,21 @@ func (r *Runner) bundle(ctx context.Context, out *report.Row) {
 	}
 }
 
+// verdict judges a row. What failed as an expectation has failed, whatever the
+// lab did afterwards: only a row without a failure may be tried again.
 func verdict(out *report.Row, xfail string, err error) (report.Verdict, string) {
 	failed := slices.ContainsFunc(out.Steps, func(s report.Step) bool { return len(s.Failures) > 0 })
+	reason := ""
+	if err != nil {
+		reason = err.Error()
+	}
 	switch {
-	case err != nil:
-		return report.Infra, err.Error()
 	case failed && xfail != "":
 		return report.XFail, xfail
 	case failed:
-		return report.Fail, ""
+		return report.Fail, reason
+	case err != nil:
+		return report.Infra, reason
 	case xfail != "":
 		return report.XPass, "passed although it is known to fail: " + xfail
 	}
@@ -181,9 +198,11 @@ func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row,
 	}
 	var undo undoList
 	failed := false
+	green := map[string][]time.Duration{}
 	for _, st := range steps {
-		rs := r.step(ctx, s, row, st, &undo)
+		rs := r.step(ctx, s, row, st, nil, &undo)
 		out.Steps = append(out.Steps, rs.Step)
+		green[st.Name] = rs.green
 		if rs.err != nil {
 			err = rs.err
 			break
@@ -193,21 +212,50 @@ func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row,
 		}
 	}
 	// Whatever happened, the next row finds the lab as this one did.
-	after := context.WithoutCancel(ctx)
 	closeFlows(row)
-	undone := phase(out, "undone")
-	err = errors.Join(err, undo.run(after))
-	if len(undo) > 0 {
-		undone()
-	}
-	if disturbs(steps) {
-		r.needsConvergence = true
-	}
-	if err != nil || failed || ctx.Err() != nil {
+	restored, restoreErr := r.restore(ctx, out, &undo, disturbs(steps))
+	err = errors.Join(err, restoreErr)
+	if err != nil || failed || !restored || ctx.Err() != nil {
 		return errors.Join(err, ctx.Err())
 	}
-	out.Steps = append(out.Steps, r.hygiene(ctx, s, row, disturbs(steps)))
+	hygiene := r.hygiene(ctx, s, row, disturbs(steps))
+	out.Steps = append(out.Steps, hygiene)
+	if len(hygiene.Failures) == 0 {
+		r.green[sr.Name] = green
+	}
 	return nil
+}
+
+// restoreStep is the step in which a row takes back what it did.
+const restoreStep = "afterwards: what the row did is undone, and the clusters converge"
+
+// restore undoes what a row did and waits until the clusters have converged. What
+// of it does not happen is a failure of the row, and spoils the lab for those
+// that follow; the error is the lab's.
+func (r *Runner) restore(ctx context.Context, out *report.Row, undo *undoList, disturbed bool) (restored bool, err error) {
+	ctx = context.WithoutCancel(ctx)
+	r.needsConvergence = r.needsConvergence || disturbed
+	fault := report.Fault{Expectation: "the row is undone", Want: "everything as it was"}
+	var failed error
+	if len(*undo) > 0 {
+		undone := phase(out, "undone")
+		failed = undo.run(ctx)
+		undone()
+	}
+	if failed == nil {
+		fault.Expectation = "the clusters converge"
+		failed = r.settle(ctx, out)
+	}
+	if failed == nil {
+		return true, nil
+	}
+	r.spoiled = fmt.Errorf("%s: %w", out.Name, failed)
+	if _, err := r.World.Status(ctx); err != nil {
+		return false, errors.Join(failed, err) // the lab is gone, and with it what was to be undone
+	}
+	fault.Got = failed.Error()
+	out.Steps = append(out.Steps, report.Step{Name: restoreStep, Failures: []report.Fault{fault}})
+	return false, nil
 }
 
 // patient returns how long something may take of which d is said.
@@ -241,26 +289,58 @@ func phase(out *report.Row, name string) (end func()) {
 	}
 }
 
-// settle waits for the appliance when the row before disturbed it.
+// settle waits for the appliance when a row has disturbed it.
 func (r *Runner) settle(ctx context.Context, out *report.Row) error {
 	if !r.needsConvergence || r.Converged == nil {
 		return nil
 	}
-	defer phase(out, "converged after the row before")()
+	defer phase(out, "converged")()
 	r.say("waiting for the clusters to converge")
 	if err := r.Converged(ctx); err != nil {
-		return fmt.Errorf("the clusters did not converge after the row before: %w", err)
+		return fmt.Errorf("the clusters have not converged: %w", err)
 	}
 	r.needsConvergence = false
 	return nil
 }
 
+// A ranStep is a step that was run. Without an error and failures, it holds.
 type ranStep struct {
 	report.Step
 	err error
+	// green has how long each expectation took to hold, from when the step began
+	// to look.
+	green []time.Duration
+	// failed are the indices of the expectations that Failures are about, in the
+	// same order; an action is failedAction.
+	failed []int
+	// pending: the last expectation that failed had not been watched for long
+	// enough to say so.
+	pending bool
 }
 
-func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, undo *undoList) (out ranStep) {
+// failedAction is the index of what a step does, among what it expects.
+const failedAction = -1
+
+func (out *ranStep) fail(index int, f report.Fault) {
+	out.Failures = append(out.Failures, f)
+	out.failed = append(out.failed, index)
+}
+
+// An aim is the expectation of a step that a sabotage must break. It is looked
+// at least twice, and for as long as the budget says since it was looked at
+// first; what comes after it is not looked at.
+type aim struct {
+	index  int
+	budget time.Duration
+}
+
+// aimLooks is how often an aim is looked at before it has failed: one look may
+// have failed by chance.
+const aimLooks = 2
+
+// step acts and looks. Without an aim, every expectation is given until the
+// step's time is over.
+func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, at *aim, undo *undoList) (out ranStep) {
 	out.Name = st.Name
 	row.StepStarted = time.Now()
 	defer func() { out.Took = report.Duration(time.Since(row.StepStarted)) }()
@@ -283,45 +363,62 @@ func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row
 		}
 		if fault != nil {
 			fault.Place = s.Place(st.Pos)
-			out.Failures = append(out.Failures, *fault)
+			out.fail(failedAction, *fault)
 			return out
 		}
 	}
 	if stop != nil {
-		r.whileStopped(ctx, s, row, st, stop, &out)
+		r.whileStopped(ctx, s, row, st, stop, at, &out)
 		return out
 	}
-	r.expectAll(ctx, s, row, st, again, time.Now().Add(st.Within), &out)
+	r.expectAll(ctx, s, row, st, again, time.Now().Add(st.Within), at, &out)
 	return out
 }
 
 // expectAll looks at each expectation until it holds or the deadline is over.
-func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, again []*scenario.Exec, deadline time.Time, out *ranStep) {
-	for _, e := range st.Expect {
-		res, err := r.await(ctx, row, e, again, deadline)
+func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, again []*scenario.Exec, deadline time.Time, at *aim, out *ranStep) {
+	began := time.Now()
+	for i, e := range st.Expect {
+		until, looks := deadline, 1
+		if at != nil && at.index == i {
+			until, looks = time.Now().Add(at.budget), aimLooks
+		}
+		res, err := r.await(ctx, row, e, again, until, looks)
+		for err == nil && res.Pending && time.Now().Before(deadline) {
+			res, err = r.await(ctx, row, e, again, deadline, looks)
+		}
 		if err != nil {
 			out.err = fmt.Errorf("step %q: %s: %w", st.Name, e, err)
 			return
 		}
 		if res.OK {
 			out.Notes = append(out.Notes, res.Notes...)
-			continue
+			if len(out.green) == i { // of several rounds, the first
+				out.green = append(out.green, time.Since(began))
+			}
+		} else {
+			out.pending = res.Pending
+			out.fail(i, report.Fault{
+				Expectation: e.String(), Place: s.Place(e.Pos),
+				Want: res.Want, Got: res.Got, Why: res.Why, Path: res.Path, Reply: res.Reply,
+			})
 		}
-		out.Failures = append(out.Failures, report.Fault{
-			Expectation: e.String(), Place: s.Place(e.Pos),
-			Want: res.Want, Got: res.Got, Why: res.Why, Path: res.Path, Reply: res.Reply,
-		})
-		if e.Name == "reach" {
+		if at != nil && (at.index == i || !res.OK) {
+			return // what a sabotage breaks first is what counts
+		}
+		if !res.OK && e.Name == "reach" {
 			return // source, path and never speak about this probe
 		}
 	}
 }
 
-// await looks again and again, at first at short distances.
-func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, deadline time.Time) (expect.Result, error) {
+// await looks again and again, at first at short distances, until the
+// expectation holds or can't hold any more, or until the deadline is over, and
+// at least so many times.
+func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, deadline time.Time, looks int) (expect.Result, error) {
 	pause := 50 * time.Millisecond
-	for first := true; ; first = false {
-		if !first && e.Name == "output" {
+	for n := 1; ; n++ {
+		if n > 1 && e.Name == "output" {
 			for _, a := range again {
 				if _, err := r.exec(ctx, row, a); err != nil {
 					return expect.Result{}, err
@@ -329,7 +426,7 @@ func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, a
 			}
 		}
 		res, err := e.Check(ctx, row)
-		if err != nil || res.OK || res.Final || time.Now().Add(pause).After(deadline) {
+		if err != nil || res.OK || res.Final || n >= looks && time.Now().Add(pause).After(deadline) {
 			return res, err
 		}
 		timer := time.NewTimer(pause)
@@ -345,7 +442,7 @@ func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, a
 
 // whileStopped ends a component, demands that the expectations hold at once
 // and until its time is over, and starts it again.
-func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, stop *scenario.Stop, out *ranStep) {
+func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, stop *scenario.Stop, at *aim, out *ranStep) {
 	if err := r.World.StopComponent(ctx, stop.In, stop.Component); err != nil {
 		out.err = fmt.Errorf("step %q: %s: %w", st.Name, stop, err)
 		return
@@ -354,7 +451,7 @@ func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *ex
 	rounds := 0
 	for time.Now().Before(end) && out.err == nil && len(out.Failures) == 0 {
 		out.Notes = nil
-		r.expectAll(ctx, s, row, st, nil, end, out)
+		r.expectAll(ctx, s, row, st, nil, end, at, out)
 		rounds++
 		pause := time.NewTimer(min(500*time.Millisecond, max(0, time.Until(end))))
 		select {
@@ -403,7 +500,7 @@ func (r *Runner) hygiene(ctx context.Context, s *scenario.Scenario, row *expect.
 	}
 	if leftovers {
 		e := expect.Checked{Name: "gone", Expectation: &expect.Gone{}}
-		res, err := r.await(ctx, row, e, nil, time.Now().Add(r.patient(leftoverTime)))
+		res, err := r.await(ctx, row, e, nil, time.Now().Add(r.patient(leftoverTime)), 1)
 		if err != nil {
 			res.Got = err.Error()
 		}

@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"gotest.tools/v3/assert"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -49,31 +50,75 @@ func TestVerdict(t *testing.T) {
 		{bad, "", nil, report.Fail},
 		{bad, "known", nil, report.XFail},
 		{report.Row{}, "known", nil, report.XPass},
-		{bad, "known", errors.New("the agent is gone"), report.Infra},
+		{report.Row{}, "", errors.New("the agent is gone"), report.Infra},
+		{report.Row{}, "known", errors.New("the agent is gone"), report.Infra},
+		// It failed before the lab did: it is not tried again.
+		{bad, "", errors.New("the agent is gone"), report.Fail},
+		{bad, "known", errors.New("the agent is gone"), report.XFail},
 	} {
 		got, _ := verdict(&tc.row, tc.xfail, tc.err)
 		assert.Equal(t, got, tc.want)
 	}
 }
 
-// TestSabotageVerdict: a sabotage that was noticed at its step passes.
+// TestSabotageVerdict: a sabotage passes when the expectation fails first that it
+// names, and nothing else is proof.
 func TestSabotageVerdict(t *testing.T) {
-	sab := scenario.Sabotage{Withhold: "routeconfiguration/x", In: "milan", Fails: "second"}
-	red := func(name string) report.Step { return report.Step{Name: name, Failures: []report.Fault{{}}} }
+	sc, err := scenario.Parse("scenarios/x.yaml", []byte(`
+description: x
+topology: two-clusters
+steps:
+  - name: first
+    expect:
+      reach: { from: milan/web, to: rome/web }
+  - name: second
+    expect:
+      reach: { from: milan/web, to: rome/probe }
+      source: { seenBy: rome/probe, is: milan/web }
+sabotage:
+  - { withhold: routeconfiguration/x, in: milan, fails: second, expectation: source }
+`), "../../../topologies")
+	assert.NilError(t, err)
+	sab, steps := sc.Sabotage[0], sc.Build(sc.Rows[0])
+	fault := report.Fault{Expectation: "milan/web reaches rome/web by tcp", Got: "no answer"}
+	gone := errors.New("the agent is gone")
 	for _, tc := range []struct {
-		steps []report.Step
-		err   error
-		want  report.Verdict
-		why   string
+		name string
+		seen sabotaged
+		err  error
+		want report.Verdict
+		why  string
 	}{
-		{[]report.Step{{Name: "first"}, red("second")}, nil, report.Pass, ""},
-		{[]report.Step{{Name: "first"}, {Name: "second"}}, nil, report.Fail, "it stayed green: nothing of the scenario depends on withhold routeconfiguration/x in milan"},
-		{[]report.Step{red("first")}, nil, report.Fail, `it failed at "first" instead of at "second"`},
-		{[]report.Step{red("second")}, errors.New("the agent is gone"), report.Infra, "the agent is gone"},
+		{"it fails", sabotaged{step: "second", index: 1}, nil, report.Pass, ""},
+		{"green", sabotaged{}, nil, report.Fail, "it stayed green: nothing of the scenario depends on withhold routeconfiguration/x in milan"},
+		{"another step", sabotaged{step: "first", index: 0, fault: fault}, nil, report.Fail,
+			`"milan/web reaches rome/web by tcp" failed at "first", instead of "rome/probe sees milan/web" at "second"`},
+		{"another expectation", sabotaged{step: "second", index: 0, fault: fault}, nil, report.Fail,
+			`"milan/web reaches rome/web by tcp" failed at "second", instead of "rome/probe sees milan/web" at "second"`},
+		{"an action", sabotaged{step: "second", index: failedAction, fault: report.Fault{Got: "exit code 1"}}, nil, report.Fail,
+			`an action failed at "second" (exit code 1), which proves nothing: the sabotage must let the row act, and break "rome/probe sees milan/web" at "second"`},
+		{"not watched for long enough", sabotaged{step: "second", index: 1, pending: true}, nil, report.Fail,
+			`"rome/probe sees milan/web" was not watched for long enough to say that it failed: give the step "second" more time`},
+		{"red afterwards", sabotaged{step: "second", index: 1, after: "it is red still"}, nil, report.Fail, "it is red still"},
+		{"the lab fails", sabotaged{}, gone, report.Infra, "the agent is gone"},
+		{"the lab fails afterwards", sabotaged{step: "second", index: 1}, gone, report.Infra, "the agent is gone"},
 	} {
-		got, why := sabotageVerdict(&report.Row{Steps: tc.steps}, sab, tc.err)
-		assert.Equal(t, got, tc.want)
-		assert.Equal(t, why, tc.why)
+		t.Run(tc.name, func(t *testing.T) {
+			got, why := tc.seen.verdict(steps, sab, tc.err)
+			assert.Equal(t, got, tc.want)
+			assert.Equal(t, why, tc.why)
+		})
+	}
+}
+
+// TestBudget: what is sabotaged is looked at for longer than it took to hold.
+func TestBudget(t *testing.T) {
+	for _, tc := range []struct{ green, within, want time.Duration }{
+		{100 * time.Millisecond, 10 * time.Second, leastBudget},
+		{3 * time.Second, 10 * time.Second, 6 * time.Second},
+		{12 * time.Second, 20 * time.Second, 20 * time.Second},
+	} {
+		assert.Equal(t, budget(tc.green, tc.within), tc.want)
 	}
 }
 

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,75 +28,156 @@ import (
 // binding.
 const policyName = "isthmus-lab-withhold"
 
-// sabotageWithin is how long an expectation of a sabotaged row is given: it
-// must fail, so the scenario's own patience would only cost time. It is more
-// than a daemon needs to apply what was changed.
-const sabotageWithin = 4 * time.Second
+// leastBudget is the least time for which a sabotaged expectation is looked at:
+// four times what a probe waits for its answer.
+const leastBudget = 4 * time.Second
+
+// budget is how long a sabotaged expectation is looked at before it has failed,
+// when it took so long to hold in the row without the sabotage: twice that, and
+// no longer than the step says.
+func budget(green, within time.Duration) time.Duration {
+	return min(within, max(leastBudget, 2*green))
+}
 
 // RunSabotage breaks what a sabotage names, runs the row and returns whether
-// it failed where it should: that is the verdict pass.
+// the expectation failed that the sabotage names: that is the verdict pass. The row
+// was green before, without the sabotage and within the time that the
+// expectation is given here. A row that only looks must be green again
+// afterwards.
 func (r *Runner) RunSabotage(ctx context.Context, s *scenario.Scenario, sr scenario.Row, sab scenario.Sabotage) report.Row {
 	r.setup()
 	out := report.Row{Name: sr.Name, Sabotage: sab.String()}
-	r.say("%s: %s", sr.Name, sab)
 	start := time.Now()
-	err := r.runSabotage(ctx, s, sr, sab, &out)
+	out.Verdict, out.Reason = r.greenBefore(ctx, s, sr)
+	if out.Verdict == report.Pass {
+		r.say("%s: %s", sr.Name, sab)
+		seen, err := r.runSabotage(ctx, s, sr, sab, &out)
+		out.Verdict, out.Reason = seen.verdict(s.Build(sr), sab, err)
+	}
 	out.Took = report.Duration(time.Since(start))
-	out.Verdict, out.Reason = sabotageVerdict(&out, sab, err)
 	r.bundle(ctx, &out)
 	return out
 }
 
-func sabotageVerdict(out *report.Row, sab scenario.Sabotage, err error) (report.Verdict, string) {
-	if err != nil {
-		return report.Infra, err.Error()
-	}
-	switch red := redStep(out); red {
-	case sab.Fails:
+// greenBefore runs a row without sabotage unless it has passed already on this
+// lab. What it returns when the row has not passed is the sabotage's verdict.
+func (r *Runner) greenBefore(ctx context.Context, s *scenario.Scenario, sr scenario.Row) (report.Verdict, string) {
+	if r.green[sr.Name] != nil {
 		return report.Pass, ""
-	case "":
-		return report.Fail, "it stayed green: nothing of the scenario depends on " + sab.String()
+	}
+	switch out := r.Run(ctx, s, sr); out.Verdict {
+	case report.Pass:
+		return report.Pass, ""
+	case report.Infra:
+		return report.Infra, out.Reason
 	default:
-		return report.Fail, fmt.Sprintf("it failed at %q instead of at %q", red, sab.Fails)
+		return report.Fail, fmt.Sprintf("without the sabotage the row is not green either (%s), so the sabotage proves nothing: make the row pass first", out.Verdict)
 	}
 }
 
-func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scenario.Row, sab scenario.Sabotage, out *report.Row) (err error) {
+// What a sabotaged row showed.
+type sabotaged struct {
+	step    string // that failed first; empty: none did
+	index   int    // of the expectation in it that failed first, or failedAction
+	fault   report.Fault
+	pending bool // it had not been watched for long enough
+	// after is what was wrong when the sabotage had been undone.
+	after string
+}
+
+// noticed tells whether the expectation failed that the sabotage names.
+func (b sabotaged) noticed(sab scenario.Sabotage) bool {
+	return b.step == sab.Fails && b.index == sab.Expectation && !b.pending
+}
+
+func (b sabotaged) verdict(steps []scenario.Step, sab scenario.Sabotage, err error) (report.Verdict, string) {
+	aimed := ""
+	for _, st := range steps {
+		if st.Name == sab.Fails {
+			aimed = st.Expect[sab.Expectation].String()
+		}
+	}
+	switch {
+	case err != nil && !b.noticed(sab):
+		return report.Infra, err.Error()
+	case b.step == "":
+		return report.Fail, "it stayed green: nothing of the scenario depends on " + sab.String()
+	case b.index == failedAction:
+		return report.Fail, fmt.Sprintf("an action failed at %q (%s), which proves nothing: the sabotage must let the row act, and break %q at %q", b.step, b.fault.Got, aimed, sab.Fails)
+	case b.step != sab.Fails || b.index != sab.Expectation:
+		return report.Fail, fmt.Sprintf("%q failed at %q, instead of %q at %q", b.fault.Expectation, b.step, aimed, sab.Fails)
+	case b.pending:
+		return report.Fail, fmt.Sprintf("%q was not watched for long enough to say that it failed: give the step %q more time", aimed, sab.Fails)
+	case b.after != "":
+		return report.Fail, b.after
+	case err != nil:
+		return report.Infra, err.Error()
+	}
+	return report.Pass, ""
+}
+
+func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scenario.Row, sab scenario.Sabotage, out *report.Row) (seen sabotaged, err error) {
 	if err := r.settle(ctx, out); err != nil {
-		return err
+		return seen, err
 	}
 	row, err := r.newRow(ctx, s)
 	if err != nil {
-		return err
+		return seen, err
 	}
 	steps := r.steps(s, sr)
 	if row.Before, err = expect.Observe(ctx, r.World, r.api, s.Topology); err != nil {
-		return err
+		return seen, err
 	}
 	var undo undoList
-	r.needsConvergence = true
-	defer func() {
-		defer phase(out, "undone")()
-		err = errors.Join(err, undo.run(context.WithoutCancel(ctx)))
-	}()
+	broken := func() error { return r.sabotage(ctx, row, sab, &undo, out) }
 	if sab.Before == "" {
-		if err := r.sabotage(ctx, row, sab, &undo, out); err != nil {
-			return err
-		}
+		err = broken()
 	}
-	defer closeFlows(row)
 	// Not everything that is withheld is reported as applied before. Rows
 	// that only look can look again until what is broken shows.
-	deadline := time.Now().Add(showTime)
-	for {
+	for deadline := time.Now().Add(showTime); err == nil; {
 		out.Steps = nil
-		if err := r.sabotagedSteps(ctx, s, row, steps, sab, &undo, out); err != nil {
-			return err
-		}
-		if redStep(out) == sab.Fails || sab.Before != "" || acts(steps) || time.Now().After(deadline) {
-			return nil
+		seen, err = r.sabotagedSteps(ctx, s, row, steps, sab, broken, &undo, out)
+		if seen.noticed(sab) || sab.Before != "" || acts(steps) || time.Now().After(deadline) {
+			break
 		}
 	}
+	closeFlows(row)
+	failures := len(out.Steps)
+	restored, restoreErr := r.restore(ctx, out, &undo, true)
+	err = errors.Join(err, restoreErr)
+	switch {
+	case err != nil || ctx.Err() != nil:
+		return seen, errors.Join(err, ctx.Err())
+	case !restored:
+		seen.after = "it was noticed, but could not be undone: " + out.Steps[failures].Failures[0].Got
+	case seen.noticed(sab) && !acts(steps):
+		seen.after, err = r.greenAgain(ctx, s, sr, sab)
+	}
+	return seen, err
+}
+
+// greenAgain runs the steps of a row up to the one that a sabotage has broken:
+// without the sabotage they hold. It returns what does not.
+func (r *Runner) greenAgain(ctx context.Context, s *scenario.Scenario, sr scenario.Row, sab scenario.Sabotage) (string, error) {
+	row, err := r.newRow(ctx, s)
+	if err != nil {
+		return "", err
+	}
+	for _, st := range r.steps(s, sr) {
+		rs := r.step(ctx, s, row, st, nil, nil)
+		if rs.err != nil {
+			return "", rs.err
+		}
+		if len(rs.Failures) > 0 {
+			f := rs.Failures[0]
+			return fmt.Sprintf("%q fails at %q after the sabotage was undone, too, so the sabotage may not be why: want %s, got %s", f.Expectation, st.Name, f.Want, f.Got), nil
+		}
+		if st.Name == sab.Fails {
+			break
+		}
+	}
+	return "", nil
 }
 
 // sabotage breaks what is to be broken.
@@ -122,42 +204,44 @@ func acts(steps []scenario.Step) bool {
 	return slices.ContainsFunc(steps, func(st scenario.Step) bool { return len(st.Do) > 0 })
 }
 
-// redStep returns the first step that failed.
-func redStep(out *report.Row) string {
-	for _, st := range out.Steps {
-		if len(st.Failures) > 0 {
-			return st.Name
-		}
-	}
-	return ""
-}
-
-// sabotagedSteps runs the steps up to the first that fails.
-func (r *Runner) sabotagedSteps(ctx context.Context, s *scenario.Scenario, row *expect.Row, steps []scenario.Step, sab scenario.Sabotage, undo *undoList, out *report.Row) error {
+// sabotagedSteps runs the steps up to the first that fails, or that should.
+func (r *Runner) sabotagedSteps(ctx context.Context, s *scenario.Scenario, row *expect.Row, steps []scenario.Step, sab scenario.Sabotage, broken func() error, undo *undoList, out *report.Row) (sabotaged, error) {
 	for _, st := range steps {
-		if st.Name == sab.Fails {
-			st.Within = min(st.Within, sabotageWithin)
-		}
 		if st.Name == sab.Before {
-			if err := r.sabotage(ctx, row, sab, undo, out); err != nil {
-				return err
+			if err := broken(); err != nil {
+				return sabotaged{}, err
 			}
 		}
-		rs := r.step(ctx, s, row, st, undo)
-		out.Steps = append(out.Steps, rs.Step)
-		if rs.err != nil && st.Name == sab.Fails {
-			// The sabotage may hit the action itself: what it needs is gone.
-			out.Steps[len(out.Steps)-1].Failures = append(rs.Failures, report.Fault{Expectation: "the step's actions", Want: "done", Got: rs.err.Error()})
-			return nil
+		var at *aim
+		if st.Name == sab.Fails {
+			at = &aim{sab.Expectation, budget(r.greenIn(out.Name, sab), st.Within)}
+			// Twice what the expectation took with all its probes is enough for two
+			// of them.
+			row.ProbeTimeout = min(cmp.Or(row.ProbeTimeout, expect.ProbeTimeout), at.budget/aimLooks)
 		}
+		rs := r.step(ctx, s, row, st, at, undo)
+		out.Steps = append(out.Steps, rs.Step)
 		if rs.err != nil {
-			return rs.err
+			return sabotaged{}, rs.err
 		}
 		if len(rs.Failures) > 0 {
-			return nil
+			return sabotaged{step: st.Name, index: rs.failed[0], fault: rs.Failures[0], pending: rs.pending}, nil
+		}
+		if at != nil {
+			break
 		}
 	}
-	return nil
+	return sabotaged{}, nil
+}
+
+// greenIn is how long an expectation took to hold without the sabotage that is
+// to break it.
+func (r *Runner) greenIn(row string, sab scenario.Sabotage) time.Duration {
+	took := r.green[row][sab.Fails]
+	if sab.Expectation >= len(took) {
+		return 0
+	}
+	return took[sab.Expectation]
 }
 
 func (r *Runner) plant(ctx context.Context, row *expect.Row, p *scenario.Plant, undo *undoList) error {

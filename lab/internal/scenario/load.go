@@ -125,8 +125,10 @@ func (s *Scenario) findTopology(f *yamlfile.File, in *file, topologies string) b
 // lint builds every row once; the same mistake in many rows is one problem.
 func (s *Scenario) lint(f *yamlfile.File) {
 	used := map[string]bool{}
+	unclear := map[yamlfile.Pos]bool{}
 	for _, r := range s.Rows {
 		l := s.newLinter()
+		var steps []Step
 		var names []string
 		for _, n := range s.steps {
 			if !s.holds(n, r) {
@@ -143,12 +145,13 @@ func (s *Scenario) lint(f *yamlfile.File) {
 				f.Problem(st.Pos, "add do or expect", "the step does nothing and expects nothing")
 			}
 			st.lint(l)
+			steps = append(steps, st)
 		}
 		if len(names) == 0 && len(s.steps) > 0 {
 			f.Problem(yamlfile.PosOf(s.steps[0]), "each step's when leaves it out", "row %s has no step", r.Name)
 		}
 		s.lintControls(f, r)
-		s.lintSabotage(f, r, used, names)
+		s.lintSabotage(f, r, used, unclear, steps)
 	}
 	s.lintWhen(f, used)
 	if len(s.steps) == 0 {
@@ -200,7 +203,11 @@ func (s *Scenario) lintControls(f *yamlfile.File, r Row) {
 	}
 }
 
-func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, steps []string) {
+func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, unclear map[yamlfile.Pos]bool, steps []Step) {
+	var names []string
+	for _, st := range steps {
+		names = append(names, st.Name)
+	}
 	any := false
 	for _, n := range s.sabot {
 		if !s.holds(n, r) {
@@ -224,20 +231,44 @@ func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, s
 			l.Text(&in.Plant.Undo)
 		}
 		for _, name := range []*string{&in.Before, &in.Fails} {
-			if *name == "" || slices.Contains(steps, *name) {
+			if *name == "" || slices.Contains(names, *name) {
 				continue
 			}
-			hint := "the steps are: " + strings.Join(steps, "; ")
-			if c := yamlfile.Closest(*name, steps); c != "" {
+			hint := "the steps are: " + strings.Join(names, "; ")
+			if c := yamlfile.Closest(*name, names); c != "" {
 				hint = fmt.Sprintf("did you mean %q?", c)
 			}
 			f.Problem(f.At(name), hint, "no step is called %q", *name)
 		}
-		if fails := slices.Index(steps, in.Fails); fails >= 0 && slices.Index(steps, in.Before) > fails {
+		fails := slices.Index(names, in.Fails)
+		if fails < 0 {
+			continue
+		}
+		if slices.Index(names, in.Before) > fails {
 			f.Problem(f.At(&in.Before), "", "%q comes after the step that is to fail", in.Before)
+		}
+		if at := yamlfile.PosOf(n); !unclear[at] { // a row is enough: texts differ from row to row
+			unclear[at] = s.lintFailing(f, &in, &steps[fails])
 		}
 	}
 	if !any && len(s.sabot) > 0 {
 		f.Problem(yamlfile.PosOf(s.sabot[0]), "each sabotage's when leaves it out", "row %s has no sabotage: nobody knows whether it can fail", r.Name)
 	}
+}
+
+// lintFailing demands that a sabotage says which expectation must fail, and
+// tells whether it does not.
+func (s *Scenario) lintFailing(f *yamlfile.File, in *sabotageFile, st *Step) (unclear bool) {
+	const hint = "write its kind, such as reach, or a part of its text that no other one has"
+	_, problem := st.expectation(in.Expectation)
+	switch {
+	case problem == "":
+	case len(st.Expect) == 0:
+		f.Problem(f.At(&in.Fails), "name a step with an expectation", "the step %q expects nothing, so nothing of it can fail", st.Name)
+	case in.Expectation == "":
+		f.Problem(f.At(&in.Fails), "add expectation: "+st.Expect[0].Name, "the step %q has %d expectations: say which one must fail", st.Name, len(st.Expect))
+	default:
+		f.Problem(f.At(&in.Expectation), hint, "%q %s", in.Expectation, problem)
+	}
+	return problem != ""
 }

@@ -71,16 +71,17 @@ type Step struct {
 // DefaultWithin is how long expectations are given when a step does not say.
 const DefaultWithin = 10 * time.Second
 
-// A Sabotage must turn the scenario red at the step Fails.
+// A Sabotage must turn the scenario red at one expectation of the step Fails.
 type Sabotage struct {
-	Index     int    // in the file
-	Depends   bool   // it is only for some rows
-	Withhold  string // kind/name of an object that is refused and removed
-	Namespace string // of the object; empty: the name is unique in the cluster
-	In        string // cluster of the object
-	Plant     *Plant // foreign state, instead
-	Before    string // step before which it is done; empty: the first one
-	Fails     string
+	Index       int    // in the file
+	Depends     bool   // it is only for some rows
+	Withhold    string // kind/name of an object that is refused and removed
+	Namespace   string // of the object; empty: the name is unique in the cluster
+	In          string // cluster of the object
+	Plant       *Plant // foreign state, instead
+	Before      string // step before which it is done; empty: the first one
+	Fails       string
+	Expectation int // index, in the step Fails, of the expectation that must fail
 }
 
 // A Plant adds something to a host that the daemons must not touch.
@@ -137,6 +138,8 @@ type sabotageFile struct {
 	Plant     *Plant    `lab:"plant" doc:"foreign kernel state"`
 	Before    string    `lab:"before" doc:"name of the step before which it is done; default: before the first"`
 	Fails     string    `lab:"fails,required" doc:"name of the step that must fail"`
+
+	Expectation string `lab:"expectation" doc:"the expectation of that step that must fail: its kind, or a part of its text as lab run --plan prints it; default: the only one"`
 }
 
 // Build makes the steps of a row, new each time: expectations remember what
@@ -165,6 +168,7 @@ func (s *Scenario) Build(r Row) []Step {
 // BuildSabotage makes the sabotages of a row.
 func (s *Scenario) BuildSabotage(r Row) []Sabotage {
 	out := make([]Sabotage, 0, len(s.sabot))
+	steps := s.Build(r)
 	for i, n := range s.sabot {
 		if !s.holds(n, r) {
 			continue
@@ -174,9 +178,46 @@ func (s *Scenario) BuildSabotage(r Row) []Sabotage {
 		if in.Plant != nil {
 			s.newLinter().Resolve(&in.Plant.On)
 		}
-		out = append(out, Sabotage{i, len(in.When) > 0, in.Withhold, in.Namespace, in.In, in.Plant, in.Before, in.Fails})
+		sab := Sabotage{
+			Index: i, Depends: len(in.When) > 0, Withhold: in.Withhold, Namespace: in.Namespace, In: in.In,
+			Plant: in.Plant, Before: in.Before, Fails: in.Fails,
+		}
+		for _, st := range steps {
+			if st.Name == in.Fails {
+				sab.Expectation, _ = st.expectation(in.Expectation)
+			}
+		}
+		out = append(out, sab)
 	}
 	return out
+}
+
+// expectation returns the index of the expectation of a step that a text names:
+// its kind or, where that names none, a part of what its String says. Where the
+// text is empty, or names none or several, the problem says which there are.
+func (st *Step) expectation(text string) (index int, problem string) {
+	var all []string
+	var byKind, byText []int
+	for i, e := range st.Expect {
+		all = append(all, fmt.Sprintf("%q", e))
+		if e.Name == text {
+			byKind = append(byKind, i)
+		}
+		if strings.Contains(e.String(), text) {
+			byText = append(byText, i)
+		}
+	}
+	found := byKind
+	if len(found) == 0 {
+		found = byText
+	}
+	switch len(found) {
+	case 0:
+		return 0, "names no expectation of the step, which has " + strings.Join(all, ", ")
+	case 1:
+		return found[0], ""
+	}
+	return 0, fmt.Sprintf("names %d expectations of the step, which has %s", len(found), strings.Join(all, ", "))
 }
 
 // Place is where something is in the scenario's file.

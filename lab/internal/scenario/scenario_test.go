@@ -63,7 +63,7 @@ steps:
       path: { via: ["{from}", "{from.cluster}/gateway", "{to}"] }
     within: 3s
 sabotage:
-  - { withhold: "routeconfiguration/{from.peer}-node-gw", in: "{from.cluster}", fails: "{from} reaches {to}" }
+  - { withhold: "routeconfiguration/{from.peer}-node-gw", in: "{from.cluster}", fails: "{from} reaches {to}", expectation: reach }
 `
 
 func TestMatrix(t *testing.T) {
