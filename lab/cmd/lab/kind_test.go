@@ -23,15 +23,15 @@ steps:
     when: { proto: udp }
     expect: { never: { payload: token, on: wan } }
 sabotage:
-  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it answers }
-  - { plant: { on: milan/router, run: ip rule add to 10.0.0.0/8, undo: ip rule del to 10.0.0.0/8 }, fails: it answers }
+  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it answers, expectation: reach }
+  - { plant: { on: milan/router, run: ip rule add to 10.0.0.0/8, undo: ip rule del to 10.0.0.0/8 }, fails: it answers, expectation: reach }
 `,
 		"any": `
 steps:
   - name: it answers
     expect: { reach: { from: milan/web, to: rome/web }, path: { via: [milan/web, rome/web] } }
 sabotage:
-  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it answers }
+  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it answers, expectation: reach }
 `[1:],
 	})
 	o := runOptions{world: "kind", overlay: "auto", seed: "a", sabotage: sabotageAfter}
