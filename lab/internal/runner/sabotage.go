@@ -125,8 +125,10 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 		return seen, err
 	}
 	steps := r.steps(s, sr)
-	if row.Before, err = expect.Observe(ctx, r.World, r.api, s.Topology); err != nil {
-		return seen, err
+	if disturbs(steps) {
+		if row.Before, err = expect.Observe(ctx, r.World, r.api, s.Topology); err != nil {
+			return seen, err
+		}
 	}
 	var undo undoList
 	broken := func() error { return r.sabotage(ctx, row, sab, &undo, out) }
@@ -140,6 +142,11 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 		seen, err = r.sabotagedSteps(ctx, s, row, steps, sab, broken, &undo, out)
 		if seen.noticed(sab) || sab.Before != "" || acts(steps) || time.Now().After(deadline) {
 			break
+		}
+		select {
+		case <-ctx.Done():
+			err = ctx.Err()
+		case <-time.After(showInterval):
 		}
 	}
 	closeFlows(row)
@@ -198,6 +205,9 @@ func (r *Runner) sabotage(ctx context.Context, row *expect.Row, sab scenario.Sab
 // showTime is how long what was withheld may take to show in rows that only
 // look.
 const showTime = 20 * time.Second
+
+// showInterval is the pause between two looks at it.
+const showInterval = 100 * time.Millisecond
 
 // acts tells whether a step does something.
 func acts(steps []scenario.Step) bool {
