@@ -327,8 +327,7 @@ func (out *ranStep) fail(index int, f report.Fault) {
 }
 
 // An aim is the expectation of a step that a sabotage must break. It is looked
-// at least twice, and for as long as the budget says since it was looked at
-// first; what comes after it is not looked at.
+// at for as long as the budget says since the first look, and at least twice.
 type aim struct {
 	index  int
 	budget time.Duration
@@ -403,7 +402,7 @@ func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expec
 				Want: res.Want, Got: res.Got, Why: res.Why, Path: res.Path, Reply: res.Reply,
 			})
 		}
-		if at != nil && (at.index == i || !res.OK) {
+		if at != nil && !res.OK {
 			return // what a sabotage breaks first is what counts
 		}
 		if !res.OK && e.Name == "reach" {
