@@ -139,7 +139,9 @@ func printPlan(w io.Writer, selected []selection, o runOptions) {
 			fmt.Fprintf(w, "  %s\n    %s\n      must fail: %s\n", i.row.Name, i.sabotage, i.sabotage.Fails)
 			for _, st := range s.Build(i.row) {
 				if st.Name == i.sabotage.Fails {
-					fmt.Fprintf(w, "            that: %s\n", st.Expect[i.sabotage.Expectation])
+					for _, e := range i.sabotage.Expectation {
+						fmt.Fprintf(w, "            that: %s\n", st.Expect[e])
+					}
 				}
 			}
 		}

@@ -326,12 +326,10 @@ func (out *ranStep) fail(index int, f report.Fault) {
 	out.failed = append(out.failed, index)
 }
 
-// An aim is the expectation of a step that a sabotage must break. It is looked
-// at for as long as the budget says since the first look, and at least twice.
-type aim struct {
-	index  int
-	budget time.Duration
-}
+// An aim has, by index, the expectations of a step of which a sabotage must break
+// one. Each is looked at for as long as its budget says since the first look, and
+// at least twice.
+type aim map[int]time.Duration
 
 // aimLooks is how often an aim is looked at before it has failed: one look may
 // have failed by chance.
@@ -339,7 +337,7 @@ const aimLooks = 2
 
 // step acts and looks. Without an aim, every expectation is given until the
 // step's time is over.
-func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, at *aim, undo *undoList) (out ranStep) {
+func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, at aim, undo *undoList) (out ranStep) {
 	out.Name = st.Name
 	row.StepStarted = time.Now()
 	defer func() { out.Took = report.Duration(time.Since(row.StepStarted)) }()
@@ -375,12 +373,12 @@ func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row
 }
 
 // expectAll looks at each expectation until it holds or the deadline is over.
-func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, again []*scenario.Exec, deadline time.Time, at *aim, out *ranStep) {
+func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, again []*scenario.Exec, deadline time.Time, at aim, out *ranStep) {
 	began := time.Now()
 	for i, e := range st.Expect {
 		until, looks := deadline, 1
-		if at != nil && at.index == i {
-			until, looks = time.Now().Add(at.budget), aimLooks
+		if budget, ok := at[i]; ok {
+			until, looks = time.Now().Add(budget), aimLooks
 		}
 		res, err := r.await(ctx, row, e, again, until, looks)
 		for err == nil && res.Pending && time.Now().Before(deadline) {
@@ -441,7 +439,7 @@ func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, a
 
 // whileStopped ends a component, demands that the expectations hold at once
 // and until its time is over, and starts it again.
-func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, stop *scenario.Stop, at *aim, out *ranStep) {
+func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, stop *scenario.Stop, at aim, out *ranStep) {
 	if err := r.World.StopComponent(ctx, stop.In, stop.Component); err != nil {
 		out.err = fmt.Errorf("step %q: %s: %w", st.Name, stop, err)
 		return

@@ -75,6 +75,20 @@ func (r *Runner) greenBefore(ctx context.Context, s *scenario.Scenario, sr scena
 	}
 }
 
+// aimedAt says which expectations a sabotage must break.
+func aimedAt(steps []scenario.Step, sab scenario.Sabotage) string {
+	var all []string
+	for _, st := range steps {
+		if st.Name != sab.Fails {
+			continue
+		}
+		for _, i := range sab.Expectation {
+			all = append(all, fmt.Sprintf("%q", st.Expect[i]))
+		}
+	}
+	return strings.Join(all, " or ")
+}
+
 // What a sabotaged row showed.
 type sabotaged struct {
 	step    string // that failed first; empty: none did
@@ -87,27 +101,22 @@ type sabotaged struct {
 
 // noticed tells whether the expectation failed that the sabotage names.
 func (b sabotaged) noticed(sab scenario.Sabotage) bool {
-	return b.step == sab.Fails && b.index == sab.Expectation && !b.pending
+	return b.step == sab.Fails && slices.Contains(sab.Expectation, b.index) && !b.pending
 }
 
 func (b sabotaged) verdict(steps []scenario.Step, sab scenario.Sabotage, err error) (report.Verdict, string) {
-	aimed := ""
-	for _, st := range steps {
-		if st.Name == sab.Fails {
-			aimed = st.Expect[sab.Expectation].String()
-		}
-	}
+	aimed := aimedAt(steps, sab)
 	switch {
 	case err != nil && !b.noticed(sab):
 		return report.Infra, err.Error()
 	case b.step == "":
 		return report.Fail, "it stayed green: nothing of the scenario depends on " + sab.String()
 	case b.index == failedAction:
-		return report.Fail, fmt.Sprintf("an action failed at %q (%s), which proves nothing: the sabotage must let the row act, and break %q at %q", b.step, b.fault.Got, aimed, sab.Fails)
-	case b.step != sab.Fails || b.index != sab.Expectation:
-		return report.Fail, fmt.Sprintf("%q failed at %q, instead of %q at %q", b.fault.Expectation, b.step, aimed, sab.Fails)
+		return report.Fail, fmt.Sprintf("an action failed at %q (%s), which proves nothing: the sabotage must let the row act, and break %s at %q", b.step, b.fault.Got, aimed, sab.Fails)
+	case b.step != sab.Fails || !slices.Contains(sab.Expectation, b.index):
+		return report.Fail, fmt.Sprintf("%q failed at %q, instead of %s at %q", b.fault.Expectation, b.step, aimed, sab.Fails)
 	case b.pending:
-		return report.Fail, fmt.Sprintf("%q was not watched for long enough to say that it failed: give the step %q more time", aimed, sab.Fails)
+		return report.Fail, fmt.Sprintf("%s was not watched for long enough to say that it failed: give the step %q more time", aimed, sab.Fails)
 	case b.after != "":
 		return report.Fail, b.after
 	case err != nil:
@@ -222,12 +231,15 @@ func (r *Runner) sabotagedSteps(ctx context.Context, s *scenario.Scenario, row *
 				return sabotaged{}, err
 			}
 		}
-		var at *aim
+		var at aim
 		if st.Name == sab.Fails {
-			at = &aim{sab.Expectation, budget(r.greenIn(out.Name, sab), st.Within)}
-			// Twice what the expectation took with all its probes is enough for two
-			// of them.
-			row.ProbeTimeout = min(cmp.Or(row.ProbeTimeout, expect.ProbeTimeout), at.budget/aimLooks)
+			at = aim{}
+			for _, i := range sab.Expectation {
+				at[i] = budget(r.greenIn(out.Name, st.Name, i), st.Within)
+				// Twice what the expectation took with all its probes is enough for two
+				// of them.
+				row.ProbeTimeout = min(cmp.Or(row.ProbeTimeout, expect.ProbeTimeout), at[i]/aimLooks)
+			}
 		}
 		rs := r.step(ctx, s, row, st, at, undo)
 		out.Steps = append(out.Steps, rs.Step)
@@ -244,14 +256,14 @@ func (r *Runner) sabotagedSteps(ctx context.Context, s *scenario.Scenario, row *
 	return sabotaged{}, nil
 }
 
-// greenIn is how long an expectation took to hold without the sabotage that is
-// to break it.
-func (r *Runner) greenIn(row string, sab scenario.Sabotage) time.Duration {
-	took := r.green[row][sab.Fails]
-	if sab.Expectation >= len(took) {
+// greenIn is how long an expectation took to hold in the last run of a row that
+// passed.
+func (r *Runner) greenIn(row, step string, index int) time.Duration {
+	took := r.green[row][step]
+	if index >= len(took) {
 		return 0
 	}
-	return took[sab.Expectation]
+	return took[index]
 }
 
 func (r *Runner) plant(ctx context.Context, row *expect.Row, p *scenario.Plant, undo *undoList) error {

@@ -260,15 +260,15 @@ func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, u
 // tells whether it does not.
 func (s *Scenario) lintFailing(f *yamlfile.File, in *sabotageFile, st *Step) (unclear bool) {
 	const hint = "write its kind, such as reach, or a part of its text that no other one has"
-	_, problem := st.expectation(in.Expectation)
+	_, problem := st.expectations(in.Expectation)
 	switch {
 	case problem == "":
 	case len(st.Expect) == 0:
 		f.Problem(f.At(&in.Fails), "name a step with an expectation", "the step %q expects nothing, so nothing of it can fail", st.Name)
-	case in.Expectation == "":
+	case len(in.Expectation) == 0:
 		f.Problem(f.At(&in.Fails), "add expectation: "+st.Expect[0].Name, "the step %q has %d expectations: say which one must fail", st.Name, len(st.Expect))
 	default:
-		f.Problem(f.At(&in.Expectation), hint, "%q %s", in.Expectation, problem)
+		f.Problem(f.At(&in.Expectation), hint, "%s", problem)
 	}
 	return problem != ""
 }

@@ -81,7 +81,7 @@ type Sabotage struct {
 	Plant       *Plant // foreign state, instead
 	Before      string // step before which it is done; empty: the first one
 	Fails       string
-	Expectation int // index, in the step Fails, of the expectation that must fail
+	Expectation []int // indices, in the step Fails, of the expectations of which one must be the first to fail
 }
 
 // A Plant adds something to a host that the daemons must not touch.
@@ -139,7 +139,7 @@ type sabotageFile struct {
 	Before    string    `lab:"before" doc:"name of the step before which it is done; default: before the first"`
 	Fails     string    `lab:"fails,required" doc:"name of the step that must fail"`
 
-	Expectation string `lab:"expectation" doc:"the expectation of that step that must fail: its kind, or a part of its text as lab run --plan prints it; default: the only one"`
+	Expectation oneOrMore `lab:"expectation" doc:"the expectation of that step that must be the first to fail: its kind, or a part of its text as lab run --plan prints it; a list where it is one of several by chance; default: the only one"`
 }
 
 // Build makes the steps of a row, new each time: expectations remember what
@@ -184,7 +184,7 @@ func (s *Scenario) BuildSabotage(r Row) []Sabotage {
 		}
 		for _, st := range steps {
 			if st.Name == in.Fails {
-				sab.Expectation, _ = st.expectation(in.Expectation)
+				sab.Expectation, _ = st.expectations(in.Expectation)
 			}
 		}
 		out = append(out, sab)
@@ -218,6 +218,22 @@ func (st *Step) expectation(text string) (index int, problem string) {
 		return found[0], ""
 	}
 	return 0, fmt.Sprintf("names %d expectations of the step, which has %s", len(found), strings.Join(all, ", "))
+}
+
+// expectations are the indices of those that texts name; without a text the only
+// one that the step has.
+func (st *Step) expectations(texts []string) (indices []int, problem string) {
+	if len(texts) == 0 {
+		texts = []string{""}
+	}
+	for _, text := range texts {
+		i, problem := st.expectation(text)
+		if problem != "" {
+			return nil, fmt.Sprintf("%q %s", text, problem)
+		}
+		indices = append(indices, i)
+	}
+	return indices, ""
 }
 
 // Place is where something is in the scenario's file.
