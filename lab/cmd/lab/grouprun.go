@@ -252,7 +252,7 @@ func (r *groupRun) runner() *runner.Runner {
 				}
 				return r.bundle(ctx, lab, row)
 			},
-			Progress: r.session.progress(),
+			Progress: r.session.progress(), Pace: r.session.pace,
 		}
 		if lab.emulated {
 			lab.runner.ProbeTimeout, lab.runner.Patience, lab.runner.FreshInterval = emulatedTimeout, emulatedPatience, emulatedInterval

@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
+	"github.com/isthmus-net/isthmus/lab/internal/pace"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
@@ -153,9 +154,10 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 		return infraError(err)
 	}
 	fmt.Fprintf(out, "seed %s · results in %s\n", o.seed, dir.Path)
-	s := &session{app: a, place: p, out: out, options: o, dir: dir, run: &run}
+	s := &session{app: a, place: p, out: out, options: o, dir: dir, run: &run, pace: pace.Start(ctx)}
 	s.runGroups(ctx, groups(selected, chooser, o), chooser)
 	run.Took = report.Duration(time.Since(run.Started))
+	run.Slowdown = s.pace.Since(run.Started)
 	return s.finish()
 }
 
@@ -173,6 +175,7 @@ type session struct {
 	options runOptions
 	dir     report.Dir
 	run     *report.Run
+	pace    *pace.Meter
 }
 
 // runGroups runs the groups, as many at a time as there are jobs. Each says

@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/pace"
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -53,6 +54,8 @@ type Row struct {
 	StepStarted time.Time
 	// ProbeTimeout is how long a probe waits for its answer; 0: a second.
 	ProbeTimeout time.Duration
+	// Pace says how much slower the machine is than at best; nil: not at all.
+	Pace *pace.Meter
 
 	Probes  []Probe               // in the order they were sent
 	Flows   map[string]*FlowState // by name

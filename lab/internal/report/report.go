@@ -34,6 +34,7 @@ type Run struct {
 	Version   string     `json:"version"`
 	Started   time.Time  `json:"started"`
 	Took      Duration   `json:"took"`
+	Slowdown  float64    `json:"slowdown,omitempty"` // how many times as long as at best the machine took for the same work
 	Labs      []Lab      `json:"labs"`
 	Scenarios []Scenario `json:"scenarios"`
 }

@@ -19,7 +19,7 @@ import (
 func sample() report.Run {
 	ms := func(n int) report.Duration { return report.Duration(time.Duration(n) * time.Millisecond) }
 	return report.Run{
-		Seed: "8f3a", World: "vm", Version: "v0", Started: time.Unix(0, 0).UTC(), Took: ms(65100),
+		Seed: "8f3a", World: "vm", Version: "v0", Started: time.Unix(0, 0).UTC(), Took: ms(65100), Slowdown: 2.25,
 		Labs: []report.Lab{{Name: "two-clusters-vm-geneve", Topology: "two-clusters", World: "vm", Overlay: "geneve", Retried: []string{"the machine did not boot"}, Phases: []report.Phase{{"converged", ms(21000)}}}},
 		Scenarios: []report.Scenario{
 			{Name: "geneve-ping", File: "scenarios/geneve-ping.yaml", Rows: []report.Row{

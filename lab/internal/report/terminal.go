@@ -192,6 +192,9 @@ func field(w io.Writer, name, value string) {
 	}
 }
 
+// worthSaying is the slowdown of a machine from which on the last line names it.
+const worthSaying = 1.5
+
 // PrintSummary prints the last line of a run.
 func PrintSummary(w io.Writer, run Run) {
 	var rows, sabotages []Row
@@ -218,6 +221,9 @@ func PrintSummary(w io.Writer, run Run) {
 	}
 	if retries > 0 {
 		parts = append(parts, times(retries, "retry", "retries")+" after errors of the lab")
+	}
+	if run.Slowdown >= worthSaying {
+		parts = append(parts, fmt.Sprintf("the machine was busy: %.1f times as long as at best for the same work, so bounds were as much longer", run.Slowdown))
 	}
 	fmt.Fprintf(w, "%s · %s\n", strings.Join(parts, "; "), run.Took)
 }

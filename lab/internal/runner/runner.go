@@ -16,6 +16,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/pace"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
@@ -59,6 +60,10 @@ type Runner struct {
 	// FreshInterval is the least time between two messages of a stream that has
 	// a socket for each; 0: what scenarios say.
 	FreshInterval time.Duration
+	// Pace, when set, knows how much slower the machine is than when it has
+	// nothing else to do: steps are given as much longer, and streams may be silent
+	// for as much longer.
+	Pace *pace.Meter
 	// Progress, when set, hears what is being done.
 	Progress func(text string)
 
@@ -117,7 +122,7 @@ func (r *Runner) newRow(ctx context.Context, s *scenario.Scenario) (*expect.Row,
 	row := &expect.Row{
 		World: r.World, Topology: s.Topology, API: r.api,
 		Directory: expect.NewDirectory(r.World, r.api, s.Topology),
-		NewToken:  r.token, ProbeTimeout: r.ProbeTimeout,
+		NewToken:  r.token, ProbeTimeout: r.ProbeTimeout, Pace: r.Pace,
 		Started: time.Now(),
 		Flows:   map[string]*expect.FlowState{},
 		Outputs: map[string]expect.Ran{},
@@ -368,21 +373,38 @@ func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row
 		r.whileStopped(ctx, s, row, st, stop, at, &out)
 		return out
 	}
-	r.expectAll(ctx, s, row, st, again, time.Now().Add(st.Within), at, &out)
+	r.expectAll(ctx, s, row, st, again, r.allow(st.Within), at, &out)
 	return out
 }
 
-// expectAll looks at each expectation until it holds or the deadline is over.
-func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, again []*scenario.Exec, deadline time.Time, at aim, out *ranStep) {
+// An allowance is how long something is looked at: for a while since a moment, and
+// for as much longer as the machine has been slower since then.
+type allowance struct {
+	since  time.Time
+	within time.Duration
+	pace   *pace.Meter
+}
+
+func (r *Runner) allow(within time.Duration) allowance {
+	return allowance{time.Now(), within, r.Pace}
+}
+
+// over tells whether it is at an end after a pause.
+func (a allowance) over(pause time.Duration) bool {
+	return time.Since(a.since)+pause > a.pace.Longer(a.within, a.since)
+}
+
+// expectAll looks at each expectation until it holds or the patience is over.
+func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, again []*scenario.Exec, given allowance, at aim, out *ranStep) {
 	began := time.Now()
 	for i, e := range st.Expect {
-		until, looks := deadline, 1
+		has, looks := given, 1
 		if budget, ok := at[i]; ok {
-			until, looks = time.Now().Add(budget), aimLooks
+			has, looks = r.allow(budget), aimLooks
 		}
-		res, err := r.await(ctx, row, e, again, until, looks)
-		for err == nil && res.Pending && time.Now().Before(deadline) {
-			res, err = r.await(ctx, row, e, again, deadline, looks)
+		res, err := r.await(ctx, row, e, again, has, looks)
+		for err == nil && res.Pending && !given.over(0) {
+			res, err = r.await(ctx, row, e, again, given, looks)
 		}
 		if err != nil {
 			out.err = fmt.Errorf("step %q: %s: %w", st.Name, e, err)
@@ -410,9 +432,9 @@ func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expec
 }
 
 // await looks again and again, at first at short distances, until the
-// expectation holds or can't hold any more, or until the deadline is over, and
+// expectation holds or can't hold any more, or until the allowance is over, and
 // at least so many times.
-func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, deadline time.Time, looks int) (expect.Result, error) {
+func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, given allowance, looks int) (expect.Result, error) {
 	pause := 50 * time.Millisecond
 	for n := 1; ; n++ {
 		if n > 1 && e.Name == "output" {
@@ -423,7 +445,7 @@ func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, a
 			}
 		}
 		res, err := e.Check(ctx, row)
-		if err != nil || res.OK || res.Final || n >= looks && time.Now().Add(pause).After(deadline) {
+		if err != nil || res.OK || res.Final || n >= looks && given.over(pause) {
 			return res, err
 		}
 		timer := time.NewTimer(pause)
@@ -448,7 +470,7 @@ func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *ex
 	rounds := 0
 	for time.Now().Before(end) && out.err == nil && len(out.Failures) == 0 {
 		out.Notes = nil
-		r.expectAll(ctx, s, row, st, nil, end, at, out)
+		r.expectAll(ctx, s, row, st, nil, allowance{since: time.Now(), within: time.Until(end)}, at, out)
 		rounds++
 		pause := time.NewTimer(min(500*time.Millisecond, max(0, time.Until(end))))
 		select {
@@ -497,7 +519,7 @@ func (r *Runner) hygiene(ctx context.Context, s *scenario.Scenario, row *expect.
 	}
 	if leftovers {
 		e := expect.Checked{Name: "gone", Expectation: &expect.Gone{}}
-		res, err := r.await(ctx, row, e, nil, time.Now().Add(r.patient(leftoverTime)), 1)
+		res, err := r.await(ctx, row, e, nil, r.allow(r.patient(leftoverTime)), 1)
 		if err != nil {
 			res.Got = err.Error()
 		}

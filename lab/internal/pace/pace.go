@@ -1,0 +1,120 @@
+// Package pace measures how much slower a machine is at present than when it has
+// nothing else to do. What must happen within a time is given more of it
+// where other work takes processors away.
+package pace
+
+import (
+	"context"
+	"crypto/sha256"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+)
+
+const (
+	// interval is the pause between two samples: with work it makes the meter take
+	// some 2 % of a processor.
+	interval = 100 * time.Millisecond
+	// work is how long a sample's computation takes at best: about what a daemon
+	// computes before it waits for the next event.
+	work = 2 * time.Millisecond
+	// most is the slowest that a machine is taken for. On one that is slower still
+	// nothing that has a bound can be shown.
+	most = 5
+	// memory is how long samples are kept: longer than any step takes.
+	memory = 30 * time.Minute
+)
+
+// A Meter computes the same thing again and again and remembers how long that
+// took.
+type Meter struct {
+	rounds int // of the computation
+
+	mu      sync.Mutex
+	best    time.Duration
+	samples []sample // in the order of time
+}
+
+type sample struct {
+	at   time.Time
+	took time.Duration
+}
+
+// Start returns a meter that runs until ctx ends.
+func Start(ctx context.Context) *Meter {
+	m := &Meter{rounds: 1}
+	for compute(m.rounds) < work {
+		m.rounds *= 2
+	}
+	m.best = compute(m.rounds)
+	for range 10 {
+		m.best = min(m.best, compute(m.rounds))
+	}
+	go m.run(ctx)
+	return m
+}
+
+func (m *Meter) run(ctx context.Context) {
+	tick := time.NewTimer(interval)
+	defer tick.Stop()
+	for {
+		due := time.Now().Add(interval)
+		tick.Reset(interval)
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		compute(m.rounds)
+		m.add(time.Now(), time.Since(due)) // waiting for a processor is part of it
+	}
+}
+
+func (m *Meter) add(at time.Time, took time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.best = min(m.best, took)
+	m.samples = append(m.samples, sample{at, took})
+	if old := slices.IndexFunc(m.samples, func(s sample) bool { return at.Sub(s.at) < memory }); old > 1000 {
+		m.samples = slices.Delete(m.samples, 0, old)
+	}
+}
+
+// Since returns how many times as long as at best the machine has taken on
+// average since a moment: 1 when it had nothing else to do, and 5 at most. A nil
+// meter, and one that has no sample since then, says 1.
+func (m *Meter) Since(t time.Time) float64 {
+	if m == nil {
+		return 1
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var sum time.Duration
+	n := 0
+	for i := len(m.samples) - 1; i >= 0 && !m.samples[i].at.Before(t); i-- {
+		sum += m.samples[i].took
+		n++
+	}
+	if n == 0 || m.best <= 0 {
+		return 1
+	}
+	return min(most, max(1, float64(sum)/float64(n)/float64(m.best)))
+}
+
+// Longer returns a time that is as much longer as the machine was slower since
+// a moment.
+func (m *Meter) Longer(d time.Duration, since time.Time) time.Duration {
+	return time.Duration(float64(d) * m.Since(since))
+}
+
+// compute does so many rounds of a computation and returns how long it took.
+func compute(rounds int) time.Duration {
+	start := time.Now()
+	var sum [sha256.Size]byte
+	for range rounds {
+		sum = sha256.Sum256(sum[:])
+	}
+	runtime.KeepAlive(sum) // or the compiler would leave it out
+	return time.Since(start)
+}
