@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -74,21 +76,60 @@ func (r *groupRun) choice(ctx context.Context, c choice, sabotage bool) {
 		Name: c.scenario.Name, Description: c.scenario.Description, File: c.scenario.File,
 		World: r.group.world, Overlay: r.group.overlay, Sabotage: sabotage,
 	}
-	for _, i := range c.items {
-		for range max(r.session.options.repeat, 1) {
-			sc.Rows = append(sc.Rows, r.item(ctx, c, i))
+	items := slices.Concat(slices.Repeat([][]item{c.items}, max(r.session.options.repeat, 1))...)
+	sc.Rows = r.lookAtOnce(ctx, c.scenario, items)
+	for n, i := range items {
+		if v := sc.Rows[n].Verdict; v == "" || v == report.Infra {
+			sc.Rows[n] = r.item(ctx, c, i, sc.Rows[n])
 		}
+		r.keepPackets(ctx, &sc.Rows[n])
 	}
 	r.scenarios = append(r.scenarios, sc)
 	report.PrintScenario(r.out, sc, *r.session.run)
+}
+
+// atOnce is how many rows that only look run at a time.
+func (r *groupRun) atOnce() int {
+	if r.lab.emulated {
+		return 2 // it has one processor
+	}
+	return 6
+}
+
+// lookAtOnce runs what only looks; the others have no verdict yet.
+func (r *groupRun) lookAtOnce(ctx context.Context, s *scenario.Scenario, items []item) []report.Row {
+	out := make([]report.Row, len(items))
+	if r.dead != nil || ctx.Err() != nil {
+		return out
+	}
+	var rows []scenario.Row
+	var at []int
+	for n, i := range items {
+		if i.sabotage == nil && i.skip == "" && runner.OnlyLooks(s, i.row) {
+			rows, at = append(rows, i.row), append(at, n)
+		}
+	}
+	if len(rows) == 0 {
+		return out
+	}
+	for n, row := range r.runner().RunAll(ctx, s, rows, r.atOnce()) {
+		out[at[n]] = row
+	}
+	r.revive(ctx)
+	return out
 }
 
 // attempts is how often a row may run when errors of the lab end it.
 // Expectations are never tried again.
 const attempts = 2
 
-func (r *groupRun) item(ctx context.Context, c choice, i item) report.Row {
-	res := report.Row{Name: i.row.Name, Verdict: report.Infra, Reason: "interrupted"}
+// item runs one row, or one sabotage of it. Where an error of the lab has ended
+// it before, that was how it went.
+func (r *groupRun) item(ctx context.Context, c choice, i item, before report.Row) report.Row {
+	res, n := before, 1
+	if before.Verdict == "" {
+		res, n = report.Row{Name: i.row.Name, Verdict: report.Infra, Reason: "interrupted"}, 0
+	}
 	if i.sabotage != nil {
 		res.Sabotage = i.sabotage.String()
 	}
@@ -97,7 +138,7 @@ func (r *groupRun) item(ctx context.Context, c choice, i item) report.Row {
 		return res
 	}
 	var retried []string
-	for n := range attempts {
+	for ; n < attempts; n++ {
 		if r.dead != nil {
 			res.Reason = r.dead.Error()
 			if errors.Is(r.dead, errAppliance) {
@@ -122,12 +163,18 @@ func (r *groupRun) item(ctx context.Context, c choice, i item) report.Row {
 		}
 	}
 	res.Retried = retried
-	if r.session.options.pcap == "always" && res.Bundle == "" && r.dead == nil {
-		if dir, err := r.bundle(ctx, r.lab, &res); err == nil {
-			res.Bundle = dir
-		}
-	}
 	return res
+}
+
+// keepPackets writes the evidence of a row that has none, where that is asked
+// for.
+func (r *groupRun) keepPackets(ctx context.Context, row *report.Row) {
+	if r.session.options.pcap != "always" || row.Bundle != "" || row.Verdict == report.Skip || r.dead != nil {
+		return
+	}
+	if dir, err := r.bundle(ctx, r.lab, row); err == nil {
+		row.Bundle = dir
+	}
 }
 
 // open builds the group's lab, or finds the one that lab up has built.

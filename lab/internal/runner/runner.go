@@ -12,7 +12,10 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
@@ -68,6 +71,7 @@ type Runner struct {
 	Progress func(text string)
 
 	api *expect.API
+	mu  sync.Mutex // of rng and green, which rows share that run at once
 	rng *rand.Rand
 	// needsConvergence: the row before may have disturbed the appliance, and has
 	// not waited until it was as before.
@@ -104,6 +108,8 @@ const tokenLength = 16
 func (r *Runner) token() string {
 	const letters = "abcdefghijklmnopqrstuvwxyz234567"
 	b := make([]byte, tokenLength)
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for i := range b {
 		b[i] = letters[r.rng.IntN(len(letters))]
 	}
@@ -226,9 +232,32 @@ func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row,
 	hygiene := r.hygiene(ctx, s, row, disturbs(steps))
 	out.Steps = append(out.Steps, hygiene)
 	if len(hygiene.Failures) == 0 {
+		r.mu.Lock()
 		r.green[sr.Name] = green
+		r.mu.Unlock()
 	}
 	return nil
+}
+
+// OnlyLooks tells whether a row does nothing but send probes and look at what
+// there is, so that others of its kind may run at the same time.
+func OnlyLooks(s *scenario.Scenario, sr scenario.Row) bool { return !acts(s.Build(sr)) }
+
+// RunAll runs rows that only look, so many at a time. The results are in the
+// order of the rows.
+func (r *Runner) RunAll(ctx context.Context, s *scenario.Scenario, rows []scenario.Row, atOnce int) []report.Row {
+	r.setup()
+	out := make([]report.Row, len(rows))
+	var g errgroup.Group
+	g.SetLimit(atOnce)
+	for i, sr := range rows {
+		g.Go(func() error {
+			out[i] = r.Run(ctx, s, sr)
+			return nil
+		})
+	}
+	_ = g.Wait() // rows say themselves how they went
+	return out
 }
 
 // restoreStep is the step in which a row takes back what it did.
@@ -238,6 +267,9 @@ const restoreStep = "afterwards: what the row did is undone, and the clusters co
 // of it does not happen is a failure of the row, and spoils the lab for those
 // that follow; the error is the lab's.
 func (r *Runner) restore(ctx context.Context, out *report.Row, undo *undoList, disturbed bool) (restored bool, err error) {
+	if !disturbed && len(*undo) == 0 {
+		return true, nil
+	}
 	ctx = context.WithoutCancel(ctx)
 	r.needsConvergence = r.needsConvergence || disturbed
 	fault := report.Fault{Expectation: "the row is undone", Want: "everything as it was"}

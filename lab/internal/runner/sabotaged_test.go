@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -113,4 +114,40 @@ func TestFailedBeforeTheLab(t *testing.T) {
 		row := r.Run(t.Context(), sc, sc.Rows[0])
 		assert.Equal(t, row.Verdict, want, "%s", row.Reason)
 	}
+}
+
+// TestRunAll: rows that only look run at once, and each has a verdict of its own.
+func TestRunAll(t *testing.T) {
+	src := "description: x\ntopology: two-clusters\nmatrix: { is: [milan/web, milan/probe], proto: [udp, tcp] }\nsteps:\n  - name: it\n    within: 1ms\n    expect:\n" +
+		"      - reach: { from: milan/web, to: rome/web, proto: udp }\n" +
+		"      - source: { seenBy: rome/web, is: \"{is}\" }\n" +
+		"  - name: also {proto}\n    expect: { reach: { from: milan/web, to: rome/web, proto: \"{proto}\" } }\n" +
+		"sabotage:\n  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it, expectation: reach }\n"
+	sc, err := scenario.Parse("scenarios/x.yaml", []byte(src), topologies)
+	assert.NilError(t, err)
+	assert.Assert(t, runner.OnlyLooks(sc, sc.Rows[0]))
+	r := &runner.Runner{World: &lockedLab{memoryLab: newMemoryLab(t)}, Seed: "8f3a"}
+	rows := r.RunAll(t.Context(), sc, sc.Rows, 4)
+	for i, want := range []report.Verdict{report.Pass, report.Pass, report.Fail, report.Fail} {
+		assert.Equal(t, rows[i].Name, sc.Rows[i].Name)
+		assert.Equal(t, rows[i].Verdict, want, "%s: %s", rows[i].Name, rows[i].Reason)
+	}
+}
+
+// A lockedLab is a lab in memory that several rows use at once.
+type lockedLab struct {
+	mu sync.Mutex
+	*memoryLab
+}
+
+func (l *lockedLab) Exec(ctx context.Context, req world.ExecRequest) (world.ExecResult, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.memoryLab.Exec(ctx, req)
+}
+
+func (l *lockedLab) Sightings(ctx context.Context, q world.SightingQuery) ([]world.Sighting, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.memoryLab.Sightings(ctx, q)
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/goccy/go-yaml/ast"
@@ -30,6 +31,7 @@ type Scenario struct {
 	Sabotage    []Sabotage
 	AllowLogs   []*regexp.Regexp // error lines that are no failure
 
+	mu    sync.Mutex // of file, which rows that run at once read
 	file  *yamlfile.File
 	steps []ast.Node
 	sabot []ast.Node
@@ -145,6 +147,12 @@ type sabotageFile struct {
 // Build makes the steps of a row, new each time: expectations remember what
 // they saw.
 func (s *Scenario) Build(r Row) []Step {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.build(r)
+}
+
+func (s *Scenario) build(r Row) []Step {
 	steps := make([]Step, 0, len(s.steps))
 	for _, n := range s.steps {
 		if !s.holds(n, r) {
@@ -167,8 +175,10 @@ func (s *Scenario) Build(r Row) []Step {
 
 // BuildSabotage makes the sabotages of a row.
 func (s *Scenario) BuildSabotage(r Row) []Sabotage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	out := make([]Sabotage, 0, len(s.sabot))
-	steps := s.Build(r)
+	steps := s.build(r)
 	for i, n := range s.sabot {
 		if !s.holds(n, r) {
 			continue
