@@ -47,6 +47,7 @@ type ClusterStatus struct {
 type PodStatus struct {
 	Namespace  string            `json:"namespace"`
 	Name       string            `json:"name"`
+	UID        string            `json:"uid,omitempty"`
 	Node       string            `json:"node"`
 	IP         netip.Addr        `json:"ip"`
 	Labels     map[string]string `json:"labels,omitempty"`
