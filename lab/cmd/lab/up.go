@@ -285,8 +285,15 @@ func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) err
 		defer tick.Stop()
 		for {
 			p, err := row.Send(ctx, ends[0], ends[1], "tcp", 0)
+			impostor := ""
 			if err == nil && p.Result.OK {
+				impostor, err = row.Impostor(ctx, p)
+			}
+			switch {
+			case err == nil && p.Result.OK && impostor == "":
 				return nil
+			case impostor != "":
+				err = fmt.Errorf("%s answered", impostor)
 			}
 			select {
 			case <-ctx.Done():

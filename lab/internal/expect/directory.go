@@ -13,6 +13,7 @@ import (
 
 	netv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/prober"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -358,6 +359,26 @@ func (d *Directory) Pod(ctx context.Context, o operand.Operand) (world.PodStatus
 		return p, nil
 	}
 	return world.PodStatus{}, fmt.Errorf("%s %w: there is no such pod", o, ErrNoAddress)
+}
+
+// former tells whether a server is in a pod of the topology that is no more:
+// another one may have its name and its address by now.
+func (d *Directory) former(ctx context.Context, s prober.Server) (bool, error) {
+	if s.UID == "" || d.runs(s) {
+		return false, nil
+	}
+	if err := d.Refresh(ctx); err != nil {
+		return false, err
+	}
+	return !d.runs(s), nil
+}
+
+// runs tells whether the last status has the pod of a server.
+func (d *Directory) runs(s prober.Server) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p, ok := d.pod(operand.Operand{Kind: operand.Pod, Cluster: s.Cluster, Name: s.Pod})
+	return ok && p.UID == s.UID
 }
 
 // PodTarget is the name of the pod behind an operand for exec and kill.

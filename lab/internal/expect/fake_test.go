@@ -1,6 +1,7 @@
 package expect_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -40,9 +41,11 @@ type fakeWorld struct {
 	blind      bool // nothing is captured
 	udpOnWAN   int
 
-	by     netip.Addr     // the address that the server says it has
-	prints string         // what other programs print
-	mss    map[string]int // of SYNs, by the host that saw them
+	later  []prober.Server // who answers streams as well, after a while
+	server *prober.Server  // who answers; nil: the last of hops
+	by     netip.Addr      // the address that the server says it has
+	prints string          // what other programs print
+	mss    map[string]int  // of SYNs, by the host that saw them
 
 	seen []tokenSighting
 	logs []world.Log
@@ -91,15 +94,32 @@ func (w *fakeWorld) Exec(_ context.Context, req world.ExecRequest) (world.ExecRe
 			slices.Reverse(back)
 		}
 		w.send(arg("--token"), arg("--proto"), back, prober.MarkReply, arg("--to"), req.Target)
-		res.SeenAs = netip.AddrPortFrom(src, 40000)
-		if w.by.IsValid() {
-			res.By = netip.AddrPortFrom(w.by, prober.Port)
+		if arg("--proto") != "icmp" {
+			res.SeenAs = netip.AddrPortFrom(src, 40000)
+			res.Server, res.By = w.answerer()
 		}
 	} else {
 		res.Error, res.Message = w.fails, "as told"
 	}
 	b, err := json.Marshal(res)
 	return world.ExecResult{Stdout: b}, err
+}
+
+// answerer is the server that answers, and its address.
+func (w *fakeWorld) answerer() (prober.Server, netip.AddrPort) {
+	cluster, name, _ := strings.Cut(w.hops[len(w.hops)-1], "/")
+	s := prober.Server{Cluster: cluster, Pod: name, Process: "p1"}
+	by := w.by
+	for _, p := range w.pods[cluster] {
+		if p.Name == name {
+			s.UID, s.Node, s.HostNetwork = p.UID, p.Node, p.HostNet
+			by = cmp.Or(by, p.IP)
+		}
+	}
+	if w.server != nil {
+		s = *w.server
+	}
+	return s, netip.AddrPortFrom(by, prober.Port)
 }
 
 // send lets a packet pass hosts and returns the source it arrived with.
@@ -115,13 +135,9 @@ func (w *fakeWorld) send(token, proto string, hops []string, marker rune, _, _ s
 				continue
 			}
 			w.now = w.now.Add(10 * time.Microsecond)
-			m := marker
-			if proto == "icmp" {
-				m = prober.MarkRequest
-			}
 			w.seen = append(w.seen, tokenSighting{token, world.Sighting{
 				Time: w.now, Host: host, Interface: "eth0", Direction: direction, Outer: outer,
-				Src: netip.AddrPortFrom(src, 40000), Proto: proto, Marker: string(m),
+				Src: netip.AddrPortFrom(src, 40000), Proto: proto, Marker: string(marker),
 			}})
 		}
 	}
@@ -132,6 +148,11 @@ func (w *fakeWorld) ExecStream(ctx context.Context, req world.ExecRequest, _ io.
 	e := json.NewEncoder(stdout)
 	for i := 1; ctx.Err() == nil; i++ {
 		r := prober.FlowReport{Time: time.Now().Add(2 * time.Second), Sent: i * 10, Received: i * 10, Alive: true, Gap: 60 * time.Millisecond}
+		by, _ := w.answerer()
+		r.By = []prober.Server{by}
+		if i > 2 {
+			r.By = append(r.By, w.later...)
+		}
 		if w.fails != "" {
 			r.Alive, r.Error, r.Message = false, w.fails, "connection reset by peer"
 		}
@@ -195,7 +216,7 @@ func newFake(t *testing.T) (*fakeWorld, *expect.Row) {
 	assert.NilError(t, err)
 	gateway := map[string]string{"networking.liqo.io/component": "gateway", "networking.liqo.io/active": "true"}
 	pod := func(namespace, name, node, ip string, labels ...string) world.PodStatus {
-		p := world.PodStatus{Namespace: namespace, Name: name, Node: node, IP: netip.MustParseAddr(ip), Labels: map[string]string{}}
+		p := world.PodStatus{Namespace: namespace, Name: name, UID: "uid-" + ip, Node: node, IP: netip.MustParseAddr(ip), Labels: map[string]string{}}
 		if len(labels) > 0 {
 			for k, v := range gateway {
 				p.Labels[k] = v
