@@ -59,7 +59,7 @@ func (row *Row) Impostor(ctx context.Context, p Probe) (string, error) {
 
 func (row *Row) judge(ctx context.Context, p Probe) (verdict, error) {
 	to, err := row.Directory.Settle(ctx, p.To)
-	if errors.Is(err, ErrNoAddress) {
+	if _, is := ofProduct(err); is {
 		return verdict{impostor: row.describeServer(p) + ", and " + err.Error()}, nil
 	} else if err != nil {
 		return verdict{}, err

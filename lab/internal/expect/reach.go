@@ -96,10 +96,13 @@ func (e *Reach) Check(ctx context.Context, row *Row) (Result, error) {
 // explainImpostor adds the way of a probe that somebody else answered.
 func (row *Row) explainImpostor(ctx context.Context, p Probe, res Result) (Result, error) {
 	addr, err := row.Directory.Address(ctx, p.Dst, p.From.Cluster)
-	if err != nil {
-		return missing(res.Want, err)
+	if _, is := ofProduct(err); is {
+		res.Why = err.Error()
+	} else if err != nil {
+		return Result{}, err
+	} else {
+		res.Why = fmt.Sprintf("it was sent to %s (%s)", addr, row.Directory.Name(addr))
 	}
-	res.Why = fmt.Sprintf("it was sent to %s (%s)", addr, row.Directory.Name(addr))
 	seen, err := row.sightings(ctx, p)
 	if errors.Is(err, world.ErrNoCaptures) {
 		return res, nil
