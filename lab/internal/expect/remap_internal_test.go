@@ -43,6 +43,7 @@ func TestCheckRemap(t *testing.T) {
 		{"a reserved range, remapped", milan, "169.254.0.0/16", "172.20.0.0/16", "", ""},
 		{"the same as another peer's, which has kept it", milan, "10.5.0.0/16", "10.6.0.0/16", "10.5.0.0/16", ""},
 		{"the same as another peer's, which is remapped", milan, "10.5.0.0/16", "10.5.0.0/16", "10.6.0.0/16", ""},
+		{"the same as another peer's, both remapped", milan, "10.5.0.0/16", "10.7.0.0/16", "10.6.0.0/16", ""},
 		{"what another peer's is remapped to", milan, "10.6.0.0/16", "10.7.0.0/16", "10.6.0.0/16", ""},
 
 		{"the same networks, not remapped", milan, "10.0.0.0/16", "10.0.0.0/16", "", "Configuration liqo-tenant-rome/rome of milan: status.remote.cidr.pod, for rome's 10.0.0.0/16, is 10.0.0.0/16, which overlaps its own pod CIDR, 10.0.0.0/16"},
