@@ -41,12 +41,13 @@ func hasServer(o operand.Operand) bool {
 
 // A verdict says whether whom a probe was meant for has answered it.
 type verdict struct {
-	impostor string // who answered instead; empty: the right one did
+	impostor string // that somebody else answered, and who; empty: the right one did
 	note     string // what could not be found out
 }
 
-// Impostor says who answered a probe instead of whom it was meant for; empty:
-// the right one did. The probe must have been answered.
+// Impostor says that somebody answered a probe instead of whom it was meant for,
+// and who: "rome/web answered (10.0.1.4)"; empty: the right one did. The probe
+// must have been answered.
 //
 // A server names itself in its answer. An echo is answered by a kernel, which
 // has no name, so captures must tell: the host that sent the reply first is the
@@ -60,7 +61,7 @@ func (row *Row) Impostor(ctx context.Context, p Probe) (string, error) {
 func (row *Row) judge(ctx context.Context, p Probe) (verdict, error) {
 	to, err := row.Directory.Settle(ctx, p.To)
 	if _, is := ofProduct(err); is {
-		return verdict{impostor: row.describeServer(p) + ", and " + err.Error()}, nil
+		return verdict{impostor: answered(p.Result.Server.String(), p) + ", and " + err.Error()}, nil
 	} else if err != nil {
 		return verdict{}, err
 	}
@@ -68,21 +69,21 @@ func (row *Row) judge(ctx context.Context, p Probe) (verdict, error) {
 		return row.judgeEcho(ctx, p, to)
 	}
 	if !isNamed(p.Result.Server, to) {
-		return verdict{impostor: row.describeServer(p)}, nil
+		return verdict{impostor: answered(p.Result.Server.String(), p)}, nil
 	}
 	former, err := row.Directory.former(ctx, p.Result.Server)
 	if err != nil || !former {
 		return verdict{}, err
 	}
-	return verdict{impostor: fmt.Sprintf("a pod %s that is no more (%s)", p.Result.Server, p.Result.By.Addr())}, nil
+	return verdict{impostor: answered(fmt.Sprintf("a pod %s that is no more", p.Result.Server), p)}, nil
 }
 
-// describeServer is who answered a probe by TCP or UDP, with its address.
-func (row *Row) describeServer(p Probe) string {
+// answered says who answered a probe, with the address that the server has.
+func answered(who string, p Probe) string {
 	if by := p.Result.By.Addr(); by.IsValid() {
-		return fmt.Sprintf("%s (%s)", p.Result.Server, by)
+		return fmt.Sprintf("%s answered (%s)", who, by)
 	}
-	return p.Result.Server.String()
+	return who + " answered"
 }
 
 // captureLag is how long a packet may take from an interface to those who ask
@@ -115,9 +116,9 @@ func (row *Row) judgeEcho(ctx context.Context, p Probe, to operand.Operand) (ver
 			case <-timer.C:
 			}
 		case got == "":
-			return verdict{impostor: "a host that no capture saw"}, nil
+			return verdict{impostor: "a host that no capture saw answered"}, nil
 		default:
-			return verdict{impostor: got}, nil
+			return verdict{impostor: got + " answered"}, nil
 		}
 	}
 }
@@ -151,5 +152,5 @@ func (row *Row) judgeByDatagram(ctx context.Context, p Probe, to operand.Operand
 	case beside.Result.Error == prober.ErrorICMPPort && (to.Kind == operand.Node || to.Kind == operand.Daemon):
 		return unknown, nil // a node without a server in its network
 	}
-	return verdict{impostor: "nobody that has a name: a datagram beside the echo had " + describeFailure(beside)}, nil
+	return verdict{impostor: "nobody that has a name answered: a datagram beside the echo had " + describeFailure(beside)}, nil
 }

@@ -41,7 +41,7 @@ func (e *Source) Check(ctx context.Context, row *Row) (Result, error) {
 		return Result{}, err
 	}
 	if impostor != "" {
-		return Result{Want: fmt.Sprintf("%s sees %s (%s)", e.SeenBy, want, e.Is), Got: impostor + " answered, so it is not known what " + e.SeenBy.Text + " saw"}, nil
+		return Result{Want: fmt.Sprintf("%s sees %s (%s)", e.SeenBy, want, e.Is), Got: impostor + ", so it is not known what " + e.SeenBy.Text + " saw"}, nil
 	}
 	got := p.Result.SeenAs.Addr()
 	if p.Proto == "icmp" {

@@ -53,7 +53,7 @@ func (e *Unreachable) Check(ctx context.Context, row *Row) (Result, error) {
 		if err != nil {
 			return Result{}, err
 		}
-		res.Got = fmt.Sprintf("%s answered", cmp.Or(v.impostor, e.To.Text))
+		res.Got = cmp.Or(v.impostor, e.To.Text+" answered")
 		seen, err := row.sightings(ctx, p)
 		if errors.Is(err, world.ErrNoCaptures) {
 			return res, nil
