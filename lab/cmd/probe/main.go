@@ -93,16 +93,24 @@ func untilEOF(ctx context.Context, r io.Reader) context.Context {
 
 func newServeCommand() *cobra.Command {
 	listen := fmt.Sprintf(":%d", prober.Port)
+	var as prober.Server
 	cmd := &cobra.Command{
 		Use:     "serve",
-		Short:   "answer probes on TCP and UDP with the address they came from",
-		Example: "  probe serve --listen :8080",
+		Short:   "answer probes on TCP and UDP with the address they came from, and who answers",
+		Example: "  probe serve --listen :8080 --cluster milan --pod web",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return prober.Serve(cmd.Context(), listen, slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)))
+			return prober.Serve(cmd.Context(), listen, as, slog.New(slog.NewTextHandler(cmd.ErrOrStderr(), nil)))
 		},
 	}
-	cmd.Flags().StringVar(&listen, "listen", listen, "address and port, TCP and UDP")
+	f := cmd.Flags()
+	f.StringVar(&listen, "listen", listen, "address and port, TCP and UDP")
+	f.StringVar(&as.Cluster, "cluster", "", "cluster that it runs in")
+	f.StringVar(&as.Pod, "pod", "", "name of the pod that it runs in")
+	f.StringVar(&as.UID, "uid", "", "UID of that pod")
+	f.StringVar(&as.Node, "node", "", "name of the node that the pod runs on")
+	f.BoolVar(&as.HostNetwork, "host-network", false, "the pod is in the network of its node")
+	f.StringVar(&as.Host, "host", "", "name of the host that it runs on, when that is of no cluster")
 	return cmd
 }
 

@@ -50,9 +50,14 @@ func probePod(p topology.Pod) *unstructured.Unstructured {
 			"name":            "probe",
 			"image":           ProbeImage,
 			"imagePullPolicy": "Never",
-			"args":            []any{"serve"},
-			"ports":           []any{map[string]any{"containerPort": int64(8080)}},
-			"readinessProbe":  map[string]any{"tcpSocket": map[string]any{"port": int64(8080)}, "periodSeconds": int64(5)},
+			"args":            serveArgs(p),
+			"env": []any{
+				ofThePod("POD", "metadata.name"),
+				ofThePod("UID", "metadata.uid"),
+				ofThePod("NODE", "spec.nodeName"),
+			},
+			"ports":          []any{map[string]any{"containerPort": int64(8080)}},
+			"readinessProbe": map[string]any{"tcpSocket": map[string]any{"port": int64(8080)}, "periodSeconds": int64(5)},
 			"securityContext": map[string]any{
 				"allowPrivilegeEscalation": false,
 				"capabilities":             map[string]any{"drop": []any{"ALL"}, "add": []any{"NET_RAW", "SYS_NICE"}},
@@ -60,6 +65,22 @@ func probePod(p topology.Pod) *unstructured.Unstructured {
 		}},
 	}
 	return o
+}
+
+// serveArgs lets the server say who it is. What the pod itself knows better is
+// left to it: a copy of the pod under another name, or on another node, must not
+// say that it is the first one.
+func serveArgs(p topology.Pod) []any {
+	args := []any{"serve", "--cluster", p.Cluster, "--pod", "$(POD)", "--uid", "$(UID)", "--node", "$(NODE)"}
+	if p.HostNetwork {
+		args = append(args, "--host-network")
+	}
+	return args
+}
+
+// ofThePod is a variable of a container that has the value of a field of its pod.
+func ofThePod(name, field string) map[string]any {
+	return map[string]any{"name": name, "valueFrom": map[string]any{"fieldRef": map[string]any{"apiVersion": "v1", "fieldPath": field}}}
 }
 
 func podReady(p *corev1.Pod) bool {

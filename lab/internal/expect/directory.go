@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -13,12 +14,13 @@ import (
 
 	netv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/prober"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// ErrNoAddress: what a name stands for does not exist, or not yet. Other
-// errors of a Directory are the lab's.
+// ErrNoAddress: what a name stands for does not exist, or not yet. Errors of a
+// Directory other than this and ErrChoice are the lab's.
 var ErrNoAddress = errors.New("has no address")
 
 // A Directory knows which address stands behind a name, and who has an
@@ -33,17 +35,19 @@ type Directory struct {
 	status   world.Status
 	internal map[string]netip.Addr // "milan/node-1", "milan/gateway.rome" → address of the internal CIDR
 	remaps   []remap
-}
-
-// A remap says how a cluster calls a network of another one.
-type remap struct {
-	cluster, remote    string
-	original, remapped netip.Prefix
+	// configured are the clusters that have a Configuration of another one:
+	// "milan/rome".
+	configured map[string]bool
+	chosen     map[string]string // what clusters have chosen, as it was read first
+	mayChange  bool              // the row has done something
 }
 
 // NewDirectory returns an empty directory; it asks when it is asked.
 func NewDirectory(w World, api *API, t *topology.Topology) *Directory {
-	return &Directory{world: w, api: api, topology: t, internal: map[string]netip.Addr{}}
+	return &Directory{
+		world: w, api: api, topology: t,
+		internal: map[string]netip.Addr{}, configured: map[string]bool{}, chosen: map[string]string{},
+	}
 }
 
 // Refresh asks for what may have changed: pods, and the objects with
@@ -87,31 +91,12 @@ func (d *Directory) learn(ctx context.Context, cluster string) {
 			d.internal[cluster+"/gateway."+f.GetLabels()[netv1beta1.LabelRemoteClusterID]] = a
 		}
 	}
-	d.remaps = without(d.remaps, cluster)
+	d.remaps = slices.DeleteFunc(d.remaps, func(r remap) bool { return r.cluster == cluster })
+	d.remaps = append(d.remaps, remapsOf(cluster, configurations)...)
+	maps.DeleteFunc(d.configured, func(name string, _ bool) bool { return strings.HasPrefix(name, cluster+"/") })
 	for _, c := range configurations {
-		remote := c.GetLabels()[netv1beta1.LabelRemoteClusterID]
-		for _, kind := range []string{"pod", "external"} {
-			spec, _, _ := unstructured.NestedStringSlice(c.Object, "spec", "remote", "cidr", kind)
-			status, _, _ := unstructured.NestedStringSlice(c.Object, "status", "remote", "cidr", kind)
-			for i := range min(len(spec), len(status)) {
-				original, err1 := netip.ParsePrefix(spec[i])
-				remapped, err2 := netip.ParsePrefix(status[i])
-				if err1 == nil && err2 == nil {
-					d.remaps = append(d.remaps, remap{cluster, remote, original.Masked(), remapped.Masked()})
-				}
-			}
-		}
+		d.configured[cluster+"/"+c.GetLabels()[netv1beta1.LabelRemoteClusterID]] = true
 	}
-}
-
-func without(all []remap, cluster string) []remap {
-	var out []remap
-	for _, r := range all {
-		if r.cluster != cluster {
-			out = append(out, r)
-		}
-	}
-	return out
 }
 
 func nested(o unstructured.Unstructured, path ...string) string {
@@ -152,14 +137,7 @@ func (d *Directory) Address(ctx context.Context, o operand.Operand, viewer strin
 	if viewer == "" || viewer == o.Cluster || o.Cluster == "" || o.Attr == operand.Internal {
 		return a, nil
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, r := range d.remaps {
-		if r.cluster == viewer && r.remote == o.Cluster && r.original.Contains(a) {
-			return rebase(a, r.remapped), nil
-		}
-	}
-	return a, nil
+	return d.asCalledBy(viewer, o.Cluster, a)
 }
 
 // text is what an operand stands for in a text: an address, or a Node's name.
@@ -219,7 +197,11 @@ func (d *Directory) address(o operand.Operand) (netip.Addr, error) {
 			key = o.Cluster + "/gateway." + o.Peer
 		}
 		if a, ok := d.internal[key]; ok {
-			return a, nil
+			c, _ := d.status.Spec.Cluster(o.Cluster)
+			if err := checkInternal(key, a, c, d.internal); err != nil {
+				return netip.Addr{}, err
+			}
+			return a, d.steady("the internal address of "+key, a.String())
 		}
 		return netip.Addr{}, fmt.Errorf("%s %w of the internal CIDR yet", key, ErrNoAddress)
 	}
@@ -252,37 +234,31 @@ func (d *Directory) address(o operand.Operand) (netip.Addr, error) {
 
 // ofObject is an address that stands in an object of a cluster.
 func (d *Directory) ofObject(ctx context.Context, o operand.Operand) (netip.Addr, error) {
-	text := ""
 	if o.Kind == operand.External {
 		host, err := d.Address(ctx, *o.Inner, "")
 		if err != nil {
 			return host, err
 		}
-		ips, err := d.api.List(ctx, o.Cluster, "ips.ipam.liqo.io")
-		if err != nil {
-			return netip.Addr{}, err
+		a, ok, err := d.ofIP(ctx, o.Cluster, host)
+		if err == nil && !ok {
+			err = fmt.Errorf("%s %w yet", o, ErrNoAddress)
 		}
-		for _, ip := range ips {
-			if nested(ip, "spec", "ip") == host.String() {
-				text = nested(ip, "status", "ip")
-			}
-		}
-	} else {
-		s, err := d.api.Find(ctx, o.Cluster, "services/"+o.Name, podNamespace)
-		if err != nil {
-			return netip.Addr{}, err
-		}
-		switch {
-		case s == nil:
-			return netip.Addr{}, fmt.Errorf("%s %w: there is no Service %s", o, ErrNoAddress, o.Name)
-		case o.Kind == operand.ClusterIP:
-			text = nested(*s, "spec", "clusterIP")
-		default:
-			ingress, _, _ := unstructured.NestedSlice(s.Object, "status", "loadBalancer", "ingress")
-			for _, i := range ingress {
-				if m, ok := i.(map[string]any); ok {
-					text, _ = m["ip"].(string)
-				}
+		return a, err
+	}
+	s, err := d.api.Find(ctx, o.Cluster, "services/"+o.Name, podNamespace)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	if s == nil {
+		return netip.Addr{}, fmt.Errorf("%s %w: there is no Service %s", o, ErrNoAddress, o.Name)
+	}
+	text := nested(*s, "spec", "clusterIP")
+	if o.Kind == operand.Ingress {
+		text = ""
+		ingress, _, _ := unstructured.NestedSlice(s.Object, "status", "loadBalancer", "ingress")
+		for _, i := range ingress {
+			if m, ok := i.(map[string]any); ok {
+				text, _ = m["ip"].(string)
 			}
 		}
 	}
@@ -358,6 +334,26 @@ func (d *Directory) Pod(ctx context.Context, o operand.Operand) (world.PodStatus
 		return p, nil
 	}
 	return world.PodStatus{}, fmt.Errorf("%s %w: there is no such pod", o, ErrNoAddress)
+}
+
+// former tells whether a server is in a pod of the topology that is no more:
+// another one may have its name and its address by now.
+func (d *Directory) former(ctx context.Context, s prober.Server) (bool, error) {
+	if s.UID == "" || d.runs(s) {
+		return false, nil
+	}
+	if err := d.Refresh(ctx); err != nil {
+		return false, err
+	}
+	return !d.runs(s), nil
+}
+
+// runs tells whether the last status has the pod of a server.
+func (d *Directory) runs(s prober.Server) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p, ok := d.pod(operand.Operand{Kind: operand.Pod, Cluster: s.Cluster, Name: s.Pod})
+	return ok && p.UID == s.UID
 }
 
 // PodTarget is the name of the pod behind an operand for exec and kill.

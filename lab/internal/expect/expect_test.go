@@ -342,20 +342,6 @@ func TestMTU(t *testing.T) {
 	}
 }
 
-// TestAnsweredBy: whoever answers behind an address must be the one meant.
-func TestAnsweredBy(t *testing.T) {
-	for by, want := range map[string]string{"10.1.1.2": "rome/web answers milan/web by tcp", "10.1.2.2": "10.1.2.2 answered (rome/probe)"} {
-		w, row := newFake(t)
-		w.by = netip.MustParseAddr(by)
-		e := &expect.Reach{From: ref(t, row, "milan/web"), To: ref(t, row, "milan/node-1"), AnsweredBy: ref(t, row, "rome/web"), Proto: "tcp", Port: 30080}
-		res, err := e.Check(t.Context(), row)
-		assert.NilError(t, err)
-		assert.Equal(t, res.OK, by == "10.1.1.2")
-		assert.Equal(t, res.Got, want)
-		assert.Equal(t, w.ran[len(w.ran)-1][len(w.ran[0])-7], "172.18.1.11:30080", "%v", w.ran)
-	}
-}
-
 // TestMSS: what counts is the SYN that came in at the server.
 func TestMSS(t *testing.T) {
 	w, row := newFake(t)

@@ -1,12 +1,15 @@
 package expect_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"slices"
 	"strings"
@@ -40,9 +43,14 @@ type fakeWorld struct {
 	blind      bool // nothing is captured
 	udpOnWAN   int
 
-	by     netip.Addr     // the address that the server says it has
-	prints string         // what other programs print
-	mss    map[string]int // of SYNs, by the host that saw them
+	later  []prober.Server // who answers streams as well, after a while
+	server *prober.Server  // who answers; nil: the last of hops
+	by     netip.Addr      // the address that the server says it has
+	prints string          // what other programs print
+	mss    map[string]int  // of SYNs, by the host that saw them
+
+	api     string   // of the API servers; empty: there are none
+	objects []object // that they have
 
 	seen []tokenSighting
 	logs []world.Log
@@ -91,15 +99,32 @@ func (w *fakeWorld) Exec(_ context.Context, req world.ExecRequest) (world.ExecRe
 			slices.Reverse(back)
 		}
 		w.send(arg("--token"), arg("--proto"), back, prober.MarkReply, arg("--to"), req.Target)
-		res.SeenAs = netip.AddrPortFrom(src, 40000)
-		if w.by.IsValid() {
-			res.By = netip.AddrPortFrom(w.by, prober.Port)
+		if arg("--proto") != "icmp" {
+			res.SeenAs = netip.AddrPortFrom(src, 40000)
+			res.Server, res.By = w.answerer()
 		}
 	} else {
 		res.Error, res.Message = w.fails, "as told"
 	}
 	b, err := json.Marshal(res)
 	return world.ExecResult{Stdout: b}, err
+}
+
+// answerer is the server that answers, and its address.
+func (w *fakeWorld) answerer() (prober.Server, netip.AddrPort) {
+	cluster, name, _ := strings.Cut(w.hops[len(w.hops)-1], "/")
+	s := prober.Server{Cluster: cluster, Pod: name, Process: "p1"}
+	by := w.by
+	for _, p := range w.pods[cluster] {
+		if p.Name == name {
+			s.UID, s.Node, s.HostNetwork = p.UID, p.Node, p.HostNet
+			by = cmp.Or(by, p.IP)
+		}
+	}
+	if w.server != nil {
+		s = *w.server
+	}
+	return s, netip.AddrPortFrom(by, prober.Port)
 }
 
 // send lets a packet pass hosts and returns the source it arrived with.
@@ -115,13 +140,9 @@ func (w *fakeWorld) send(token, proto string, hops []string, marker rune, _, _ s
 				continue
 			}
 			w.now = w.now.Add(10 * time.Microsecond)
-			m := marker
-			if proto == "icmp" {
-				m = prober.MarkRequest
-			}
 			w.seen = append(w.seen, tokenSighting{token, world.Sighting{
 				Time: w.now, Host: host, Interface: "eth0", Direction: direction, Outer: outer,
-				Src: netip.AddrPortFrom(src, 40000), Proto: proto, Marker: string(m),
+				Src: netip.AddrPortFrom(src, 40000), Proto: proto, Marker: string(marker),
 			}})
 		}
 	}
@@ -132,6 +153,11 @@ func (w *fakeWorld) ExecStream(ctx context.Context, req world.ExecRequest, _ io.
 	e := json.NewEncoder(stdout)
 	for i := 1; ctx.Err() == nil; i++ {
 		r := prober.FlowReport{Time: time.Now().Add(2 * time.Second), Sent: i * 10, Received: i * 10, Alive: true, Gap: 60 * time.Millisecond}
+		by, _ := w.answerer()
+		r.By = []prober.Server{by}
+		if i > 2 {
+			r.By = append(r.By, w.later...)
+		}
 		if w.fails != "" {
 			r.Alive, r.Error, r.Message = false, w.fails, "connection reset by peer"
 		}
@@ -142,8 +168,83 @@ func (w *fakeWorld) ExecStream(ctx context.Context, req world.ExecRequest, _ io.
 	return 0, ctx.Err()
 }
 
-func (w *fakeWorld) RESTConfig(context.Context, string) (*rest.Config, error) {
-	return nil, errors.New("no API server in this test")
+func (w *fakeWorld) RESTConfig(_ context.Context, cluster string) (*rest.Config, error) {
+	if w.api == "" {
+		return nil, errors.New("no API server in this test")
+	}
+	return &rest.Config{Host: w.api + "/" + cluster}, nil
+}
+
+// serveAPI starts the API servers of all clusters. They have what w.objects has.
+func (w *fakeWorld) serveAPI(t *testing.T) {
+	t.Helper()
+	groups := map[string][]string{ // the kinds of a group and version
+		"networking.liqo.io/v1beta1": {"InternalNode", "InternalFabric", "Configuration"},
+		"ipam.liqo.io/v1alpha1":      {"IP"},
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(out http.ResponseWriter, req *http.Request) {
+		parts := strings.Split(strings.Trim(req.URL.Path, "/"), "/")
+		answer := map[string]any{"kind": "APIVersions", "versions": []string{}}
+		switch path := strings.Join(parts[1:], "/"); {
+		case path == "apis":
+			var list []any
+			for gv := range groups {
+				group, version, _ := strings.Cut(gv, "/")
+				one := map[string]any{"groupVersion": gv, "version": version}
+				list = append(list, map[string]any{"name": group, "versions": []any{one}, "preferredVersion": one})
+			}
+			answer = map[string]any{"kind": "APIGroupList", "apiVersion": "v1", "groups": list}
+		case len(parts) == 4:
+			var list []any
+			for _, kind := range groups[parts[2]+"/"+parts[3]] {
+				list = append(list, map[string]any{"name": strings.ToLower(kind) + "s", "kind": kind, "namespaced": true, "verbs": []string{"list"}})
+			}
+			answer = map[string]any{"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": parts[2] + "/" + parts[3], "resources": list}
+		case len(parts) == 5:
+			items := []any{}
+			for _, o := range w.objects {
+				if o.cluster == parts[0] && strings.ToLower(o.kind)+"s" == parts[4] {
+					items = append(items, map[string]any{
+						"apiVersion": parts[2] + "/" + parts[3], "kind": o.kind, "spec": o.spec, "status": o.status,
+						"metadata": map[string]any{"namespace": o.namespace, "name": o.name, "labels": o.labels},
+					})
+				}
+			}
+			answer = map[string]any{"kind": "List", "apiVersion": parts[2] + "/" + parts[3], "metadata": map[string]any{}, "items": items}
+		}
+		out.Header().Set("Content-Type", "application/json")
+		if err := json.NewEncoder(out).Encode(answer); err != nil {
+			t.Error(err)
+		}
+	}))
+	t.Cleanup(server.Close)
+	w.api = server.URL
+}
+
+// An object is what an API server of the fake world has.
+type object struct {
+	cluster, kind, namespace, name string
+	labels                         map[string]string
+	spec, status                   map[string]any
+}
+
+// configuration says how a cluster calls the pod network and the external one of
+// another one: a pair each, as they are and as they are called. Of what is not
+// called yet there is no status.
+func configuration(cluster, remote string, pod, external [2]string) object {
+	cidrs := func(i int) map[string]any {
+		out := map[string]any{}
+		for kind, pair := range map[string][2]string{"pod": pod, "external": external} {
+			if pair[i] != "" {
+				out[kind] = []any{pair[i]}
+			}
+		}
+		return map[string]any{"remote": map[string]any{"cidr": out}}
+	}
+	return object{
+		cluster: cluster, kind: "Configuration", namespace: "liqo-tenant-" + remote, name: remote,
+		labels: map[string]string{"liqo.io/remote-cluster-id": remote}, spec: cidrs(0), status: cidrs(1),
+	}
 }
 
 func (w *fakeWorld) Sightings(_ context.Context, q world.SightingQuery) ([]world.Sighting, error) {
@@ -195,7 +296,7 @@ func newFake(t *testing.T) (*fakeWorld, *expect.Row) {
 	assert.NilError(t, err)
 	gateway := map[string]string{"networking.liqo.io/component": "gateway", "networking.liqo.io/active": "true"}
 	pod := func(namespace, name, node, ip string, labels ...string) world.PodStatus {
-		p := world.PodStatus{Namespace: namespace, Name: name, Node: node, IP: netip.MustParseAddr(ip), Labels: map[string]string{}}
+		p := world.PodStatus{Namespace: namespace, Name: name, UID: "uid-" + ip, Node: node, IP: netip.MustParseAddr(ip), Labels: map[string]string{}}
 		if len(labels) > 0 {
 			for k, v := range gateway {
 				p.Labels[k] = v

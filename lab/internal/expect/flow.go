@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -20,6 +22,9 @@ type Flow struct {
 	Whole bool          `lab:"whole" doc:"since the stream was opened, not only since the step began"`
 	Alive bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
 	Lost  *int          `lab:"lost" doc:"at most so many messages since the step began (udp)"`
+	// AnsweredBy is for addresses that lead to somebody else, or to one after
+	// the other.
+	AnsweredBy []Ref `lab:"answeredBy" doc:"who may have answered since it was opened; default: whom it is to, and any process there"`
 }
 
 // Lint checks the name.
@@ -29,6 +34,16 @@ func (e *Flow) Lint(l *Linter) {
 	}
 	if e.Gap == 0 && !e.Alive && e.Lost == nil {
 		l.Problem(e, "", "say gap, alive or lost")
+	}
+	for i := range e.AnsweredBy {
+		at := &e.AnsweredBy[i]
+		l.Resolve(at)
+		if at.Kind != "" && !hasServer(at.Operand) {
+			l.Problem(at, "name a pod, a node or a host outside", "nothing answers in the name of %s", at)
+		}
+	}
+	if l.Unnamed[e.Name] && len(e.AnsweredBy) == 0 {
+		l.Problem(&e.Name, "answeredBy: [rome/web]", "flow %s is to an address that leads to somebody else: say who may answer", e.Name)
 	}
 }
 
@@ -45,8 +60,9 @@ func (e *Flow) watch() time.Duration {
 	return e.Gap + 2*freshness
 }
 
-// Check looks at the stream's reports.
-func (e *Flow) Check(_ context.Context, row *Row) (Result, error) {
+// Check looks at the stream's reports. Whatever else is expected of a stream,
+// one that somebody else has answered is broken, whenever that was.
+func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	f, ok := row.Flows[e.Name]
 	if !ok {
 		return Result{Want: "flow " + e.Name, Got: "it was never opened", Final: true}, nil
@@ -56,9 +72,19 @@ func (e *Flow) Check(_ context.Context, row *Row) (Result, error) {
 		began = time.Time{}
 	}
 	s := f.since(began)
-	res := Result{Want: e.String(), Got: fmt.Sprintf("%d sent, %d received, %d lost, longest silence %v", s.sent, s.received, s.lost, s.gap.Round(time.Millisecond))}
+	res := Result{Want: e.String(), Got: s.String()}
+	allowed, err := e.allowed(ctx, row, f)
+	if err != nil {
+		return missing(res.Want, err)
+	}
+	impostor := slices.IndexFunc(s.by, func(by prober.Server) bool {
+		return !slices.ContainsFunc(allowed, func(o operand.Operand) bool { return isNamed(by, o) })
+	})
 	res.Notes = []string{e.Name + ": " + res.Got}
 	switch {
+	case impostor >= 0:
+		res.Got, res.Final = "it broke", true
+		res.Why = fmt.Sprintf("%s answered (process %s), not %s", s.by[impostor], s.by[impostor].Process, names(allowed))
 	case s.broken != "":
 		res.Got, res.Why, res.Final = "it broke", s.broken, true
 	case s.reports < 2 || s.received == 0:
@@ -79,6 +105,30 @@ func (e *Flow) Check(_ context.Context, row *Row) (Result, error) {
 	return res, nil
 }
 
+// allowed are who may answer, settled.
+func (e *Flow) allowed(ctx context.Context, row *Row, f *FlowState) ([]operand.Operand, error) {
+	if len(e.AnsweredBy) == 0 {
+		return []operand.Operand{f.end}, nil
+	}
+	var out []operand.Operand
+	for _, at := range e.AnsweredBy {
+		o, err := row.Directory.Settle(ctx, at.Operand)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, o)
+	}
+	return out, nil
+}
+
+func names(all []operand.Operand) string {
+	var out []string
+	for _, o := range all {
+		out = append(out, o.String())
+	}
+	return strings.Join(out, " or ")
+}
+
 // String is the expectation on one line.
 func (e *Flow) String() string {
 	s := "flow " + e.Name
@@ -94,6 +144,9 @@ func (e *Flow) String() string {
 	if e.Lost != nil {
 		s += fmt.Sprintf(", at most %d lost", *e.Lost)
 	}
+	for i, at := range e.AnsweredBy {
+		s += map[bool]string{true: ", answered by ", false: " or "}[i == 0] + at.Text
+	}
 	return s
 }
 
@@ -102,6 +155,7 @@ type FlowState struct {
 	From, To operand.Operand
 	Proto    string
 
+	end     operand.Operand // To when the stream was opened, settled
 	cancel  context.CancelFunc
 	done    chan struct{}
 	mu      sync.Mutex
@@ -124,6 +178,10 @@ func (row *Row) OpenFlow(ctx context.Context, s Stream) (*FlowState, error) {
 	if err != nil {
 		return nil, err
 	}
+	end, err := row.Directory.Settle(ctx, s.To)
+	if err != nil {
+		return nil, err
+	}
 	target, err := row.ExecTarget(ctx, s.From)
 	if err != nil {
 		return nil, err
@@ -139,7 +197,7 @@ func (row *Row) OpenFlow(ctx context.Context, s Stream) (*FlowState, error) {
 		argv = append(argv, "--fresh")
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	f := &FlowState{From: s.From, To: s.To, Proto: s.Proto, cancel: cancel, done: make(chan struct{})}
+	f := &FlowState{From: s.From, To: s.To, Proto: s.Proto, end: end, cancel: cancel, done: make(chan struct{})}
 	r, w := io.Pipe()
 	go func() {
 		_, err := row.World.ExecStream(ctx, world.ExecRequest{Target: target, Host: true, Argv: argv}, nil, w, io.Discard, nil)
@@ -175,11 +233,26 @@ func (f *FlowState) Close() {
 	<-f.done
 }
 
-// A flowSummary is how a stream did since a moment.
+// A flowSummary is how a stream did since a moment; broken and by are about its
+// whole life.
 type flowSummary struct {
-	reports, sent, received, lost int
-	gap, silent                   time.Duration
-	broken                        string
+	reports, sent, received, lost, duplicates int
+	gap, silent                               time.Duration
+	broken                                    string
+	by                                        []prober.Server // who answered
+}
+
+// String is the summary in numbers.
+func (s flowSummary) String() string {
+	text := fmt.Sprintf("%d sent, %d received, %d lost", s.sent, s.received, s.lost)
+	if s.duplicates > 0 {
+		text += fmt.Sprintf(", %d answered again", s.duplicates)
+	}
+	text += fmt.Sprintf(", longest silence %v", s.gap.Round(time.Millisecond))
+	if len(s.by) > 1 {
+		text += fmt.Sprintf(", answered by %d processes", len(s.by))
+	}
+	return text
 }
 
 func (f *FlowState) since(t time.Time) flowSummary {
@@ -191,6 +264,11 @@ func (f *FlowState) since(t time.Time) flowSummary {
 		if !r.Alive {
 			s.broken = r.Error + ": " + r.Message
 		}
+		for _, by := range r.By {
+			if !slices.Contains(s.by, by) {
+				s.by = append(s.by, by)
+			}
+		}
 		if r.Time.Before(t) {
 			before = r
 			continue
@@ -198,6 +276,7 @@ func (f *FlowState) since(t time.Time) flowSummary {
 		s.reports++
 		s.gap = max(s.gap, r.Gap)
 		s.sent, s.received, s.lost = r.Sent-before.Sent, r.Received-before.Received, r.Lost-before.Lost
+		s.duplicates = r.Duplicates - before.Duplicates
 		s.silent = r.Gap
 	}
 	if f.err != nil && s.broken == "" {

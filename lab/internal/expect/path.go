@@ -67,8 +67,7 @@ func (e *Path) Check(ctx context.Context, row *Row) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	p.From, p.To = via[0], via[len(via)-1]
-	res := e.compare(newTrail(seen, p, row.Topology), via, row.Topology)
+	res := e.compare(newTrail(seen), via, row.Topology)
 	if outside := e.outside(seen, row.Topology); res.OK && outside != "" {
 		res.OK, res.Want, res.Why = false, res.Want+", inside "+e.Inside+" between nodes", outside
 	}
@@ -153,23 +152,15 @@ type trail struct {
 
 // newTrail orders sightings. Hosts between the clusters' networks carry
 // frames without being a hop of what is inside, so they are left out.
-func newTrail(seen []world.Sighting, p Probe, topo *topology.Topology) trail {
+func newTrail(seen []world.Sighting) trail {
 	var t trail
 	seen = slices.Clone(seen)
 	slices.SortStableFunc(seen, func(a, b world.Sighting) int { return a.Time.Compare(b.Time) })
-	to := p.To.HostName(topo)
-	turned := false
 	for _, s := range seen {
 		if s.Host == "wan" {
 			continue
 		}
 		isReply := s.Marker == string(prober.MarkReply)
-		if p.Proto == "icmp" {
-			// An echo reply repeats the payload, marker and all: what
-			// leaves the end that was asked is the reply, and all later.
-			turned = turned || s.Host == to && s.Direction == world.Out && (p.From.HostName(topo) != to)
-			isReply = turned
-		}
 		plain := s.Outer == world.OuterNone
 		if isReply {
 			t.replyAll = appendHost(t.replyAll, s.Host)
@@ -186,13 +177,6 @@ func newTrail(seen []world.Sighting, p Probe, topo *topology.Topology) trail {
 	t.request, t.reply = once(t.request), once(t.reply)
 	t.requestAll, t.replyAll = once(t.requestAll), once(t.replyAll)
 	return t
-}
-
-func (t trail) requestMark(p Probe) string {
-	if p.Proto == "icmp" {
-		return ""
-	}
-	return string(prober.MarkRequest)
 }
 
 // once takes repetitions of the whole path for one: a retransmission, or the

@@ -31,11 +31,16 @@ func (e *Reach) Lint(l *Linter) {
 		lintEnds(l, &e.From, &at, &e.Proto)
 		l.Resolve(&e.To)
 	}
-	if to := e.end(); to.Kind == operand.Ingress || to.Kind == operand.ClusterIP {
+	if LeadsElsewhere(e.end()) {
 		l.Problem(&e.To, "answeredBy: rome/web", "say who is behind %s", e.To)
 	}
 	l.Controlled = true
 	l.Reached[e.end().HostName(l.Topology)] = true
+}
+
+// LeadsElsewhere tells whether nobody answers in the name of an operand itself.
+func LeadsElsewhere(o operand.Operand) bool {
+	return o.Kind == operand.Ingress || o.Kind == operand.ClusterIP || o.Kind == operand.Unknown
 }
 
 // end is who must answer.
@@ -71,20 +76,43 @@ func (e *Reach) Check(ctx context.Context, row *Row) (Result, error) {
 		return Result{}, err
 	}
 	want := fmt.Sprintf("%s answers %s by %s", e.end(), e.From, e.Proto)
-	if p.Result.OK && e.AnsweredBy.Kind != "" && p.Result.By.IsValid() {
-		own, err := row.Directory.Address(ctx, e.AnsweredBy.Operand, "")
-		if err != nil {
-			return missing(want, err)
-		}
-		if by := p.Result.By.Addr(); by != own {
-			return Result{Want: want, Got: fmt.Sprintf("%s answered (%s)", by, row.Directory.Name(by))}, nil
-		}
+	if !p.Result.OK {
+		return row.explainLost(ctx, p, Result{Want: want, Got: describeFailure(p)})
 	}
-	if p.Result.OK {
-		return Result{OK: true, Want: want, Got: want, Notes: []string{fmt.Sprintf("rtt %v", p.Result.RTT.Round(100*time.Microsecond))}}, nil
+	v, err := row.judge(ctx, p)
+	if err != nil {
+		return Result{}, err
 	}
-	res := Result{Want: want, Got: describeFailure(p)}
-	return row.explainLost(ctx, p, res)
+	if v.impostor != "" {
+		return row.explainImpostor(ctx, p, Result{Want: want, Got: v.impostor})
+	}
+	notes := []string{fmt.Sprintf("rtt %v", p.Result.RTT.Round(100*time.Microsecond))}
+	if v.note != "" {
+		notes = append(notes, v.note)
+	}
+	return Result{OK: true, Want: want, Got: want, Notes: notes}, nil
+}
+
+// explainImpostor adds the way of a probe that somebody else answered.
+func (row *Row) explainImpostor(ctx context.Context, p Probe, res Result) (Result, error) {
+	addr, err := row.Directory.Address(ctx, p.Dst, p.From.Cluster)
+	if _, is := ofProduct(err); is {
+		res.Why = err.Error()
+	} else if err != nil {
+		return Result{}, err
+	} else {
+		res.Why = fmt.Sprintf("it was sent to %s (%s)", addr, row.Directory.Name(addr))
+	}
+	seen, err := row.sightings(ctx, p)
+	if errors.Is(err, world.ErrNoCaptures) {
+		return res, nil
+	}
+	if err != nil {
+		return Result{}, err
+	}
+	t := newTrail(seen)
+	res.Path, res.Reply = t.request, t.reply
+	return res, nil
 }
 
 // String is the expectation on one line.
@@ -139,7 +167,7 @@ func (row *Row) explainLost(ctx context.Context, p Probe, res Result) (Result, e
 	if err != nil {
 		return Result{}, err
 	}
-	t := newTrail(seen, p, row.Topology)
+	t := newTrail(seen)
 	res.Path, res.Reply = t.request, t.reply
 	to := p.To.HostName(row.Topology)
 	switch {
@@ -148,7 +176,7 @@ func (row *Row) explainLost(ctx context.Context, p Probe, res Result) (Result, e
 	case len(t.request) == 0:
 		res.Why = "no host saw the request: " + p.From.String() + " has no route, or dropped it"
 	case last(t.request) != to:
-		res.Why = fmt.Sprintf("the request was last seen at %s", lastSighting(seen, t.requestMark(p)))
+		res.Why = fmt.Sprintf("the request was last seen at %s", lastSighting(seen, string(prober.MarkRequest)))
 	case len(t.reply) == 0:
 		res.Why = fmt.Sprintf("the request arrived at %s, which sent no reply", to)
 	default:

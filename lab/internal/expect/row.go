@@ -109,8 +109,8 @@ func (row *Row) Send(ctx context.Context, from, to operand.Operand, proto string
 func (row *Row) SendBy(ctx context.Context, from, dst, to operand.Operand, proto string, port int) (Probe, error) {
 	p := Probe{From: from, To: to, Dst: dst, Proto: proto, Port: port, Token: row.NewToken(), Timeout: cmp.Or(row.ProbeTimeout, ProbeTimeout)}
 	addr, err := row.Directory.Address(ctx, dst, from.Cluster)
-	if errors.Is(err, ErrNoAddress) {
-		p.Result = prober.Result{Error: "no address", Message: err.Error()}
+	if got, is := ofProduct(err); is {
+		p.Result = prober.Result{Error: got, Message: err.Error()}
 		return p, nil
 	} else if err != nil {
 		return p, err
@@ -147,13 +147,26 @@ func (row *Row) SendBy(ctx context.Context, from, dst, to operand.Operand, proto
 	return p, nil
 }
 
-// missing is the result when a name of an expectation stands for nothing yet;
-// another error is the lab's.
+// missing is the result when a name of an expectation stands for nothing yet, or
+// for what it must not stand for; another error is the lab's.
 func missing(want string, err error) (Result, error) {
-	if !errors.Is(err, ErrNoAddress) {
+	got, is := ofProduct(err)
+	if !is {
 		return Result{}, err
 	}
-	return Result{Want: want, Got: "no address", Why: err.Error()}, nil
+	return Result{Want: want, Got: got, Why: err.Error()}, nil
+}
+
+// ofProduct tells whether an error of a Directory is about what the product did,
+// or did not do, and what it is in two words.
+func ofProduct(err error) (string, bool) {
+	switch {
+	case errors.Is(err, ErrChoice):
+		return "bad address", true
+	case errors.Is(err, ErrNoAddress):
+		return "no address", true
+	}
+	return "", false
 }
 
 // lastProbe returns the latest probe that was answered and that matches.

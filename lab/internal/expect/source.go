@@ -25,7 +25,8 @@ func (e *Source) Lint(l *Linter) {
 	}
 }
 
-// Check reads what the server said; for ICMP, what was captured there.
+// Check reads what the server said; for ICMP, what was captured there. What
+// somebody else said counts for nothing.
 func (e *Source) Check(ctx context.Context, row *Row) (Result, error) {
 	p, ok := row.lastProbe(func(p Probe) bool { return same(p.To, e.SeenBy.Operand) })
 	if !ok {
@@ -34,6 +35,13 @@ func (e *Source) Check(ctx context.Context, row *Row) (Result, error) {
 	want, err := row.Directory.Address(ctx, e.Is.Operand, "")
 	if err != nil {
 		return missing(e.Is.Text, err)
+	}
+	impostor, err := row.Impostor(ctx, p)
+	if err != nil {
+		return Result{}, err
+	}
+	if impostor != "" {
+		return Result{Want: fmt.Sprintf("%s sees %s (%s)", e.SeenBy, want, e.Is), Got: impostor + ", so it is not known what " + e.SeenBy.Text + " saw"}, nil
 	}
 	got := p.Result.SeenAs.Addr()
 	if p.Proto == "icmp" {

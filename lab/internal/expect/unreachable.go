@@ -1,6 +1,7 @@
 package expect
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -48,7 +49,11 @@ func (e *Unreachable) Check(ctx context.Context, row *Row) (Result, error) {
 	res := Result{Want: fmt.Sprintf("%s can't reach %s by %s: %s", e.From, e.To, e.Proto, e.As)}
 	switch {
 	case p.Result.OK:
-		res.Got = fmt.Sprintf("%s answered", e.To)
+		v, err := row.judge(ctx, p)
+		if err != nil {
+			return Result{}, err
+		}
+		res.Got = cmp.Or(v.impostor, e.To.Text+" answered")
 		seen, err := row.sightings(ctx, p)
 		if errors.Is(err, world.ErrNoCaptures) {
 			return res, nil
@@ -56,7 +61,7 @@ func (e *Unreachable) Check(ctx context.Context, row *Row) (Result, error) {
 		if err != nil {
 			return Result{}, err
 		}
-		t := newTrail(seen, p, row.Topology)
+		t := newTrail(seen)
 		res.Path, res.Reply = t.request, t.reply
 		res.Why = "by way of " + strings.Join(t.request, ", ")
 	case slices.Contains(errorsOf(e.As), p.Result.Error):

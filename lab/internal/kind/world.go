@@ -73,7 +73,7 @@ func (l *Lab) podStatus(ctx context.Context, cluster string) ([]world.PodStatus,
 		if p.Status.Phase != corev1.PodRunning || p.DeletionTimestamp != nil {
 			continue
 		}
-		s := world.PodStatus{Namespace: p.Namespace, Name: p.Name, Node: p.Spec.NodeName, Labels: p.Labels, HostNet: p.Spec.HostNetwork}
+		s := world.PodStatus{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Node: p.Spec.NodeName, Labels: p.Labels, HostNet: p.Spec.HostNetwork}
 		if a, err := netip.ParseAddr(p.Status.PodIP); err == nil { // it has none yet otherwise
 			s.IP = a
 		}

@@ -106,5 +106,5 @@ func answered(conn net.Conn, p Probe, line []byte, start time.Time) Result {
 	if err != nil {
 		return Result{Error: ErrorOther, Message: err.Error()}
 	}
-	return Result{OK: true, SeenAs: r.Peer, By: r.Local, Local: addrPort(conn.LocalAddr()), RTT: time.Since(start)}
+	return Result{OK: true, SeenAs: r.Peer, By: r.Local, Server: r.Server, Local: addrPort(conn.LocalAddr()), RTT: time.Since(start)}
 }

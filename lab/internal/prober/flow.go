@@ -10,6 +10,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -38,17 +39,20 @@ type Flow struct {
 // freshTimeout is how long a socket of a Fresh stream waits for its answer.
 const freshTimeout = time.Second
 
-// A FlowReport is how a stream stands. Gap is about the time since the report
-// before: the longest silence that ended in it or still lasts.
+// A FlowReport is how a stream stands. Gap and By are about the time since the
+// report before: the longest silence that ended in it or still lasts, and who
+// answered.
 type FlowReport struct {
-	Time     time.Time     `json:"time"`
-	Sent     int           `json:"sent"`
-	Received int           `json:"received"`
-	Lost     int           `json:"lost"` // UDP: numbers that later ones overtook
-	Gap      time.Duration `json:"gap"`
-	Alive    bool          `json:"alive"` // TCP: not reset; UDP: always
-	Error    string        `json:"error,omitempty"`
-	Message  string        `json:"message,omitempty"`
+	Time       time.Time     `json:"time"`
+	Sent       int           `json:"sent"`
+	Received   int           `json:"received"`             // numbers that came back
+	Lost       int           `json:"lost"`                 // UDP: numbers that later ones overtook, and that have not come back since
+	Duplicates int           `json:"duplicates,omitempty"` // answers to numbers that had come back already
+	Gap        time.Duration `json:"gap"`
+	Alive      bool          `json:"alive"` // TCP: not reset; UDP: always
+	By         []Server      `json:"by,omitempty"`
+	Error      string        `json:"error,omitempty"`
+	Message    string        `json:"message,omitempty"`
 }
 
 // stream is the state that sender, receiver and reporter share.
@@ -57,6 +61,7 @@ type stream struct {
 	report   FlowReport
 	last     time.Time // of the last message received
 	next     int       // number expected
+	back     []bool    // by number: it has come back
 	gap      time.Duration
 	finished error
 }
@@ -119,7 +124,7 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 	receiver.Go(func() {
 		defer cancel()
 		if f.Proto == "tcp" {
-			s.receiveTCP(conn)
+			s.receiveTCP(conn, f.Token)
 		} else {
 			s.receiveUDP(conn, header)
 		}
@@ -199,17 +204,28 @@ func (s *stream) send(conn net.Conn, proto string, header []byte) {
 	}
 }
 
-func (s *stream) receiveTCP(conn net.Conn) {
+// receiveTCP reads the reply that names who is at the other end, and then the
+// answers.
+func (s *stream) receiveTCP(conn net.Conn, token string) {
 	r := bufio.NewReader(conn)
-	for first := true; ; first = false {
-		line, err := r.ReadString('\n')
+	line, err := r.ReadBytes('\n')
+	if err != nil {
+		s.end("tcp", err)
+		return
+	}
+	first, err := parseReply(token, line)
+	if err != nil {
+		s.end("tcp", err)
+		return
+	}
+	s.heard(first.Server)
+	for {
+		line, err := r.ReadBytes('\n')
 		if err != nil {
 			s.end("tcp", err)
 			return
 		}
-		if n, err := strconv.Atoi(string(bytes.TrimSpace([]byte(line)))); err == nil && !first {
-			s.got(n)
-		}
+		s.gotAnswer(line)
 	}
 }
 
@@ -237,24 +253,59 @@ func (s *stream) receiveOne(conn net.Conn, header []byte) {
 
 func (s *stream) gotDatagram(b, header []byte) {
 	if rest, ok := bytes.CutPrefix(b, header); ok {
-		if i, err := strconv.Atoi(string(bytes.TrimSpace(rest))); err == nil {
-			s.got(i)
-		}
+		s.gotAnswer(rest)
 	}
 }
 
+// gotAnswer reads a number and who answered it. Whoever gives no name has
+// answered, too: as a [Server] without any.
+func (s *stream) gotAnswer(line []byte) {
+	text, name, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
+	n, err := strconv.Atoi(string(text))
+	if err != nil {
+		return
+	}
+	var by Server
+	if err := json.Unmarshal(name, &by); err != nil {
+		by = Server{}
+	}
+	s.heard(by)
+	s.got(n)
+}
+
+// heard remembers for the next report who answered.
+func (s *stream) heard(by Server) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !slices.Contains(s.report.By, by) {
+		s.report.By = append(s.report.By, by)
+	}
+}
+
+// got counts the answer to the number n. A number that comes back late is not
+// lost any more; one that comes back again says nothing of any other.
 func (s *stream) got(n int) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if n < 1 || n > s.report.Sent {
+		return // nobody has asked
+	}
+	if grow := n + 1 - len(s.back); grow > 0 {
+		s.back = append(s.back, make([]bool, grow)...)
+	}
+	if s.back[n] {
+		s.report.Duplicates++
+		return
+	}
+	s.back[n] = true
 	s.report.Received++
 	s.gap = max(s.gap, now.Sub(s.last))
 	s.last = now
-	switch {
-	case n >= s.next:
+	if n >= s.next {
 		s.report.Lost += n - s.next
 		s.next = n + 1
-	case s.report.Lost > 0: // late, not lost
+	} else {
 		s.report.Lost--
 	}
 }
@@ -277,6 +328,6 @@ func (s *stream) take(now time.Time) FlowReport {
 	if !s.last.IsZero() {
 		r.Gap = max(r.Gap, now.Sub(s.last))
 	}
-	s.gap = 0
+	s.gap, s.report.By = 0, nil
 	return r
 }

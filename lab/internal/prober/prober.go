@@ -41,8 +41,9 @@ const (
 
 // A Reply is what the server says about a request.
 type Reply struct {
-	Peer  netip.AddrPort `json:"peer"`  // whom it came from
-	Local netip.AddrPort `json:"local"` // whom it was addressed to
+	Peer   netip.AddrPort `json:"peer"`   // whom it came from
+	Local  netip.AddrPort `json:"local"`  // whom it was addressed to
+	Server Server         `json:"server"` // who answers
 }
 
 // A Result is the outcome of one probe.
@@ -51,6 +52,7 @@ type Result struct {
 	SeenAs  netip.AddrPort `json:"seenAs,omitzero"` // our address as the server saw it; not for ICMP
 	Local   netip.AddrPort `json:"local,omitzero"`  // our address as we see it
 	By      netip.AddrPort `json:"by,omitzero"`     // the server's address as it sees it; not for ICMP
+	Server  Server         `json:"server,omitzero"` // who answered; not for ICMP, which a kernel answers
 	Error   string         `json:"error,omitempty"` // one of the kinds
 	Message string         `json:"message,omitempty"`
 	RTT     time.Duration  `json:"rtt,omitempty"`
@@ -60,7 +62,7 @@ func request(token string) []byte { return append([]byte(token), MarkRequest, '\
 
 func reply(token string, r Reply) []byte {
 	body, err := json.Marshal(r)
-	if err != nil { // two address-ports always marshal
+	if err != nil { // addresses and texts always marshal
 		panic(err)
 	}
 	return append(append([]byte(token), MarkReply), append(body, '\n')...)

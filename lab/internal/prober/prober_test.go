@@ -21,6 +21,19 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
 )
 
+// web is who the servers of these tests say they are.
+var web = prober.Server{Cluster: "milan", Pod: "web", UID: "1-2-3", Node: "node-1"}
+
+// isWeb checks that web answered, and returns which process it was.
+func isWeb(t *testing.T, got prober.Server) string {
+	t.Helper()
+	process := got.Process
+	assert.Assert(t, process != "")
+	got.Process = ""
+	assert.Equal(t, got, web)
+	return process
+}
+
 // serve starts a server on a free port of an address.
 func serve(t *testing.T, host string) netip.AddrPort {
 	t.Helper()
@@ -31,7 +44,7 @@ func serve(t *testing.T, host string) netip.AddrPort {
 	address := netip.MustParseAddrPort(l.Addr().String())
 	assert.NilError(t, l.Close())
 	done := make(chan error, 1)
-	go func() { done <- prober.Serve(t.Context(), address.String(), slog.New(slog.DiscardHandler)) }()
+	go func() { done <- prober.Serve(t.Context(), address.String(), web, slog.New(slog.DiscardHandler)) }()
 	t.Cleanup(func() { assert.NilError(t, <-done) })
 	poll.WaitOn(t, func(poll.LogT) poll.Result {
 		c, err := net.Dial("tcp", address.String())
@@ -59,6 +72,7 @@ func TestDial(t *testing.T) {
 					if proto != "icmp" {
 						assert.Equal(t, got.SeenAs.Addr().String(), host)
 						assert.Equal(t, got.SeenAs, got.Local)
+						isWeb(t, got.Server)
 					}
 				})
 			}
@@ -128,8 +142,118 @@ func TestPathMTU(t *testing.T) {
 
 func TestServePortInUse(t *testing.T) {
 	to := serve(t, "127.0.0.1")
-	err := prober.Serve(t.Context(), to.String(), slog.New(slog.DiscardHandler))
+	err := prober.Serve(t.Context(), to.String(), web, slog.New(slog.DiscardHandler))
 	assert.ErrorContains(t, err, "is in use; stop what listens there")
+}
+
+// TestServerName: every answer names the process that gave it, and two servers
+// of one pod are two processes.
+func TestServerName(t *testing.T) {
+	one, other := serve(t, "127.0.0.1"), serve(t, "127.0.0.1")
+	process := func(to netip.AddrPort, proto string) string {
+		got, err := prober.Dial(t.Context(), prober.Probe{Proto: proto, To: to, Token: "t"})
+		assert.NilError(t, err)
+		return isWeb(t, got.Server)
+	}
+	assert.Equal(t, process(one, "tcp"), process(one, "udp"))
+	assert.Assert(t, process(one, "tcp") != process(other, "tcp"))
+	for _, tc := range []struct {
+		prober.Server
+		want string
+	}{
+		{web, "milan/web"},
+		{prober.Server{Host: "user", Process: "p"}, "user"},
+		{prober.Server{Process: "p"}, "a server without a name (process p)"},
+		{prober.Server{}, "a server that does not say who it is"},
+	} {
+		assert.Equal(t, tc.Server.String(), tc.want)
+	}
+}
+
+// TestFlowBy: the answers of a stream say who gave them, those of one that is
+// silent say nothing.
+func TestFlowBy(t *testing.T) {
+	for _, f := range []prober.Flow{{Proto: "tcp"}, {Proto: "udp"}, {Proto: "udp", Fresh: true}} {
+		t.Run(fmt.Sprintf("%s fresh %v", f.Proto, f.Fresh), func(t *testing.T) {
+			f.To, f.Token, f.Interval, f.Report = serve(t, "127.0.0.1"), "tok", 5*time.Millisecond, 20*time.Millisecond
+			reports := run(t, f)
+			for n := 0; n < 10; {
+				var got prober.FlowReport
+				assert.NilError(t, reports.Decode(&got))
+				if got.Received == 0 { // it has just begun
+					continue
+				}
+				n++
+				assert.Assert(t, len(got.By) <= 1, "%+v", got)
+				for _, by := range got.By {
+					isWeb(t, by)
+				}
+				assert.Assert(t, len(got.By) == 1 || got.Gap > 10*time.Millisecond, "%+v", got)
+			}
+		})
+	}
+	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
+	assert.NilError(t, err)
+	defer silent.Close()
+	reports := run(t, prober.Flow{Proto: "udp", To: netip.MustParseAddrPort(silent.LocalAddr().String()), Token: "tok", Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond})
+	var got prober.FlowReport
+	for got.Sent < 10 {
+		assert.NilError(t, reports.Decode(&got))
+		assert.Equal(t, len(got.By), 0)
+	}
+}
+
+// run starts a stream that lasts as long as the test.
+func run(t *testing.T, f prober.Flow) *json.Decoder {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	r, w := io.Pipe()
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.CloseWithError(f.Run(ctx, w))
+	}()
+	t.Cleanup(func() {
+		cancel()
+		r.Close()
+		<-ended
+	})
+	return json.NewDecoder(r)
+}
+
+// TestFlowCounts: an answer that comes twice is no answer to a number that was
+// lost; one that comes late is.
+func TestFlowCounts(t *testing.T) {
+	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	assert.NilError(t, err)
+	defer conn.Close()
+	go func() {
+		buf := make([]byte, 2048)
+		answers := map[int][]int{5: nil, 6: nil, 8: {8, 8, 8}, 10: nil, 12: {12, 10}, 20: {20, 1000, 0, -3}}
+		for n := 1; ; n++ {
+			size, from, err := conn.ReadFromUDPAddrPort(buf)
+			if err != nil {
+				return
+			}
+			header, _, _ := bytes.Cut(buf[:size], []byte("\n"))
+			numbers, ok := answers[n]
+			if !ok {
+				numbers = []int{n}
+			}
+			for _, m := range numbers {
+				conn.WriteToUDPAddrPort(fmt.Appendf(bytes.Clone(header), "\n%d\n", m), from)
+			}
+		}
+	}()
+	reports := run(t, prober.Flow{Proto: "udp", To: conn.LocalAddr().(*net.UDPAddr).AddrPort(), Token: "tok", Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond})
+	var got prober.FlowReport
+	for got.Received < 30 {
+		assert.NilError(t, reports.Decode(&got))
+		assert.Assert(t, got.Sent < 500, "%+v", got)
+	}
+	assert.Equal(t, got.Lost, 2, "5 and 6; 10 came late")
+	assert.Equal(t, got.Duplicates, 2)
+	assert.Assert(t, got.Received <= got.Sent-2, "%+v", got)
 }
 
 // TestFlow breaks a stream in the middle and looks for the gap.

@@ -2,12 +2,16 @@ package prober
 
 import (
 	"bufio"
+	"bytes"
 	"context"
+	"crypto/rand"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
@@ -19,8 +23,13 @@ import (
 const idle = 2 * time.Minute
 
 // Serve answers probes on TCP and UDP at an address such as ":8080" until ctx
-// ends.
-func Serve(ctx context.Context, address string, logger *slog.Logger) error {
+// ends. Every answer says that it comes from as; Serve chooses as.Process.
+func Serve(ctx context.Context, address string, as Server, logger *slog.Logger) error {
+	as.Process = rand.Text()
+	name, err := json.Marshal(as)
+	if err != nil {
+		return err
+	}
 	var lc net.ListenConfig
 	tcp, err := lc.Listen(ctx, "tcp", address)
 	if err != nil {
@@ -32,13 +41,13 @@ func Serve(ctx context.Context, address string, logger *slog.Logger) error {
 		return fmt.Errorf("serve probes: %w", explainListen(address, err))
 	}
 	defer udp.Close()
-	logger.Info("serving probes", "address", tcp.Addr().String())
+	logger.Info("serving probes", "address", tcp.Addr().String(), "as", as.String(), "process", as.Process)
 
 	stop := context.AfterFunc(ctx, func() { tcp.Close(); udp.Close() })
 	defer stop()
 	failed := make(chan error, 2)
-	go func() { failed <- serveTCP(tcp, logger) }()
-	go func() { failed <- serveUDP(udp.(*net.UDPConn)) }()
+	go func() { failed <- serveTCP(tcp, as, name, logger) }()
+	go func() { failed <- serveUDP(udp.(*net.UDPConn), as, name) }()
 	err = <-failed
 	tcp.Close()
 	udp.Close()
@@ -56,7 +65,7 @@ func explainListen(address string, err error) error {
 	return err
 }
 
-func serveTCP(l net.Listener, logger *slog.Logger) error {
+func serveTCP(l net.Listener, as Server, name []byte, logger *slog.Logger) error {
 	for {
 		conn, err := l.Accept()
 		if err != nil {
@@ -64,15 +73,22 @@ func serveTCP(l net.Listener, logger *slog.Logger) error {
 		}
 		go func() {
 			defer conn.Close()
-			if err := answer(conn); err != nil {
+			if err := answer(conn, as, name); err != nil {
 				logger.Info("probe ended", "peer", conn.RemoteAddr().String(), "err", err)
 			}
 		}()
 	}
 }
 
+// streamAnswer is the answer to a message of a stream: the message, and who
+// answers it, as JSON, behind its number.
+func streamAnswer(message, name []byte) []byte {
+	message = bytes.TrimRight(message, "\n")
+	return slices.Concat(message, []byte(" "), name, []byte("\n"))
+}
+
 // answer replies to one probe, or line by line to a stream.
-func answer(conn net.Conn) error {
+func answer(conn net.Conn, as Server, name []byte) error {
 	r := bufio.NewReader(conn)
 	if err := conn.SetDeadline(time.Now().Add(idle)); err != nil {
 		return err
@@ -85,7 +101,7 @@ func answer(conn net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if _, err := conn.Write(reply(token, Reply{addrPort(conn.RemoteAddr()), addrPort(conn.LocalAddr())})); err != nil {
+	if _, err := conn.Write(reply(token, Reply{addrPort(conn.RemoteAddr()), addrPort(conn.LocalAddr()), as})); err != nil {
 		return err
 	}
 	for stream {
@@ -96,7 +112,7 @@ func answer(conn net.Conn) error {
 		if err := conn.SetDeadline(time.Now().Add(idle)); err != nil {
 			return err
 		}
-		if _, err := conn.Write(line); err != nil {
+		if _, err := conn.Write(streamAnswer(line, name)); err != nil {
 			return err
 		}
 	}
@@ -105,7 +121,7 @@ func answer(conn net.Conn) error {
 
 // serveUDP answers from the address that was asked: with several addresses on
 // a host the kernel might choose another one.
-func serveUDP(conn *net.UDPConn) error {
+func serveUDP(conn *net.UDPConn, as Server, name []byte) error {
 	p4, p6 := ipv4.NewPacketConn(conn), ipv6.NewPacketConn(conn)
 	// A socket of one family refuses the other's option.
 	err4 := p4.SetControlMessage(ipv4.FlagDst, true)
@@ -126,13 +142,13 @@ func serveUDP(conn *net.UDPConn) error {
 		peer = netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port())
 		local := destination(oob[:oobn])
 		token, stream, err := parseRequest(string(buf[:n]))
-		out := reply(token, Reply{peer, netip.AddrPortFrom(local, port)})
+		out := reply(token, Reply{peer, netip.AddrPortFrom(local, port), as})
 		switch {
 		case err != nil:
 			continue
 		case stream:
 			// The number of the datagram follows the header in its own line.
-			out = append([]byte{}, buf[:n]...)
+			out = streamAnswer(buf[:n], name)
 		}
 		if _, _, err := conn.WriteMsgUDPAddrPort(out, source(local), peer); err != nil {
 			continue

@@ -54,8 +54,19 @@ func (r *Runner) interval(a *scenario.Flow) time.Duration {
 }
 
 // act does one thing. A fault is something that the product, not the lab,
-// got wrong.
+// got wrong: also that a name stands for nothing, or for what it must not.
 func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, undo *undoList) (*report.Fault, error) {
+	if _, flow := a.(*scenario.Flow); !flow {
+		row.Directory.MayChange()
+	}
+	fault, err := r.do(ctx, row, a, undo)
+	if errors.Is(err, expect.ErrNoAddress) || errors.Is(err, expect.ErrChoice) {
+		return &report.Fault{Expectation: fmt.Sprint(a), Want: "an address for each name", Got: err.Error()}, nil
+	}
+	return fault, err
+}
+
+func (r *Runner) do(ctx context.Context, row *expect.Row, a scenario.Action, undo *undoList) (*report.Fault, error) {
 	switch a := a.(type) {
 	case *scenario.Apply:
 		return r.apply(ctx, row, a, undo)

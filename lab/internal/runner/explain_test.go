@@ -66,7 +66,7 @@ func (l *memoryLab) Exec(_ context.Context, req world.ExecRequest) (world.ExecRe
 		return world.ExecResult{}, fmt.Errorf("no probe: %q", req.Argv)
 	}
 	token := req.Argv[i+1]
-	res := prober.Result{OK: true, SeenAs: netip.MustParseAddrPort("10.0.1.2:40000"), RTT: time.Millisecond}
+	res := prober.Result{OK: true, SeenAs: netip.MustParseAddrPort("10.0.1.2:40000"), Server: prober.Server{Cluster: "rome", Pod: "web"}, RTT: time.Millisecond}
 	back := slices.Clone(l.way)
 	slices.Reverse(back)
 	if !l.pass(token, prober.MarkRequest, l.way) || !l.pass(token, prober.MarkReply, back) {

@@ -239,6 +239,7 @@ func (a *Flow) Lint(l *expect.Linter) {
 		l.Problem(&a.Name, "", "a flow is called %q already", a.Name)
 	}
 	l.Flows[a.Name] = true
+	l.Unnamed[a.Name] = expect.LeadsElsewhere(a.To.Operand)
 }
 
 // String names the objects, not what is in them.

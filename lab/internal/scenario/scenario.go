@@ -254,6 +254,6 @@ func (s *Scenario) Place(p yamlfile.Pos) string {
 func (s *Scenario) newLinter() *expect.Linter {
 	return &expect.Linter{
 		File: s.file, Topology: s.Topology,
-		Flows: map[string]bool{}, Execs: map[string]bool{}, Reached: map[string]bool{}, Remembered: map[string]bool{},
+		Flows: map[string]bool{}, Unnamed: map[string]bool{}, Execs: map[string]bool{}, Reached: map[string]bool{}, Remembered: map[string]bool{},
 	}
 }

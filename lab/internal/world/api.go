@@ -47,6 +47,7 @@ type ClusterStatus struct {
 type PodStatus struct {
 	Namespace  string            `json:"namespace"`
 	Name       string            `json:"name"`
+	UID        string            `json:"uid,omitempty"`
 	Node       string            `json:"node"`
 	IP         netip.Addr        `json:"ip"`
 	Labels     map[string]string `json:"labels,omitempty"`
@@ -147,7 +148,7 @@ type Sighting struct {
 	Src       netip.AddrPort `json:"src"` // innermost; port 0 for ICMP
 	Dst       netip.AddrPort `json:"dst"`
 	Proto     string         `json:"proto"`            // tcp, udp, icmp, icmpv6
-	Marker    string         `json:"marker,omitempty"` // the byte after the token: '>' request, '<' reply, as the sender wrote it
+	Marker    string         `json:"marker,omitempty"` // the byte after the token: '>' request, '<' reply, as the sender wrote it; of ICMP: as its type says
 	Length    int            `json:"length"`           // of the frame as captured
 	MSS       int            `json:"mss,omitempty"`    // of a SYN; 0: it says none
 }

@@ -46,6 +46,13 @@ func TestDecodeFindsTheInnermost(t *testing.T) {
 	inner := frame(t, eth(layers.EthernetTypeIPv4), ip4("10.0.0.5", "10.1.0.6", layers.IPProtocolTCP), &layers.TCP{SrcPort: 999, DstPort: 8080, DataOffset: 5}, text)
 	geneve := append([]byte{0x01, 0, 0x65, 0x58, 0, 0, 7, 0, 1, 2, 3, 4}, inner...) // one word of options
 	vxlan := append([]byte{0x08, 0, 0, 0, 0, 0, 7, 0}, inner...)
+	echo := func(kind uint8) []byte {
+		return frame(t, eth(layers.EthernetTypeIPv4), ip4("10.0.0.5", "10.1.0.6", layers.IPProtocolICMPv4), &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(kind, 0)}, text)
+	}
+	echo6 := func(kind uint8) []byte {
+		ip := &layers.IPv6{Version: 6, NextHeader: layers.IPProtocolICMPv6, SrcIP: ip6.SrcIP, DstIP: ip6.DstIP}
+		return frame(t, ip, &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(kind, 0)}, &layers.ICMPv6Echo{}, text)
+	}
 	quoted := frame(t, ip4("10.0.0.5", "10.1.0.6", layers.IPProtocolUDP), udp(1, 2), text)
 
 	for _, tt := range []struct {
@@ -66,6 +73,10 @@ func TestDecodeFindsTheInnermost(t *testing.T) {
 		{"an ICMP error that quotes it", unix.ARPHRD_ETHER, 0,
 			frame(t, eth(layers.EthernetTypeIPv4), ip4("10.9.0.1", "10.0.0.5", layers.IPProtocolICMPv4), &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(3, 4)}, gopacket.Payload(quoted)),
 			" invalid IP invalid IP 10.9.0.1:0 10.0.0.5:0 icmp !"},
+		{"an echo request", unix.ARPHRD_ETHER, 0, echo(layers.ICMPv4TypeEchoRequest), " invalid IP invalid IP 10.0.0.5:0 10.1.0.6:0 icmp >"},
+		{"an echo reply, which repeats the request's payload", unix.ARPHRD_ETHER, 0, echo(layers.ICMPv4TypeEchoReply), " invalid IP invalid IP 10.0.0.5:0 10.1.0.6:0 icmp <"},
+		{"an ICMPv6 echo request", unix.ARPHRD_NONE, unix.ETH_P_IPV6, echo6(layers.ICMPv6TypeEchoRequest), " invalid IP invalid IP [fd00::1]:0 [fd00::2]:0 icmpv6 >"},
+		{"an ICMPv6 echo reply", unix.ARPHRD_NONE, unix.ETH_P_IPV6, echo6(layers.ICMPv6TypeEchoReply), " invalid IP invalid IP [fd00::1]:0 [fd00::2]:0 icmpv6 <"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := &capture{ring: newRing(1 << 20)}

@@ -30,6 +30,7 @@ type decoded struct {
 	src, dst           netip.AddrPort
 	proto              string
 	icmpError          bool // quotes another packet
+	echoReply          bool // of a kernel
 	syn                bool // the first packet of a TCP connection
 	mss                int  // of a SYN
 	payload            []byte
@@ -85,10 +86,12 @@ func (d *decoded) read(data []byte, first gopacket.Decoder) {
 		case *layers.ICMPv4:
 			d.addresses(src, 0, dst, 0, "icmp", l.Payload)
 			t := l.TypeCode.Type()
-			d.icmpError = t != layers.ICMPv4TypeEchoRequest && t != layers.ICMPv4TypeEchoReply
+			d.echoReply = t == layers.ICMPv4TypeEchoReply
+			d.icmpError = t != layers.ICMPv4TypeEchoRequest && !d.echoReply
 			return
 		case *layers.ICMPv6:
 			d.addresses(src, 0, dst, 0, "icmpv6", l.Payload)
+			d.echoReply = l.TypeCode.Type() == layers.ICMPv6TypeEchoReply
 			d.icmpError = l.TypeCode.Type() < 128 // RFC 4443: errors are below
 			return
 		}
@@ -131,9 +134,13 @@ func addr(ip []byte) netip.Addr {
 	return a.Unmap()
 }
 
-// MarkerError is the marker of a sighting that is an ICMP error which quotes a
-// packet with the token.
-const MarkerError = "!"
+// Markers that stand in no payload: of an ICMP error that quotes a packet with
+// the token, and of an echo reply, whose payload is that of the request. The
+// latter is what servers write behind the token.
+const (
+	MarkerError     = "!"
+	MarkerEchoReply = "<"
+)
 
 // sightings are the packets of a capture that have the token in their
 // innermost payload, or are the SYN that is asked for.
@@ -164,8 +171,11 @@ func (c *capture) sightings(host string, q SightingQuery) []Sighting {
 		if rest := d.payload[i+len(token):]; len(rest) > 0 {
 			s.Marker = string(rest[:1])
 		}
-		if d.icmpError {
+		switch {
+		case d.icmpError:
 			s.Marker = MarkerError
+		case d.echoReply:
+			s.Marker = MarkerEchoReply
 		}
 		out = append(out, s)
 	}

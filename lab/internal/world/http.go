@@ -193,7 +193,7 @@ func (a *agent) servePause(w http.ResponseWriter, r *http.Request) {
 func (a *agent) podStatus() map[string][]PodStatus {
 	out := map[string][]PodStatus{}
 	for _, p := range a.registry.Pods() {
-		s := PodStatus{Namespace: p.Namespace, Name: p.Name, Node: p.Node, Labels: p.Labels, HostNet: p.HostNetwork}
+		s := PodStatus{Namespace: p.Namespace, Name: p.Name, UID: p.UID, Node: p.Node, Labels: p.Labels, HostNet: p.HostNetwork}
 		if len(p.IPs) > 0 {
 			s.IP = p.IPs[0]
 		}

@@ -195,7 +195,7 @@ func (a *agent) serveOutside(ctx context.Context, n *network) error {
 		if !ok {
 			continue
 		}
-		cmd := exec.Command(filepath.Join(a.cfg.BinDir, "probe"), "serve")
+		cmd := exec.Command(filepath.Join(a.cfg.BinDir, "probe"), "serve", "--host", o.Name)
 		if err := h.ns.Start(cmd); err != nil {
 			return fmt.Errorf("host %s: answer probes: %w", o.Name, err)
 		}
