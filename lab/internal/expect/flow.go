@@ -16,10 +16,10 @@ import (
 // Flow expects something of a long-lived stream that an action opened.
 type Flow struct {
 	Name  string        `lab:"name,required" doc:"as the action called it"`
-	Gap   time.Duration `lab:"gap" doc:"no longer silence since the step began"`
+	Gap   time.Duration `lab:"gap" min:"10ms" max:"10m" doc:"no longer silence since the step began"`
 	Whole bool          `lab:"whole" doc:"since the stream was opened, not only since the step began"`
 	Alive bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
-	Lost  *int          `lab:"lost" doc:"at most so many messages since the step began (udp)"`
+	Lost  *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp)"`
 }
 
 // Lint checks the name.

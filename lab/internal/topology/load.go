@@ -23,7 +23,7 @@ type file struct {
 
 type clusterFile struct {
 	Name           string
-	Nodes          int          `lab:"nodes,required" doc:"how many; they are called node-1, node-2, …"`
+	Nodes          int          `lab:"nodes,required" min:"1" max:"200" doc:"how many; they are called node-1, node-2, …"`
 	PodCIDR        netip.Prefix `lab:"podCIDR,required"`
 	ServiceCIDR    netip.Prefix `lab:"serviceCIDR,required"`
 	NodeCIDR       netip.Prefix `lab:"nodeCIDR" doc:"default 172.18.<index from 1>.0/24"`
@@ -33,11 +33,11 @@ type clusterFile struct {
 	Masquerade     string       `lab:"masquerade" enum:"iptables|nftables|kindnet" doc:"who masquerades pods that leave the cluster: a rule of iptables, of nftables, or one as early as kindnet's; default: nobody; flannel does it itself"`
 	KubeProxy      string       `lab:"kubeProxy" enum:"nftables|iptables" doc:"default nftables"`
 	Runtime        string       `lab:"runtime" enum:"process|containerd" doc:"what runs containers: the lab's own kubelet, or the real one with containerd; default process"`
-	Absent         []int        `lab:"absent" doc:"numbers of nodes that join later, by nodeJoins"`
-	RPFilter       *int         `lab:"rpFilter" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
+	Absent         []int        `lab:"absent" min:"1" max:"200" doc:"numbers of nodes that join later, by nodeJoins"`
+	RPFilter       *int         `lab:"rpFilter" min:"0" max:"2" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
 	LoadBalancer   netip.Prefix `lab:"loadBalancerCIDR" doc:"of Services of type LoadBalancer; default 198.51.100.<16 × index from 0>/28"`
-	MTU            int          `lab:"mtu" doc:"of the links of the cluster's machines; default 1500"`
-	WANMTU         int          `lab:"wanMTU" doc:"of the router's link to the wide area network: routers before it send ICMP errors; default 1500"`
+	MTU            int          `lab:"mtu" min:"1280" max:"1500" doc:"of the links of the cluster's machines; default 1500"`
+	WANMTU         int          `lab:"wanMTU" min:"1280" max:"1500" doc:"of the router's link to the wide area network: routers before it send ICMP errors; default 1500"`
 	NAT            bool         `lab:"nat" doc:"the router hides the nodes behind its own address, so nobody outside reaches them"`
 	RoutedServices bool         `lab:"routedServices" doc:"other clusters' routers have a route to the serviceCIDR"`
 	Flat           bool         `lab:"flat" doc:"the nodeCIDR is part of the podCIDR, as in flat networks"`
@@ -48,7 +48,7 @@ type peeringFile struct {
 	Server         string `lab:"server,required" doc:"cluster whose gateway listens"`
 	Client         string `lab:"client,required" doc:"cluster whose gateway dials"`
 	Service        string `lab:"service" enum:"ClusterIP|NodePort|LoadBalancer" doc:"default NodePort"`
-	MTU            int    `lab:"mtu" doc:"0 or absent: derived from the underlay"`
+	MTU            int    `lab:"mtu" min:"576" max:"65535" doc:"default: derived from the underlay"`
 	Implementation string `lab:"implementation" enum:"auto|kernel|userspace" doc:"of WireGuard; default auto"`
 	Objects        string `lab:"objects" enum:"Configuration|TunnelEndpoint" doc:"what it is written as; default Configuration"`
 	Gateways       string `lab:"gateways" enum:"pod|netns" doc:"where they are: pods, or network namespaces of their nodes; default pod"`
@@ -68,7 +68,7 @@ type podsFile struct {
 
 type podFile struct {
 	Name        string
-	Node        int  `lab:"node,required" doc:"number of its node, from 1"`
+	Node        int  `lab:"node,required" min:"1" max:"200" doc:"number of its node, from 1"`
 	HostNetwork bool `lab:"hostNetwork"`
 }
 
@@ -173,18 +173,7 @@ func DefaultNodeCIDR(i int) netip.Prefix {
 }
 
 func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
-	if at := f.At(&in.Nodes); at.Line > 0 && (c.Nodes < 1 || c.Nodes > 200) {
-		f.Problem(at, "", "nodes: %d is not between 1 and 200", c.Nodes)
-	}
-	if c.RPFilter < RPFilterOff || c.RPFilter > RPFilterLoose {
-		f.Problem(f.At(in.RPFilter), "0 is off, 1 strict, 2 loose", "rpFilter: %d is not between 0 and 2", c.RPFilter)
-	}
 	checkAbsent(f, in, c)
-	for _, m := range []*int{&in.MTU, &in.WANMTU} {
-		if *m != 0 && (*m < minMTU || *m > DefaultMTU) {
-			f.Problem(f.At(m), "leave it out for 1500", "an MTU of %d is not between %d and %d", *m, minMTU, DefaultMTU)
-		}
-	}
 	if c.Masquerade != "" && c.CNI == CNIFlannel {
 		f.Problem(f.At(&in.Masquerade), "leave it out", "flannel masquerades by itself")
 	}
@@ -231,9 +220,6 @@ func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 	}
 }
 
-// minMTU leaves room for IPv4 inside of both tunnels.
-const minMTU = 1280
-
 // outside checks a host of no cluster.
 func (t *Topology) outside(f *yamlfile.File, o *outsideFile) Outside {
 	switch {
@@ -250,7 +236,8 @@ func (t *Topology) outside(f *yamlfile.File, o *outsideFile) Outside {
 func checkAbsent(f *yamlfile.File, in *clusterFile, c Cluster) {
 	for i := range in.Absent {
 		switch n := in.Absent[i]; {
-		case n < 1 || n > c.Nodes:
+		case n == 0 || c.Nodes == 0: // reported already
+		case n > c.Nodes:
 			f.Problem(f.At(&in.Absent[i]), "nodes counts those that join later, too", "cluster %s has nodes 1 to %d, not %d", c.Name, c.Nodes, n)
 		case slices.Contains(in.Absent[:i], n):
 			f.Problem(f.At(&in.Absent[i]), "", "node %d is absent already", n)
@@ -279,9 +266,6 @@ func (t *Topology) addPeerings(f *yamlfile.File, in []peeringFile) {
 			f.Problem(f.At(p), "two clusters have one peering; remove one of the lines", "%s and %s peer already (line %d)", p.Server, p.Client, first.Line)
 		}
 		seen[pair] = f.At(p)
-		if p.MTU != 0 && (p.MTU < 576 || p.MTU > 65535) {
-			f.Problem(f.At(&p.MTU), "0 derives it from the underlay", "mtu: %d is not between 576 and 65535", p.MTU)
-		}
 		if p.MTU != 0 && p.Objects == ObjectsTunnelEndpoint {
 			f.Problem(f.At(&p.MTU), "leave it out", "a TunnelEndpoint has no mtu")
 		}
@@ -314,8 +298,8 @@ func (t *Topology) addPods(f *yamlfile.File, in []podsFile) {
 			if slices.Contains(reserved, p.Name) || strings.HasPrefix(p.Name, "node-") {
 				f.Problem(f.At(&p.Name), "scenarios call something else "+c.Name+"/"+p.Name+"; give the pod another name", "a pod can't be called %q", p.Name)
 			}
-			if at := f.At(&p.Node); at.Line > 0 && (p.Node < 1 || p.Node > c.Nodes) {
-				f.Problem(at, "", "cluster %s has nodes 1 to %d, not %d", c.Name, c.Nodes, p.Node)
+			if p.Node > c.Nodes && c.Nodes > 0 {
+				f.Problem(f.At(&p.Node), fmt.Sprintf("write a number from 1 to %d, or more nodes into the cluster", c.Nodes), "cluster %s has nodes 1 to %d, not %d", c.Name, c.Nodes, p.Node)
 			}
 			t.Pods = append(t.Pods, Pod{c.Name, p.Name, p.Node, p.HostNetwork})
 		}
