@@ -104,6 +104,9 @@ func load(f *yamlfile.File) (*Topology, error) {
 	}
 	var in file
 	f.Decode(f.Root, &in, nil)
+	if in.Clusters != nil && len(in.Clusters) == 0 {
+		f.Problem(f.At(&in.Clusters), "such as milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 }", "a lab has at least one cluster")
+	}
 	if f.Comment == "" {
 		f.Problem(yamlfile.Pos{Line: 1, Col: 1}, "draw it in a comment on the first lines: who reads the file sees what exists", "the file starts without a drawing")
 	}
@@ -116,6 +119,7 @@ func load(f *yamlfile.File) (*Topology, error) {
 	}
 	orString(&t.Install, InstallChart)
 	t.addClusters(f, in.Clusters)
+	t.checkRoutes(f, in.Clusters)
 	t.addPeerings(f, in.Peerings)
 	for i := range in.Outside {
 		o := &in.Outside[i]
@@ -183,53 +187,20 @@ func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 	if c.Flat && c.NodeCIDR.IsValid() && !(c.PodCIDR.Overlaps(c.NodeCIDR) && c.PodCIDR.Bits() < c.NodeCIDR.Bits()) {
 		f.Problem(f.At(&in.Flat), "take a nodeCIDR of its upper half: the nodes' own podCIDRs are the first ones", "the nodeCIDR %s of a flat network must be part of the podCIDR %s", c.NodeCIDR, c.PodCIDR)
 	}
-	if c.PodCIDR.IsValid() {
-		// The controller-manager gives a /24 (or /64) to each node.
-		per := 24
-		if !c.PodCIDR.Addr().Is4() {
-			per = 64
-		}
-		if bits := per - c.PodCIDR.Bits(); bits < 0 || bits < 16 && c.Nodes > 1<<bits {
-			f.Problem(f.At(&in.PodCIDR), fmt.Sprintf("each node takes a /%d of it", per), "podCIDR %s is too small for %d nodes", c.PodCIDR, c.Nodes)
-		}
-	}
-	ranges := []struct {
-		key    string
-		prefix netip.Prefix
-		at     *netip.Prefix
-	}{
-		{"podCIDR", c.PodCIDR, &in.PodCIDR},
-		{"serviceCIDR", c.ServiceCIDR, &in.ServiceCIDR},
-		{"nodeCIDR", c.NodeCIDR, &in.NodeCIDR},
-		{"externalCIDR", c.ExternalCIDR, &in.ExternalCIDR},
-		{"internalCIDR", c.InternalCIDR, &in.InternalCIDR},
-		{"loadBalancerCIDR", c.LoadBalancer, &in.LoadBalancer},
-	}
-	for i, a := range ranges {
-		for _, b := range ranges[:i] {
-			if !a.prefix.IsValid() || !b.prefix.IsValid() || !a.prefix.Overlaps(b.prefix) || c.Flat && a.key == "nodeCIDR" && b.key == "podCIDR" {
-				continue
-			}
-			at := f.At(a.at)
-			if at.Line == 0 { // a default; the other one was written
-				at = f.At(b.at)
-			}
-			f.Problem(at, "inside a cluster the ranges must differ; those of two clusters may overlap",
-				"%s %s overlaps %s %s of cluster %s", a.key, a.prefix, b.key, b.prefix, c.Name)
-		}
-	}
+	checkNetworks(f, in, c)
 }
 
 // outside checks a host of no cluster.
 func (t *Topology) outside(f *yamlfile.File, o *outsideFile) Outside {
 	switch {
 	case o.Address.IsValid() != (o.Via != ""):
-		f.Problem(f.At(&o.Name), "such as { address: 192.168.40.10, via: "+t.clusterNames()[0]+" }", "a host has both an address and the cluster whose router leads there, or neither")
+		f.Problem(f.At(&o.Name), "such as { address: 192.168.40.10, via: milan }", "a host has both an address and the cluster whose router leads there, or neither")
 	case o.Via != "":
 		if _, ok := t.Cluster(o.Via); !ok {
 			f.Problem(f.At(&o.Via), yamlfile.DidYouMean(o.Via, t.clusterNames()), "there is no cluster %q", o.Via)
 		}
 	}
+	t.checkOutside(f, o, t.Outside)
 	return Outside{o.Name, o.Address, o.Via}
 }
 
@@ -277,6 +248,7 @@ func (t *Topology) addPeerings(f *yamlfile.File, in []peeringFile) {
 		if t.Install == InstallNone && !p.Absent {
 			f.Problem(f.At(p), "write absent: true, and let scenarios connect it", "there is nothing that could make the peering: install is none")
 		}
+		t.checkEndpoint(f, p, out)
 		if out.Gateways == GatewaysNetNS && out.Objects == ObjectsTunnelEndpoint {
 			f.Problem(f.At(&p.Gateways), "leave it out", "a TunnelEndpoint does not say where its gateway is")
 		}
@@ -301,9 +273,21 @@ func (t *Topology) addPods(f *yamlfile.File, in []podsFile) {
 			if p.Node > c.Nodes && c.Nodes > 0 {
 				f.Problem(f.At(&p.Node), fmt.Sprintf("write a number from 1 to %d, or more nodes into the cluster", c.Nodes), "cluster %s has nodes 1 to %d, not %d", c.Name, c.Nodes, p.Node)
 			}
+			if other, ok := t.hostPod(c.Name, p.Node); ok && p.HostNetwork {
+				f.Problem(f.At(&p.HostNetwork), "put it on another node", "%s is in the network of %s's node %d already, and both would listen on the same ports", other.Name, c.Name, p.Node)
+			}
 			t.Pods = append(t.Pods, Pod{c.Name, p.Name, p.Node, p.HostNetwork})
 		}
 	}
+}
+
+// hostPod returns the pod that is in the network of a node.
+func (t *Topology) hostPod(cluster string, node int) (Pod, bool) {
+	i := slices.IndexFunc(t.Pods, func(p Pod) bool { return p.Cluster == cluster && p.Node == node && p.HostNetwork })
+	if i < 0 {
+		return Pod{}, false
+	}
+	return t.Pods[i], true
 }
 
 func (t *Topology) clusterNames() []string {
