@@ -130,10 +130,8 @@ type Linter struct {
 	// Flows, Execs and Remembered are the names that actions up to this step
 	// have given.
 	Flows, Execs, Remembered map[string]bool
-	// Reached are the operands that an expectation up to here has reached,
-	// and Controlled whether there was one at all.
-	Reached    map[string]bool
-	Controlled bool
+	// Reached are the operands that an expectation up to here has reached.
+	Reached map[string]bool
 }
 
 // Problem reports a mistake at a field.

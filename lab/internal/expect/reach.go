@@ -34,7 +34,6 @@ func (e *Reach) Lint(l *Linter) {
 	if to := e.end(); to.Kind == operand.Ingress || to.Kind == operand.ClusterIP {
 		l.Problem(&e.To, "answeredBy: rome/web", "say who is behind %s", e.To)
 	}
-	l.Controlled = true
 	l.Reached[e.end().HostName(l.Topology)] = true
 }
 

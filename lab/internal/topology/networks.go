@@ -47,7 +47,7 @@ type network struct {
 // are is checked by itself.
 func networksOf(c Cluster) []network {
 	return []network{
-		{"podCIDR", c.PodCIDR, 8, 24},              // the controller-manager gives a /24 to each node, and counts to 2^16
+		{"podCIDR", c.PodCIDR, 8, 24},          // the controller-manager gives a /24 to each node, and counts to 2^16
 		{"serviceCIDR", c.ServiceCIDR, 12, 28}, // the API server's bounds are 12 and 29; its DNS has the tenth address
 		{"nodeCIDR", c.NodeCIDR, 8, 32},
 		{"externalCIDR", c.ExternalCIDR, 8, 28},
