@@ -292,6 +292,7 @@ const firstReplyTime = 4 * time.Minute
 func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) error {
 	api := expect.NewAPI(lab.client.RESTConfig)
 	return func(ctx context.Context, from, to topology.Pod) error {
+		start := time.Now()
 		ctx, cancel := context.WithTimeout(ctx, firstReplyTime)
 		defer cancel()
 		row := &expect.Row{
@@ -319,7 +320,7 @@ func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) err
 				if err == nil {
 					err = fmt.Errorf("%s %s", p.Result.Error, p.Result.Message)
 				}
-				return fmt.Errorf("%s has had no answer from %s in %s: %w; lab inspect shows the path", ends[0], ends[1], firstReplyTime, err)
+				return fmt.Errorf("%s has had no answer from %s in %s: %w; lab inspect shows the path", ends[0], ends[1], time.Since(start).Round(time.Second), err)
 			case <-tick.C:
 			}
 		}
