@@ -148,7 +148,8 @@ func (a *app) benchDatapath(ctx context.Context, p place, o benchOptions) error 
 	if err != nil {
 		return err
 	}
-	c, err := newChooser(o.world, o.overlay, world.Doctor(ctx, p.bin()), isUp)
+	labs := newReuse(p)
+	c, err := newChooser(o.world, o.overlay, world.Doctor(ctx, p.bin()), labs.up(ctx))
 	if err != nil {
 		return err
 	}
@@ -159,7 +160,7 @@ func (a *app) benchDatapath(ctx context.Context, p place, o benchOptions) error 
 	if o.pairs < claimPairs {
 		fmt.Fprintf(out, "%d pairs are to look at; a claim about speed needs %d\n", o.pairs, claimPairs)
 	}
-	b := benchRun{builder: builder{p, out}, out: out, options: o}
+	b := benchRun{builder: builder{p, out}, labs: labs, out: out, options: o}
 	rep := bench.Report{Version: version, Started: time.Now(), Results: []bench.Result{}}
 	ran, failed := 0, 0
 	for _, s := range benchSites(t, o, c) {
@@ -195,6 +196,7 @@ func (a *app) benchDatapath(ctx context.Context, p place, o benchOptions) error 
 // A benchRun is one run of lab bench datapath.
 type benchRun struct {
 	builder
+	labs    *reuse
 	out     io.Writer
 	options benchOptions
 }
@@ -251,14 +253,15 @@ func (b benchRun) progress() func(pair int, text string) {
 // open finds a lab that is up and made like this, or builds one.
 func (b benchRun) open(ctx context.Context, s benchSite) (*builtLab, error) {
 	name := labName(s.topology, s.World, s.Overlay)
-	if c, err := supervisor.Find(name); err == nil {
-		lab := &builtLab{client: c, name: name, topology: s.topology, overlay: s.Overlay, found: true}
-		if status, err := c.Status(ctx); err == nil && status.Phase == world.PhaseReady {
-			end, err := bench.FindTunnelEnd(ctx, c, benchGateway(s.topology.Peerings[0].Client))
-			if err == nil && end.Implementation == s.Implementation {
-				fmt.Fprintf(b.out, "%s: using lab %s, which is up\n", s.Combination, name)
-				return lab, nil
-			}
+	c, why := b.labs.find(ctx, labConfig{name: name, topology: s.topology, world: s.World, overlay: s.Overlay})
+	if why != "" {
+		fmt.Fprintf(b.out, "%s: lab %s is up and is not used: %s\n", s.Combination, name, why)
+	}
+	if c != nil {
+		end, err := bench.FindTunnelEnd(ctx, c, benchGateway(s.topology.Peerings[0].Client))
+		if err == nil && end.Implementation == s.Implementation {
+			fmt.Fprintf(b.out, "%s: using lab %s, which is up\n", s.Combination, name)
+			return &builtLab{client: c, name: name, topology: s.topology, overlay: s.Overlay, found: true}, nil
 		}
 	}
 	name += "-" + s.Implementation + "-bench-" + newSeed() // beside others

@@ -14,7 +14,6 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/vm"
-	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
 // A groupRun runs one group on its lab. A lab that has died, or that a row has
@@ -194,15 +193,17 @@ func (r *groupRun) open(ctx context.Context) error {
 
 func (r *groupRun) find(ctx context.Context) error {
 	g, o := r.group, r.session.options
-	if c, err := findLab(g.name()); err == nil && !o.fresh {
-		if status, err := c.Status(ctx); err == nil && status.Phase == world.PhaseReady {
-			fmt.Fprintf(r.out, "using lab %s, which is up\n", g.name())
-			r.lab = &builtLab{client: c, name: g.name(), topology: g.topology, overlay: g.overlay, found: true}
-			return nil
-		}
-	}
 	name := g.name()
-	if !o.keep || o.fresh {
+	c, why := r.session.labs.find(ctx, labConfig{name: name, topology: g.topology, world: g.world, overlay: g.overlay})
+	switch {
+	case c != nil && !o.fresh:
+		fmt.Fprintf(r.out, "using lab %s, which is up\n", name)
+		r.lab = &builtLab{client: c, name: name, topology: g.topology, overlay: g.overlay, found: true}
+		return nil
+	case why != "" && !o.fresh:
+		fmt.Fprintf(r.out, "lab %s is up and is not used: %s (lab down %[1]s takes it down)\n", name, why)
+	}
+	if !o.keep || o.fresh || why != "" {
 		name += "-run-" + o.seed // beside another run
 	}
 	fmt.Fprintln(r.out, name)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -45,10 +46,8 @@ positive control, scenarios without sabotage. Without files it reads all.`,
 				case errors.As(err, &mistakes):
 					bad += len(mistakes.Problems)
 					fmt.Fprintln(a.stdout, err)
-				case errors.Is(err, fs.ErrNotExist):
-					return usageError("%v", err)
 				case err != nil:
-					return infraError(err)
+					return fileError(path, err)
 				}
 			}
 			if bad > 0 {
@@ -58,6 +57,18 @@ positive control, scenarios without sabotage. Without files it reads all.`,
 			return nil
 		},
 	}
+}
+
+// fileError is the error for a file that the user has named and that can't be
+// read.
+func fileError(path string, err error) error {
+	switch {
+	case errors.Is(err, syscall.EISDIR):
+		return usageError("%s is a folder: name files in it, such as %s", path, filepath.Join(path, "*.yaml"))
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), errors.Is(err, fs.ErrPermission):
+		return usageError("%v", err)
+	}
+	return infraError(err)
 }
 
 // lintFile reads a file as what its folder says, and returns its rows.

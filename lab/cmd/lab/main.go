@@ -113,7 +113,7 @@ Names: milan is a cluster, milan/node-1 a node, milan/web a pod of the topology,
 milan/gateway the gateway pod, milan/router its way out, wan what joins them.
 
 Exit codes: 0 all held · 1 an expectation did not hold · 2 usage or a mistake in
-a file · 3 the machine or the lab failed · 4 nothing ran.`,
+a file · 3 the machine or the lab failed, or it was interrupted · 4 nothing ran.`,
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,

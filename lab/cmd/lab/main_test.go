@@ -26,6 +26,8 @@ func TestUsage(t *testing.T) {
 	bad := filepath.Join(t.TempDir(), "topologies", "bad.yaml")
 	assert.NilError(t, os.MkdirAll(filepath.Dir(bad), 0o755))
 	assert.NilError(t, os.WriteFile(bad, []byte("# drawing\nclusters:\n  milan: { nodess: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.0.0.0/33 }\n"), 0o644))
+	folder := filepath.Join(t.TempDir(), "folder.yaml")
+	assert.NilError(t, os.Mkdir(folder, 0o755))
 	for _, tc := range []struct {
 		args []string
 		code int
@@ -49,6 +51,10 @@ func TestUsage(t *testing.T) {
 		{[]string{"bench", "datapath", "--implementation", "boringtun"}, 2, `--implementation "boringtun": auto, kernel or userspace`},
 		{[]string{"bench", "datapath", "--pairs", "0"}, 2, "at least one, and 5 for a claim"},
 		{[]string{"bench", "datapath", "--duration", "0"}, 2, "a millisecond at least"},
+		{[]string{"lint", folder}, 2, folder + " is a folder: name files in it"},
+		{[]string{"up", folder}, 2, folder + " is a folder: name files in it"},
+		{[]string{"lint", filepath.Join(bad, "none.yaml")}, 2, "none.yaml: not a directory"},
+		{[]string{"lint", "--root", folder}, 2, "--root " + folder + ": there is no folder topologies in it"},
 		{[]string{"exec", "milan/web", "--lab", "no-such-lab", "--", "true"}, 3, `no lab "no-such-lab" is running`},
 	} {
 		code, stdout, stderr := lab(t, tc.args...)

@@ -30,6 +30,9 @@ type place struct{ root string }
 // those above, then where the binary is.
 func findPlace(root string) (place, error) {
 	if root != "" {
+		if info, err := os.Stat(filepath.Join(root, "topologies")); err != nil || !info.IsDir() {
+			return place{}, usageError("--root %s: there is no folder topologies in it", root)
+		}
 		abs, err := filepath.Abs(root)
 		return place{abs}, infraError(err)
 	}
@@ -75,7 +78,10 @@ func (p place) topologyNamed(name string) (*topology.Topology, error) {
 	if errors.As(err, &bad) {
 		return nil, exitError{report.ExitUsage, bad.Error()}
 	}
-	return t, infraError(err)
+	if err != nil {
+		return nil, fileError(path, err)
+	}
+	return t, nil
 }
 
 func (p place) topologyNames() []string {

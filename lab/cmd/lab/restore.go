@@ -2,13 +2,9 @@ package main
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
@@ -19,44 +15,8 @@ import (
 )
 
 // snapshotKey is the key of the snapshot of such a lab.
-func (b builder) snapshotKey(ctx context.Context, c labConfig) (string, error) {
-	what, err := os.ReadFile(c.topology.File)
-	if err != nil {
-		return "", err
-	}
-	chart, err := treeSum(b.place.chart())
-	if err != nil {
-		return "", err
-	}
-	parts := []string{string(what), c.overlay, chart}
-	cfg := b.config(c)
-	for _, name := range cfg.Programs {
-		program, err := treeSum(filepath.Join(cfg.BinDir, name))
-		if err != nil {
-			return "", err
-		}
-		parts = append(parts, program)
-	}
-	return supervisor.SnapshotKey(ctx, cfg, parts...)
-}
-
-// treeSum is a hash of the files of a directory and their paths in it, or of one
-// file.
-func treeSum(dir string) (string, error) {
-	h := sha256.New()
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		name, err := filepath.Rel(dir, path)
-		if err != nil {
-			return err
-		}
-		content, err := os.ReadFile(path)
-		fmt.Fprintf(h, "%d:%s%d:%s", len(name), name, len(content), content)
-		return err
-	})
-	return hex.EncodeToString(h.Sum(nil)), err
+func (b builder) snapshotKey(ctx context.Context, c labConfig, from origin) (string, error) {
+	return supervisor.SnapshotKey(ctx, b.config(c), append(from.parts(), c.overlay)...)
 }
 
 // restore restores the lab from the snapshot with that key and waits until it

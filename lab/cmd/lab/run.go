@@ -39,8 +39,9 @@ func newRunCommand(a *app, root *string) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "run [PATTERN...]",
 		Short: "run scenarios and say what held",
-		Long: `run builds the labs that the scenarios need (or uses those that lab up has built),
-runs the rows and prints a line for what held and an explanation for what did not.
+		Long: `run builds the labs that the scenarios need (or uses those that lab up has built
+of the same checkout, topology, chart and programs, and says why it does not use
+another one), runs the rows and prints a line for what held and an explanation for what did not.
 A pattern is a scenario, or a row or a part of one: pod-to-pod, pod-to-pod/vxlan,
 '*/*/udp'.
 
@@ -76,7 +77,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
 	f.IntVar(&o.repeat, "repeat", 1, "run every row so many times")
 	f.IntVar(&o.jobs, "jobs", 1, "labs at the same time")
 	f.BoolVar(&o.keep, "keep", false, "leave the labs up afterwards")
-	f.BoolVar(&o.fresh, "fresh", false, "build labs of its own, even where lab up has built one")
+	f.BoolVar(&o.fresh, "fresh", false, "build labs of its own, even where lab up has built one of the same files")
 	f.StringVar(&o.sabotage, "sabotage", "", "break what the scenarios name and expect them to fail there; after: once the rows have run")
 	f.Lookup("sabotage").NoOptDefVal = sabotageOnly
 	f.StringVar(&o.junit, "junit", "", "write JUnit XML to this file")
@@ -140,9 +141,10 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 	if len(selected) == 0 {
 		return exitError{report.ExitNone, "lab: nothing to run"}
 	}
-	up := isUp
-	if o.fresh {
-		up = nil
+	labs := newReuse(p)
+	var up labUp
+	if !o.fresh {
+		up = labs.up(ctx)
 	}
 	chooser, err := newChooser(o.world, o.overlay, probe(ctx, p, o.world), up)
 	if err != nil {
@@ -154,23 +156,18 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 		return infraError(err)
 	}
 	fmt.Fprintf(out, "seed %s · results in %s\n", o.seed, dir.Path)
-	s := &session{app: a, place: p, out: out, options: o, dir: dir, run: &run, pace: pace.Start(ctx)}
+	s := &session{app: a, place: p, labs: labs, out: out, options: o, dir: dir, run: &run, pace: pace.Start(ctx)}
 	s.runGroups(ctx, groups(selected, chooser, o), chooser)
 	run.Took = report.Duration(time.Since(run.Started))
 	run.Slowdown = s.pace.Since(run.Started)
 	return s.finish()
 }
 
-// isUp tells whether a lab of that name is up.
-func isUp(name string) bool {
-	_, err := findLab(name)
-	return err == nil
-}
-
 // A session is one lab run.
 type session struct {
 	app     *app
 	place   place
+	labs    *reuse
 	out     io.Writer
 	options runOptions
 	dir     report.Dir
@@ -182,7 +179,7 @@ type session struct {
 // first what it runs and why there.
 func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 	for _, g := range all {
-		why := c.why(g.world, g.lacks, c.up != nil && c.up(g.name()))
+		why := c.why(g.world, g.lacks, c.up != nil && c.up(g.topology, g.world, g.overlay))
 		fmt.Fprintln(s.out, g.describe(why))
 	}
 	output := newSequence(s.out, len(all))

@@ -73,7 +73,29 @@ func (b builder) phase(lab *builtLab, name string, took time.Duration) {
 // that was saved when it had just been built. The lab that failed on its way is
 // taken down.
 func (b builder) build(ctx context.Context, c labConfig) (*builtLab, error) {
+	from := sync.OnceValues(func() (origin, error) { return b.originOf(c) })
+	lab, err := b.buildFrom(ctx, c, from)
+	if err != nil || c.ephemeral {
+		return lab, err
+	}
+	// Whoever finds the lab asks for it: it tells that the lab is whole.
+	o, err := from()
+	if err == nil {
+		err = o.keep(c.name)
+	}
+	if err != nil {
+		fmt.Fprintf(b.out, "   lab run can't use this lab: %v\n", err)
+	}
+	return lab, nil
+}
+
+// buildFrom is build without a memory of what the lab was built from, which from
+// reads as it is now, the first time.
+func (b builder) buildFrom(ctx context.Context, c labConfig, from func() (origin, error)) (*builtLab, error) {
 	if c.world != supervisor.VM {
+		if !c.ephemeral {
+			go from() // beside what takes longer
+		}
 		return b.fresh(ctx, c)
 	}
 	// Here, where the Internet is: a lab's own network has no way there.
@@ -83,7 +105,11 @@ func (b builder) build(ctx context.Context, c labConfig) (*builtLab, error) {
 	}
 	key := ""
 	if c.snapshots {
-		if key, err = b.snapshotKey(ctx, c); err != nil {
+		o, err := from()
+		if err == nil {
+			key, err = b.snapshotKey(ctx, c, o)
+		}
+		if err != nil {
 			fmt.Fprintf(b.out, "   without a snapshot: %v\n", err)
 		}
 	}
@@ -268,6 +294,7 @@ const firstReplyTime = 4 * time.Minute
 func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) error {
 	api := expect.NewAPI(lab.client.RESTConfig)
 	return func(ctx context.Context, from, to topology.Pod) error {
+		start := time.Now()
 		ctx, cancel := context.WithTimeout(ctx, firstReplyTime)
 		defer cancel()
 		row := &expect.Row{
@@ -305,7 +332,7 @@ func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) err
 				if err == nil {
 					err = fmt.Errorf("%s %s", p.Result.Error, p.Result.Message)
 				}
-				return fmt.Errorf("%s has had no answer from %s in %s: %w; lab inspect shows the path", ends[0], ends[1], firstReplyTime, err)
+				return fmt.Errorf("%s has had no answer from %s in %s: %w; lab inspect shows the path", ends[0], ends[1], time.Since(start).Round(time.Second), err)
 			case <-tick.C:
 			}
 		}
@@ -358,7 +385,11 @@ that take a lab's name are content with how it starts.`,
 				return infraError(err)
 			}
 			fmt.Fprintf(a.stdout, "%s in the %s world (%s)\n", name, at.world, c.why(at.world, at.lacks, false))
-			lab, err := builder{p, a.stdout}.build(cmd.Context(), labConfig{name: name, topology: t, world: at.world, overlay: at.overlay, snapshots: warm})
+			config := labConfig{name: name, topology: t, world: at.world, overlay: at.overlay, snapshots: warm}
+			lab, err := builder{p, a.stdout}.build(cmd.Context(), config)
+			if err != nil && cmd.Context().Err() != nil {
+				return interruptedUp(context.WithoutCancel(cmd.Context()), config, lab)
+			}
 			if err != nil {
 				if lab != nil {
 					err = fmt.Errorf("%w\nit is still up: look at it with lab inspect, take it down with lab down", err)
@@ -381,6 +412,16 @@ Next:
 	cmd.Flags().StringVar(&overlay, "overlay", overlayAuto, "between the nodes of a cluster: geneve or vxlan; auto: geneve where the world's kernel has it")
 	snapshotFlag(cmd, &snapshots)
 	return cmd
+}
+
+// interruptedUp takes down what there is of a lab whose up was interrupted.
+func interruptedUp(ctx context.Context, c labConfig, lab *builtLab) error {
+	if lab != nil {
+		if err := takeDown(ctx, c, lab); err != nil {
+			return infraError(fmt.Errorf("interrupted, and lab %s could not be taken down: %w", c.name, err))
+		}
+	}
+	return exitError{report.ExitInfra, fmt.Sprintf("lab: interrupted: nothing of lab %s is left", c.name)}
 }
 
 func newDownCommand(a *app) *cobra.Command {

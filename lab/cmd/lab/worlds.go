@@ -30,14 +30,17 @@ type site struct {
 // which labs are up.
 type chooser struct {
 	probes         []world.Probe
-	world, overlay string                 // as asked for; auto leaves them open
-	up             func(name string) bool // whether a lab is up; none when nil
+	world, overlay string // as asked for; auto leaves them open
+	up             labUp  // none is when nil
 }
+
+// A labUp tells whether a lab is up that can be used.
+type labUp func(t *topology.Topology, world, overlay string) bool
 
 // newChooser checks the flags, and that a world can run here at all: whoever
 // can't run anything hears it before anything is built, with what to do for
 // each thing that is missing.
-func newChooser(worldName, overlay string, probes []world.Probe, up func(string) bool) (chooser, error) {
+func newChooser(worldName, overlay string, probes []world.Probe, up labUp) (chooser, error) {
 	c := chooser{probes, worldName, overlay, up}
 	if !slices.Contains([]string{scenario.WorldAuto, supervisor.Native, supervisor.VM, kind.World}, worldName) {
 		return c, usageError("--world %q: auto, native, vm or kind", worldName)
@@ -176,7 +179,7 @@ func (c chooser) knows() bool {
 }
 
 func (c chooser) isUp(n need, s site) bool {
-	return c.up != nil && c.up(labName(n.topology, s.world, s.overlay))
+	return c.up != nil && c.up(n.topology, s.world, s.overlay)
 }
 
 // why says for people why something runs in this world.

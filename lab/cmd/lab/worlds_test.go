@@ -107,7 +107,7 @@ func TestSites(t *testing.T) {
 		{"the lab that is up took the memory", flags{"native", "auto"}, []string{"memory"}, "some-native-geneve", need{topology: some, world: "auto"}, site{world: "native", overlay: "geneve"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			c, err := newChooser(tt.flags.world, tt.flags.overlay, machine(t, tt.lacks...), func(name string) bool { return name == tt.up })
+			c, err := newChooser(tt.flags.world, tt.flags.overlay, machine(t, tt.lacks...), func(top *topology.Topology, world, overlay string) bool { return labName(top, world, overlay) == tt.up })
 			assert.NilError(t, err)
 			got := c.choose(tt.need)
 			assert.Equal(t, got.world, tt.want.world)

@@ -65,10 +65,11 @@ func applyOne(ctx context.Context, c client.Client, o *unstructured.Unstructured
 	return nil
 }
 
-// poll calls check every 100 ms until it returns no reason to wait. The last
-// reason is part of the error when the time is over.
-func poll(ctx context.Context, timeout time.Duration, check func(context.Context) (waitingFor string, err error)) error {
+// Poll calls check every 100 ms until it returns no reason to wait. The last
+// reason is part of the error when the time is over, or when ctx ends before.
+func Poll(ctx context.Context, timeout time.Duration, check func(context.Context) (waitingFor string, err error)) error {
 	var reason string
+	start := time.Now()
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
 		r, err := check(ctx)
 		if err != nil {
@@ -79,10 +80,13 @@ func poll(ctx context.Context, timeout time.Duration, check func(context.Context
 		}
 		return r == "", nil
 	})
-	if err != nil && reason != "" {
-		return fmt.Errorf("after %v still waiting: %s: %w", timeout, reason, err)
+	if err == nil || reason == "" {
+		return err
 	}
-	return err
+	if ctx.Err() != nil {
+		return fmt.Errorf("interrupted after %v, still waiting: %s: %w", time.Since(start).Round(100*time.Millisecond), reason, err)
+	}
+	return fmt.Errorf("after %v still waiting: %s: %w", timeout, reason, err)
 }
 
 func newUnstructured(apiVersion, kind string) *unstructured.Unstructured {

@@ -29,7 +29,7 @@ func Converged(ctx context.Context, t *topology.Topology, overlay networkingv1be
 	if !ok {
 		return fmt.Errorf("topology %s has no cluster %s", t.Name, cluster)
 	}
-	return poll(ctx, timeout, func(ctx context.Context) (string, error) {
+	return Poll(ctx, timeout, func(ctx context.Context) (string, error) {
 		if why, err := waitPods(ctx, t, cluster, cl); why != "" || err != nil {
 			return why, err
 		}

@@ -359,7 +359,7 @@ func latest(a, b time.Time) time.Time {
 // waitAppliance waits until the controller runs and every node's daemon is
 // ready.
 func (in *installer) waitAppliance(ctx context.Context, c topology.Cluster, cl client.Client) error {
-	return poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
+	return Poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
 		return podsReady(ctx, cl, client.InNamespace(Namespace), len(c.Present())+1)
 	})
 }

@@ -213,7 +213,7 @@ func peerObject(kind, peer string) *unstructured.Unstructured {
 // the form of a client's spec.
 func waitEndpoint(ctx context.Context, cl client.Client, p topology.Peering) (endpoint map[string]any, err error) {
 	o := peerObject("GatewayServer", p.Client)
-	err = poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
+	err = Poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
 		if err := cl.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
 			return err.Error(), nil
 		}
@@ -254,7 +254,7 @@ func copyKey(ctx context.Context, from, to client.Client, peer, owner string) er
 func waitKey(ctx context.Context, cl client.Client, peer string) (public []byte, err error) {
 	secret := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: TenantNamespace(peer), Name: networkingv1beta1.GatewayNamePrefix + peer}
-	err = poll(ctx, time.Minute, func(ctx context.Context) (string, error) {
+	err = Poll(ctx, time.Minute, func(ctx context.Context) (string, error) {
 		if err := cl.Get(ctx, key, secret); err != nil {
 			return err.Error(), nil
 		}
@@ -271,7 +271,7 @@ func waitConnected(ctx context.Context, cl client.Client, cluster, peer string) 
 	o := newUnstructured(networkingAPI, "Connection")
 	o.SetNamespace(TenantNamespace(peer))
 	o.SetName(networkingv1beta1.GatewayNamePrefix + peer)
-	return poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
+	return Poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
 		if err := cl.Get(ctx, client.ObjectKeyFromObject(o), o); err != nil {
 			return cluster + ": " + err.Error(), nil
 		}

@@ -132,10 +132,8 @@ type Linter struct {
 	Flows, Execs, Remembered map[string]bool
 	// Unnamed are the flows to addresses that lead to somebody else.
 	Unnamed map[string]bool
-	// Reached are the operands that an expectation up to here has reached,
-	// and Controlled whether there was one at all.
-	Reached    map[string]bool
-	Controlled bool
+	// Reached are the operands that an expectation up to here has reached.
+	Reached map[string]bool
 }
 
 // Problem reports a mistake at a field.

@@ -18,10 +18,10 @@ import (
 // Flow expects something of a long-lived stream that an action opened.
 type Flow struct {
 	Name  string        `lab:"name,required" doc:"as the action called it"`
-	Gap   time.Duration `lab:"gap" doc:"no longer silence since the step began"`
+	Gap   time.Duration `lab:"gap" min:"10ms" max:"10m" doc:"no longer silence since the step began"`
 	Whole bool          `lab:"whole" doc:"since the stream was opened, not only since the step began"`
 	Alive bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
-	Lost  *int          `lab:"lost" doc:"at most so many messages since the step began (udp)"`
+	Lost  *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp)"`
 	// AnsweredBy is for addresses that lead to somebody else, or to one after
 	// the other.
 	AnsweredBy []Ref `lab:"answeredBy" doc:"who may have answered since it was opened; default: whom it is to, and any process there"`
@@ -77,6 +77,8 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	if err != nil {
 		return missing(res.Want, err)
 	}
+	// A machine that does its work slower answers slower, too.
+	gap, fresh := row.Pace.Longer(e.Gap, row.StepStarted), row.Pace.Longer(freshness, row.StepStarted)
 	impostor := slices.IndexFunc(s.by, func(by prober.Server) bool {
 		return !slices.ContainsFunc(allowed, func(o operand.Operand) bool { return isNamed(by, o) })
 	})
@@ -89,13 +91,13 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 		res.Got, res.Why, res.Final = "it broke", s.broken, true
 	case s.reports < 2 || s.received == 0:
 		res.Why = "it has not spoken yet since the step began"
-	case e.Gap > 0 && s.gap > e.Gap:
+	case e.Gap > 0 && s.gap > gap:
 		res.Why = fmt.Sprintf("silent for %v", s.gap.Round(time.Millisecond))
 		res.Final = true
 	case time.Since(row.StepStarted) < e.watch():
 		// A stream that has just broken looks alive for a while.
 		res.Why, res.Pending = "it has been watched for less than "+e.watch().String(), true
-	case e.Alive && s.silent > freshness:
+	case e.Alive && s.silent > fresh:
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
 	case e.Lost != nil && s.lost > *e.Lost:
 		res.Why, res.Final = fmt.Sprintf("%d messages were lost", s.lost), true

@@ -16,7 +16,7 @@ import (
 type MTU struct {
 	From Ref `lab:"from,required" doc:"who sends"`
 	To   Ref `lab:"to,required" doc:"who answers"`
-	Is   int `lab:"is" doc:"length of the longest IP packet that passes; default: any"`
+	Is   int `lab:"is" min:"576" max:"1500" doc:"length of the longest IP packet that passes; default: any"`
 	// Above is what becomes of a longer one.
 	Above string `lab:"above" enum:"error|silent" doc:"error: the sender is told, by an ICMP error or by its own link; default error"`
 }
@@ -28,13 +28,10 @@ func (e *MTU) Lint(l *Linter) {
 	if e.Above == "" {
 		e.Above = prober.AboveError
 	}
-	if e.Is != 0 && (e.Is < leastMTU || e.Is >= mostMTU) {
-		l.Problem(&e.Is, "", "an MTU of %d is not between %d and %d", e.Is, leastMTU, mostMTU-1)
-	}
 }
 
 // The lengths between which is searched: IPv4's least, and a byte more than
-// Ethernet carries.
+// Ethernet carries. MTU.Is has the same bounds.
 const (
 	leastMTU = 576
 	mostMTU  = 1501
@@ -94,7 +91,7 @@ func (e *MTU) length() string {
 // size.
 type MSS struct {
 	SeenBy Ref `lab:"seenBy,required" doc:"the end that a connection reached"`
-	Is     int `lab:"is,required" doc:"what stood in the SYN as it came in there"`
+	Is     int `lab:"is,required" min:"1" max:"65535" doc:"what stood in the SYN as it came in there"`
 }
 
 // Lint resolves the name; there must be a connection to look at.

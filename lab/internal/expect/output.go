@@ -14,7 +14,7 @@ type Output struct {
 	Contains string `lab:"contains" doc:"text that it printed"`
 	Lacks    string `lab:"lacks" doc:"text that it did not print"`
 	Matches  string `lab:"matches" doc:"regular expression for all it printed"`
-	Code     *int   `lab:"code" doc:"its exit code"`
+	Code     *int   `lab:"code" min:"0" max:"255" doc:"its exit code"`
 
 	expanded [3]string
 }

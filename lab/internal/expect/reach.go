@@ -16,7 +16,7 @@ type Reach struct {
 	From  Ref    `lab:"from,required" doc:"who asks"`
 	To    Ref    `lab:"to,required" doc:"who must answer"`
 	Proto string `lab:"proto" enum:"tcp|udp|icmp" doc:"default tcp"`
-	Port  int    `lab:"port" doc:"default 8080, where the lab's pods listen"`
+	Port  int    `lab:"port" min:"1" max:"65535" doc:"default 8080, where the lab's pods listen"`
 	// AnsweredBy is for addresses that lead to somebody else.
 	AnsweredBy Ref `lab:"answeredBy" doc:"who is behind the address; default: who has it"`
 }
@@ -34,7 +34,6 @@ func (e *Reach) Lint(l *Linter) {
 	if LeadsElsewhere(e.end()) {
 		l.Problem(&e.To, "answeredBy: rome/web", "say who is behind %s", e.To)
 	}
-	l.Controlled = true
 	l.Reached[e.end().HostName(l.Topology)] = true
 }
 

@@ -17,7 +17,7 @@ type Unreachable struct {
 	From  Ref    `lab:"from,required" doc:"who asks"`
 	To    Ref    `lab:"to,required" doc:"who must not be reached"`
 	Proto string `lab:"proto" enum:"tcp|udp|icmp" doc:"default tcp"`
-	Port  int    `lab:"port" doc:"default 8080"`
+	Port  int    `lab:"port" min:"1" max:"65535" doc:"default 8080"`
 	As    string `lab:"as,required" enum:"drop|reset|icmp" doc:"drop: silence; reset: a TCP reset; icmp: an ICMP error"`
 }
 

@@ -34,7 +34,7 @@ func TestCannotRun(t *testing.T) {
 		{"a path MTU", "two-clusters", after("expect: { mtu: { from: milan/web, to: rome/web } }"), ""},
 		{"conntrack of a gateway", "two-clusters", after("expect: { conntrack: { on: rome/gateway, seenBy: rome/web } }"), ""},
 		{"kubectl", "two-clusters", after("expect: { kubectl: { in: milan, get: internalnode/node-1 } }"), ""},
-		{"a log and what is left", "two-clusters", after("expect: { log: { of: milan/gateway, line: x }, gone: {} }"), ""},
+		{"a log and what is left", "two-clusters", after("do: { kill: milan/gateway }, expect: { log: { of: milan/gateway, line: x }, gone: {} }"), ""},
 		{"a host outside", "two-clusters", step("expect: { reach: { from: milan/web, to: user, proto: icmp } }"), noOutside},
 		{"a router", "two-clusters", step("expect: { reach: { from: milan/web, to: milan/router, proto: icmp } }"), noRouter},
 		{"an address of a load balancer", "two-clusters", step("expect: { reach: { from: milan/web, to: 'ingress(rome, web)', answeredBy: rome/web } }"), noBalancer},

@@ -54,9 +54,6 @@ func Config(lab string, c topology.Cluster) *v1alpha4.Cluster {
 			KubeProxyMode:     v1alpha4.ProxyMode(c.KubeProxy),
 		},
 	}
-	if c.PodCIDR.Addr().Is6() {
-		cfg.Networking.IPFamily = v1alpha4.IPv6Family
-	}
 	for n := range c.Nodes {
 		cfg.Nodes = append(cfg.Nodes, v1alpha4.Node{
 			Role:                 v1alpha4.WorkerRole,

@@ -66,11 +66,6 @@ func TestConfig(t *testing.T) {
 				c.Nodes = []v1alpha4.Node{controlPlane, worker("node-1")}
 				c.Networking.PodSubnet, c.Networking.ServiceSubnet = "10.1.0.0/16", "10.97.0.0/16"
 			}},
-		{"IPv6", parse(t, "clusters: { milan: { nodes: 2, podCIDR: 'fd00:1::/48', serviceCIDR: 'fd00:2::/112', externalCIDR: 'fd00:3::/64', internalCIDR: 'fd00:4::/64' } }"),
-			func(c *v1alpha4.Cluster) {
-				c.Networking.IPFamily, c.Networking.APIServerAddress = v1alpha4.IPv6Family, "::1"
-				c.Networking.PodSubnet, c.Networking.ServiceSubnet = "fd00:1::/48", "fd00:2::/112"
-			}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			want := base()

@@ -148,6 +148,9 @@ func archive(binDir, program string) string {
 // kind's node image has no bridge.
 var plugins = []string{"bridge", "ptp", "host-local", "portmap"}
 
+// Files are the files of bin that a lab is made from, by their paths in it.
+func Files() []string { return needs("") }
+
 // needs are the files of bin that a lab needs.
 func needs(binDir string) []string {
 	files := []string{filepath.Join(binDir, "probe"), archive(binDir, "isthmus"), archive(binDir, "probe")}

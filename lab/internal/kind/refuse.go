@@ -66,7 +66,6 @@ func (r *Refused) cluster(c topology.Cluster, defaultNetwork bool) {
 		{"mtu", c.MTU != topology.DefaultMTU, "the MTU is that of the engine's network"},
 		{"wanMTU", c.WANMTU != topology.DefaultMTU, "no router is between the clusters whose link could have it"},
 		{"absent", len(c.Absent) > 0, "all nodes of a cluster are made at once"},
-		{"serviceCIDR", c.PodCIDR.Addr().Is4() != c.ServiceCIDR.Addr().Is4(), "it is of another IP family than the podCIDR"},
 	} {
 		if field.has {
 			r.add(at+"."+field.name, "%s", field.why)

@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 	"sigs.k8s.io/kind/pkg/cluster/nodeutils"
 
@@ -119,14 +118,12 @@ func (l *Lab) waitNodes(ctx context.Context, c topology.Cluster, timeout time.Du
 		return nil, err
 	}
 	var all []corev1.Node
-	reason := ""
-	err = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
+	err = deploy.Poll(ctx, timeout, func(ctx context.Context) (reason string, err error) {
 		list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
-			reason = err.Error()
-			return false, nil
+			return err.Error(), nil
 		}
-		all, reason = list.Items, ""
+		all = list.Items
 		have := map[string]bool{}
 		for _, n := range all {
 			have[n.Name] = true
@@ -139,11 +136,8 @@ func (l *Lab) waitNodes(ctx context.Context, c topology.Cluster, timeout time.Du
 				reason = "there is no node " + name
 			}
 		}
-		return reason == "", nil
+		return reason, nil
 	})
-	if err != nil && reason != "" {
-		err = fmt.Errorf("after %v %s: %w", timeout, reason, err)
-	}
 	return all, err
 }
 

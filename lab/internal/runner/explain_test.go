@@ -130,7 +130,7 @@ func TestWrongExpectations(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			src := "description: " + tt.name + "\ntopology: two-clusters\nsteps:\n  - name: the pod answers\n    expect:\n" +
 				"      reach: { from: milan/web, to: rome/web, proto: udp }\n      " + strings.Join(tt.expects, "\n      ") + "\n" +
-				"    within: 1ms # one look: nothing changes in this lab\n" +
+				"    within: 100ms # a look or two: nothing changes in this lab\n" +
 				"sabotage:\n  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: the pod answers, expectation: reach }\n"
 			sc, err := scenario.Parse("scenarios/"+tt.name+".yaml", []byte(src), topologies)
 			assert.NilError(t, err)

@@ -64,7 +64,7 @@ func TestRunSabotage(t *testing.T) {
 		{"is not undone", "", "run: lose milan/gateway, undo: fail }, fails: the pod answers, expectation: reach", report.Fail, "it was noticed, but could not be undone: undo on milan/node-1"},
 		{"stays when it is undone", "", "run: lose milan/gateway, undo: forget }, fails: the pod answers, expectation: reach", report.Fail,
 			`"milan/web reaches rome/web by udp" fails at "the pod answers" after the sabotage was undone, too`},
-		{"the row fails without it", "  - name: never\n    within: 1ms\n    expect: { source: { seenBy: rome/web, is: milan/probe } }\n",
+		{"the row fails without it", "  - name: never\n    within: 100ms\n    expect: { source: { seenBy: rome/web, is: milan/probe } }\n",
 			"run: lose milan/gateway, undo: mend }, fails: never", report.Fail, "without the sabotage the row is not green either (fail)"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -103,7 +103,7 @@ func (l *goneLab) Exec(ctx context.Context, req world.ExecRequest) (world.ExecRe
 // lab fails at the next one, and an error of the lab alone is no verdict.
 func TestFailedBeforeTheLab(t *testing.T) {
 	for want, is := range map[report.Verdict]string{report.Fail: "milan/probe", report.Infra: "milan/web"} {
-		src := "description: x\ntopology: two-clusters\nsteps:\n  - name: it\n    within: 1ms\n    expect:\n" +
+		src := "description: x\ntopology: two-clusters\nsteps:\n  - name: it\n    within: 100ms\n    expect:\n" +
 			"      - reach: { from: milan/web, to: rome/web, proto: udp }\n" +
 			"      - source: { seenBy: rome/web, is: " + is + " }\n" +
 			"      - mtu: { from: milan/web, to: rome/web }\n" +
@@ -118,7 +118,7 @@ func TestFailedBeforeTheLab(t *testing.T) {
 
 // TestRunAll: rows that only look run at once, and each has a verdict of its own.
 func TestRunAll(t *testing.T) {
-	src := "description: x\ntopology: two-clusters\nmatrix: { is: [milan/web, milan/probe], proto: [udp, tcp] }\nsteps:\n  - name: it\n    within: 1ms\n    expect:\n" +
+	src := "description: x\ntopology: two-clusters\nmatrix: { is: [milan/web, milan/probe], proto: [udp, tcp] }\nsteps:\n  - name: it\n    within: 100ms\n    expect:\n" +
 		"      - reach: { from: milan/web, to: rome/web, proto: udp }\n" +
 		"      - source: { seenBy: rome/web, is: \"{is}\" }\n" +
 		"  - name: also {proto}\n    expect: { reach: { from: milan/web, to: rome/web, proto: \"{proto}\" } }\n" +

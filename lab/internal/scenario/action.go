@@ -67,7 +67,7 @@ type Kill struct {
 type Stop struct {
 	In        string        `lab:"in,required" doc:"cluster"`
 	Component string        `lab:"component,required" enum:"etcd|kube-apiserver|kube-controller-manager|kube-scheduler"`
-	For       time.Duration `lab:"for,required" doc:"the expectations of the step must hold all that time"`
+	For       time.Duration `lab:"for,required" min:"100ms" max:"10m" doc:"the expectations of the step must hold all that time"`
 }
 
 // Flow opens a long-lived numbered stream that runs until the row ends.
@@ -76,7 +76,7 @@ type Flow struct {
 	From     expect.Ref    `lab:"from,required"`
 	To       expect.Ref    `lab:"to,required"`
 	Proto    string        `lab:"proto" enum:"tcp|udp" doc:"default tcp"`
-	Interval time.Duration `lab:"interval" doc:"between two messages; default 50ms"`
+	Interval time.Duration `lab:"interval" min:"1ms" max:"10s" doc:"between two messages; default 50ms"`
 	Bind     string        `lab:"bind" doc:"address:port to send from; default: as the kernel chooses"`
 	Fresh    bool          `lab:"fresh" doc:"a new socket for every message: each is translated anew (udp)"`
 }

@@ -15,7 +15,7 @@ import (
 // their kernels. What the row found is restored at its end.
 type Rewrite struct {
 	In       string `lab:"in,required" doc:"cluster"`
-	Times    int    `lab:"times,required" doc:"how often it is written"`
+	Times    int    `lab:"times,required" min:"1" max:"10000" doc:"how often it is written"`
 	Versions string `lab:"versions,required" doc:"YAML documents: the versions of one object; {milan/web.ip} is an address"`
 }
 
@@ -23,9 +23,6 @@ type Rewrite struct {
 func (a *Rewrite) Lint(l *expect.Linter) {
 	l.Cluster(&a.In)
 	l.Text(&a.Versions)
-	if a.Times < 1 {
-		l.Problem(&a.Times, "such as 100", "%d times is no number of times", a.Times)
-	}
 	versions, err := ParseObjects(a.Versions)
 	switch {
 	case err != nil:

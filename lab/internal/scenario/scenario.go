@@ -129,7 +129,7 @@ type stepFile struct {
 	When   condition     `lab:"when" doc:"only in rows with these values: { overlay: vxlan }"`
 	Do     Actions       `lab:"do" doc:"what happens"`
 	Expect expect.List   `lab:"expect" doc:"what must hold afterwards"`
-	Within time.Duration `lab:"within" doc:"default 10s"`
+	Within time.Duration `lab:"within" min:"100ms" max:"10m" doc:"default 10s"`
 }
 
 type sabotageFile struct {

@@ -552,3 +552,27 @@ func pidOf(t *testing.T, dir, argument string) int {
 	t.Fatalf("there is no %s of the lab in %s", argument, dir)
 	return 0
 }
+
+// TestInterrupted: whoever interrupts a start hears that in a line, and nothing
+// of the lab is left; a lab that starts knows nothing of the one before.
+func TestInterrupted(t *testing.T) {
+	nettest.NeedRoot(t)
+	dir := runDir(t)
+	assert.NilError(t, os.WriteFile(filepath.Join(dir, supervisor.OriginFile), []byte("{}"), 0o600))
+	ctx, interrupt := context.WithCancel(t.Context())
+	defer interrupt()
+	_, err := supervisor.Start(ctx, supervisor.Config{
+		Name: "test", World: supervisor.Native, Spec: two(t), BinDir: binDir(t), RunDir: dir, KubernetesLess: true,
+		Progress: func(world.Progress) { interrupt() },
+	})
+	assert.Error(t, err, "lab test: context canceled")
+	for _, f := range []string{"control.sock", supervisor.OriginFile} {
+		_, err := os.Stat(filepath.Join(dir, f))
+		assert.ErrorIs(t, err, os.ErrNotExist)
+	}
+	again, err := supervisor.Start(t.Context(), supervisor.Config{ // nobody holds the directory
+		Name: "test", World: supervisor.Native, Spec: two(t), BinDir: binDir(t), RunDir: dir, Ephemeral: true, KubernetesLess: true,
+	})
+	assert.NilError(t, err)
+	assert.NilError(t, again.Close())
+}

@@ -58,6 +58,9 @@ func Start(ctx context.Context, cfg Config) (*world.Client, error) {
 	})
 	fail := func(err error) (*world.Client, error) {
 		p.end()
+		if ctx.Err() != nil { // its log tells of nothing but the end
+			return nil, fmt.Errorf("lab %s: %w", cfg.Name, ctx.Err())
+		}
 		if log := strings.TrimSpace(logEnd(filepath.Join(cfg.RunDir, logFile))); log != "" && !strings.Contains(log, err.Error()) {
 			err = fmt.Errorf("%w\nthe end of %s:\n%s", err, filepath.Join(cfg.RunDir, logFile), log)
 		}
@@ -89,7 +92,7 @@ func prepareRunDir(dir, name string) (*os.File, error) {
 		lock.Close()
 		return nil, fmt.Errorf("lab %s runs already (%s is in use): `lab down %s` ends it, `--name` gives another one", name, dir, name)
 	}
-	for _, f := range []string{socketFile, logFile} {
+	for _, f := range []string{socketFile, logFile, OriginFile} {
 		if err := os.Remove(filepath.Join(dir, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			lock.Close()
 			return nil, fmt.Errorf("run directory: %w", err)

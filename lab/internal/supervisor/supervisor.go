@@ -67,6 +67,10 @@ const (
 	logFile    = "supervisor.log"
 	lockFile   = "lock"
 	stateDir   = "state" // a tmpfs that only the lab sees
+
+	// OriginFile is for who started the lab: what it is made from, once it is
+	// whole. It goes when a lab of that name starts.
+	OriginFile = "origin.json"
 )
 
 // labName is what a lab may be called: it becomes a directory.
@@ -105,6 +109,17 @@ func (c *Config) complete() error {
 var cniBinaries = map[string][]string{
 	topology.CNIPtP:     {"cni/ptp"},
 	topology.CNIFlannel: {"cni/flannel", "flanneld"},
+}
+
+// Files are the files of BinDir that a lab is made from, by their paths in it.
+func (c *Config) Files() []string {
+	files := c.binaries()
+	if slices.ContainsFunc(c.Spec.Clusters, func(cl world.ClusterSpec) bool { return cl.Runtime == topology.RuntimeContainerd }) {
+		for _, image := range kubelet.Images() {
+			files = append(files, filepath.Join(world.ImagesDir, image))
+		}
+	}
+	return files
 }
 
 func (c *Config) binaries() []string {

@@ -23,7 +23,7 @@ type file struct {
 
 type clusterFile struct {
 	Name           string
-	Nodes          int          `lab:"nodes,required" doc:"how many; they are called node-1, node-2, …"`
+	Nodes          int          `lab:"nodes,required" min:"1" max:"200" doc:"how many; they are called node-1, node-2, …"`
 	PodCIDR        netip.Prefix `lab:"podCIDR,required"`
 	ServiceCIDR    netip.Prefix `lab:"serviceCIDR,required"`
 	NodeCIDR       netip.Prefix `lab:"nodeCIDR" doc:"default 172.18.<index from 1>.0/24"`
@@ -33,11 +33,11 @@ type clusterFile struct {
 	Masquerade     string       `lab:"masquerade" enum:"iptables|nftables|kindnet" doc:"who masquerades pods that leave the cluster: a rule of iptables, of nftables, or one as early as kindnet's; default: nobody; flannel does it itself"`
 	KubeProxy      string       `lab:"kubeProxy" enum:"nftables|iptables" doc:"default nftables"`
 	Runtime        string       `lab:"runtime" enum:"process|containerd" doc:"what runs containers: the lab's own kubelet, or the real one with containerd; default process"`
-	Absent         []int        `lab:"absent" doc:"numbers of nodes that join later, by nodeJoins"`
-	RPFilter       *int         `lab:"rpFilter" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
+	Absent         []int        `lab:"absent" min:"1" max:"200" doc:"numbers of nodes that join later, by nodeJoins"`
+	RPFilter       *int         `lab:"rpFilter" min:"0" max:"2" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
 	LoadBalancer   netip.Prefix `lab:"loadBalancerCIDR" doc:"of Services of type LoadBalancer; default 198.51.100.<16 × index from 0>/28"`
-	MTU            int          `lab:"mtu" doc:"of the links of the cluster's machines; default 1500"`
-	WANMTU         int          `lab:"wanMTU" doc:"of the router's link to the wide area network: routers before it send ICMP errors; default 1500"`
+	MTU            int          `lab:"mtu" min:"1280" max:"1500" doc:"of the links of the cluster's machines; default 1500"`
+	WANMTU         int          `lab:"wanMTU" min:"1280" max:"1500" doc:"of the router's link to the wide area network: routers before it send ICMP errors; default 1500"`
 	NAT            bool         `lab:"nat" doc:"the router hides the nodes behind its own address, so nobody outside reaches them"`
 	RoutedServices bool         `lab:"routedServices" doc:"other clusters' routers have a route to the serviceCIDR"`
 	Flat           bool         `lab:"flat" doc:"the nodeCIDR is part of the podCIDR, as in flat networks"`
@@ -48,7 +48,7 @@ type peeringFile struct {
 	Server         string `lab:"server,required" doc:"cluster whose gateway listens"`
 	Client         string `lab:"client,required" doc:"cluster whose gateway dials"`
 	Service        string `lab:"service" enum:"ClusterIP|NodePort|LoadBalancer" doc:"default NodePort"`
-	MTU            int    `lab:"mtu" doc:"0 or absent: derived from the underlay"`
+	MTU            int    `lab:"mtu" min:"576" max:"65535" doc:"default: derived from the underlay"`
 	Implementation string `lab:"implementation" enum:"auto|kernel|userspace" doc:"of WireGuard; default auto"`
 	Objects        string `lab:"objects" enum:"Configuration|TunnelEndpoint" doc:"what it is written as; default Configuration"`
 	Gateways       string `lab:"gateways" enum:"pod|netns" doc:"where they are: pods, or network namespaces of their nodes; default pod"`
@@ -68,7 +68,7 @@ type podsFile struct {
 
 type podFile struct {
 	Name        string
-	Node        int  `lab:"node,required" doc:"number of its node, from 1"`
+	Node        int  `lab:"node,required" min:"1" max:"200" doc:"number of its node, from 1"`
 	HostNetwork bool `lab:"hostNetwork"`
 }
 
@@ -104,6 +104,9 @@ func load(f *yamlfile.File) (*Topology, error) {
 	}
 	var in file
 	f.Decode(f.Root, &in, nil)
+	if in.Clusters != nil && len(in.Clusters) == 0 {
+		f.Problem(f.At(&in.Clusters), "such as milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 }", "a lab has at least one cluster")
+	}
 	if f.Comment == "" {
 		f.Problem(yamlfile.Pos{Line: 1, Col: 1}, "draw it in a comment on the first lines: who reads the file sees what exists", "the file starts without a drawing")
 	}
@@ -116,6 +119,7 @@ func load(f *yamlfile.File) (*Topology, error) {
 	}
 	orString(&t.Install, InstallChart)
 	t.addClusters(f, in.Clusters)
+	t.checkRoutes(f, in.Clusters)
 	t.addPeerings(f, in.Peerings)
 	for i := range in.Outside {
 		o := &in.Outside[i]
@@ -173,18 +177,7 @@ func DefaultNodeCIDR(i int) netip.Prefix {
 }
 
 func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
-	if at := f.At(&in.Nodes); at.Line > 0 && (c.Nodes < 1 || c.Nodes > 200) {
-		f.Problem(at, "", "nodes: %d is not between 1 and 200", c.Nodes)
-	}
-	if c.RPFilter < RPFilterOff || c.RPFilter > RPFilterLoose {
-		f.Problem(f.At(in.RPFilter), "0 is off, 1 strict, 2 loose", "rpFilter: %d is not between 0 and 2", c.RPFilter)
-	}
 	checkAbsent(f, in, c)
-	for _, m := range []*int{&in.MTU, &in.WANMTU} {
-		if *m != 0 && (*m < minMTU || *m > DefaultMTU) {
-			f.Problem(f.At(m), "leave it out for 1500", "an MTU of %d is not between %d and %d", *m, minMTU, DefaultMTU)
-		}
-	}
 	if c.Masquerade != "" && c.CNI == CNIFlannel {
 		f.Problem(f.At(&in.Masquerade), "leave it out", "flannel masquerades by itself")
 	}
@@ -194,63 +187,28 @@ func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 	if c.Flat && c.NodeCIDR.IsValid() && !(c.PodCIDR.Overlaps(c.NodeCIDR) && c.PodCIDR.Bits() < c.NodeCIDR.Bits()) {
 		f.Problem(f.At(&in.Flat), "take a nodeCIDR of its upper half: the nodes' own podCIDRs are the first ones", "the nodeCIDR %s of a flat network must be part of the podCIDR %s", c.NodeCIDR, c.PodCIDR)
 	}
-	if c.PodCIDR.IsValid() {
-		// The controller-manager gives a /24 (or /64) to each node.
-		per := 24
-		if !c.PodCIDR.Addr().Is4() {
-			per = 64
-		}
-		if bits := per - c.PodCIDR.Bits(); bits < 0 || bits < 16 && c.Nodes > 1<<bits {
-			f.Problem(f.At(&in.PodCIDR), fmt.Sprintf("each node takes a /%d of it", per), "podCIDR %s is too small for %d nodes", c.PodCIDR, c.Nodes)
-		}
-	}
-	ranges := []struct {
-		key    string
-		prefix netip.Prefix
-		at     *netip.Prefix
-	}{
-		{"podCIDR", c.PodCIDR, &in.PodCIDR},
-		{"serviceCIDR", c.ServiceCIDR, &in.ServiceCIDR},
-		{"nodeCIDR", c.NodeCIDR, &in.NodeCIDR},
-		{"externalCIDR", c.ExternalCIDR, &in.ExternalCIDR},
-		{"internalCIDR", c.InternalCIDR, &in.InternalCIDR},
-		{"loadBalancerCIDR", c.LoadBalancer, &in.LoadBalancer},
-	}
-	for i, a := range ranges {
-		for _, b := range ranges[:i] {
-			if !a.prefix.IsValid() || !b.prefix.IsValid() || !a.prefix.Overlaps(b.prefix) || c.Flat && a.key == "nodeCIDR" && b.key == "podCIDR" {
-				continue
-			}
-			at := f.At(a.at)
-			if at.Line == 0 { // a default; the other one was written
-				at = f.At(b.at)
-			}
-			f.Problem(at, "inside a cluster the ranges must differ; those of two clusters may overlap",
-				"%s %s overlaps %s %s of cluster %s", a.key, a.prefix, b.key, b.prefix, c.Name)
-		}
-	}
+	checkNetworks(f, in, c)
 }
-
-// minMTU leaves room for IPv4 inside of both tunnels.
-const minMTU = 1280
 
 // outside checks a host of no cluster.
 func (t *Topology) outside(f *yamlfile.File, o *outsideFile) Outside {
 	switch {
 	case o.Address.IsValid() != (o.Via != ""):
-		f.Problem(f.At(&o.Name), "such as { address: 192.168.40.10, via: "+t.clusterNames()[0]+" }", "a host has both an address and the cluster whose router leads there, or neither")
+		f.Problem(f.At(&o.Name), "such as { address: 192.168.40.10, via: milan }", "a host has both an address and the cluster whose router leads there, or neither")
 	case o.Via != "":
 		if _, ok := t.Cluster(o.Via); !ok {
 			f.Problem(f.At(&o.Via), yamlfile.DidYouMean(o.Via, t.clusterNames()), "there is no cluster %q", o.Via)
 		}
 	}
+	t.checkOutside(f, o, t.Outside)
 	return Outside{o.Name, o.Address, o.Via}
 }
 
 func checkAbsent(f *yamlfile.File, in *clusterFile, c Cluster) {
 	for i := range in.Absent {
 		switch n := in.Absent[i]; {
-		case n < 1 || n > c.Nodes:
+		case n == 0 || c.Nodes == 0: // reported already
+		case n > c.Nodes:
 			f.Problem(f.At(&in.Absent[i]), "nodes counts those that join later, too", "cluster %s has nodes 1 to %d, not %d", c.Name, c.Nodes, n)
 		case slices.Contains(in.Absent[:i], n):
 			f.Problem(f.At(&in.Absent[i]), "", "node %d is absent already", n)
@@ -279,9 +237,6 @@ func (t *Topology) addPeerings(f *yamlfile.File, in []peeringFile) {
 			f.Problem(f.At(p), "two clusters have one peering; remove one of the lines", "%s and %s peer already (line %d)", p.Server, p.Client, first.Line)
 		}
 		seen[pair] = f.At(p)
-		if p.MTU != 0 && (p.MTU < 576 || p.MTU > 65535) {
-			f.Problem(f.At(&p.MTU), "0 derives it from the underlay", "mtu: %d is not between 576 and 65535", p.MTU)
-		}
 		if p.MTU != 0 && p.Objects == ObjectsTunnelEndpoint {
 			f.Problem(f.At(&p.MTU), "leave it out", "a TunnelEndpoint has no mtu")
 		}
@@ -293,6 +248,7 @@ func (t *Topology) addPeerings(f *yamlfile.File, in []peeringFile) {
 		if t.Install == InstallNone && !p.Absent {
 			f.Problem(f.At(p), "write absent: true, and let scenarios connect it", "there is nothing that could make the peering: install is none")
 		}
+		t.checkEndpoint(f, p, out)
 		if out.Gateways == GatewaysNetNS && out.Objects == ObjectsTunnelEndpoint {
 			f.Problem(f.At(&p.Gateways), "leave it out", "a TunnelEndpoint does not say where its gateway is")
 		}
@@ -314,12 +270,24 @@ func (t *Topology) addPods(f *yamlfile.File, in []podsFile) {
 			if slices.Contains(reserved, p.Name) || strings.HasPrefix(p.Name, "node-") {
 				f.Problem(f.At(&p.Name), "scenarios call something else "+c.Name+"/"+p.Name+"; give the pod another name", "a pod can't be called %q", p.Name)
 			}
-			if at := f.At(&p.Node); at.Line > 0 && (p.Node < 1 || p.Node > c.Nodes) {
-				f.Problem(at, "", "cluster %s has nodes 1 to %d, not %d", c.Name, c.Nodes, p.Node)
+			if p.Node > c.Nodes && c.Nodes > 0 {
+				f.Problem(f.At(&p.Node), fmt.Sprintf("write a number from 1 to %d, or more nodes into the cluster", c.Nodes), "cluster %s has nodes 1 to %d, not %d", c.Name, c.Nodes, p.Node)
+			}
+			if other, ok := t.hostPod(c.Name, p.Node); ok && p.HostNetwork {
+				f.Problem(f.At(&p.HostNetwork), "put it on another node", "%s is in the network of %s's node %d already, and both would listen on the same ports", other.Name, c.Name, p.Node)
 			}
 			t.Pods = append(t.Pods, Pod{c.Name, p.Name, p.Node, p.HostNetwork})
 		}
 	}
+}
+
+// hostPod returns the pod that is in the network of a node.
+func (t *Topology) hostPod(cluster string, node int) (Pod, bool) {
+	i := slices.IndexFunc(t.Pods, func(p Pod) bool { return p.Cluster == cluster && p.Node == node && p.HostNetwork })
+	if i < 0 {
+		return Pod{}, false
+	}
+	return t.Pods[i], true
 }
 
 func (t *Topology) clusterNames() []string {

@@ -33,7 +33,7 @@ func TestLoad(t *testing.T) {
 	src := "# drawing\n" + `
 clusters:
   milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, masquerade: kindnet }
-  rome:  { nodes: 1, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, kubeProxy: iptables, internalCIDR: "fd00:80::/64", cni: flannel, mtu: 1400 }
+  rome:  { nodes: 1, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, kubeProxy: iptables, internalCIDR: 10.81.0.0/24, cni: flannel, mtu: 1400 }
 peerings: [{ server: milan, client: rome, mtu: 1340 }]
 outside: { user: {}, other: , db: { address: 192.168.40.10, via: rome } }
 pods:
@@ -45,7 +45,7 @@ pods:
 	assert.Equal(t, got.Drawing, "drawing")
 	assert.Equal(t, got.Clusters[0].NodeCIDR.String(), "172.18.1.0/24")
 	assert.Equal(t, got.Clusters[1].NodeCIDR.String(), "172.18.2.0/24")
-	assert.Equal(t, got.Clusters[1].InternalCIDR.String(), "fd00:80::/64")
+	assert.Equal(t, got.Clusters[1].InternalCIDR.String(), "10.81.0.0/24")
 	assert.Equal(t, got.Clusters[0].KubeProxy, "nftables")
 	assert.Equal(t, got.Clusters[1].KubeProxy, "iptables")
 	assert.DeepEqual(t, got.Peerings, []topology.Peering{{Server: "milan", Client: "rome", Service: "NodePort", MTU: 1340, Implementation: "auto", Objects: "Configuration", Gateways: "pod"}})

@@ -12,19 +12,12 @@ import (
 const (
 	routerHostPart       = 1
 	controlPlaneHostPart = 2
-	firstNodeHostPart    = 11  // node-1
 	firstOutsideHostPart = 101 // below are the routers
 )
 
-// hostLAN is the length of the network of a host behind a router.
-const hostLAN = 24
-
-// wan is TEST-NET-3: no lab needs it for anything else.
-var wan = netip.AddrFrom4([4]byte{203, 0, 113, 0})
-
 // Plan lays out a topology: who has which address where. It is pure.
 func Plan(t *topology.Topology) Spec {
-	s := Spec{Name: t.Name, WAN: netip.PrefixFrom(wan, 24)}
+	s := Spec{Name: t.Name, WAN: topology.WAN}
 	for i, c := range t.Clusters {
 		lan := c.NodeCIDR
 		if !lan.IsValid() {
@@ -41,7 +34,7 @@ func Plan(t *topology.Topology) Spec {
 		}
 		for n := range c.Nodes {
 			cs.Nodes = append(cs.Nodes, NodeSpec{
-				Name: fmt.Sprintf("node-%d", n+1), Addr: nth(lan, firstNodeHostPart+n), Absent: slices.Contains(c.Absent, n+1),
+				Name: fmt.Sprintf("node-%d", n+1), Addr: nth(lan, topology.FirstNodeHost+n), Absent: slices.Contains(c.Absent, n+1),
 			})
 		}
 		s.Clusters = append(s.Clusters, cs)
@@ -50,7 +43,7 @@ func Plan(t *topology.Topology) Spec {
 		h := HostSpec{Name: o.Name, Addr: nth(s.WAN, firstOutsideHostPart+i)}
 		if o.Via != "" {
 			// The router has the first address of the host's own network.
-			h = HostSpec{Name: o.Name, Addr: o.Address, LAN: netip.PrefixFrom(o.Address, min(hostLAN, o.Address.BitLen())).Masked(), Via: o.Via}
+			h = HostSpec{Name: o.Name, Addr: o.Address, LAN: netip.PrefixFrom(o.Address, topology.BehindRouter).Masked(), Via: o.Via}
 		}
 		s.Outside = append(s.Outside, h)
 	}

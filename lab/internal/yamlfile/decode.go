@@ -28,6 +28,9 @@ type Subst func(string) (string, error)
 //	lab:"key,key=Name"    a slice of structs written as a mapping; its keys go to the field Name
 //	lab:",inline,key=Name"  as above, the struct's only content
 //	enum:"a|b"            the only values
+//	min:"1" max:"65535"   the bounds of a number, of each of a list of them, or of
+//	                      a duration (min:"1s"); they belong together
+//	doc:"text"            for editors, and for who wrote what is out of bounds
 //
 // Fields without the tag are not part of the file. A field of type ast.Node
 // takes whatever is there, to be decoded later.
@@ -39,6 +42,8 @@ type field struct {
 	key, keyField         string
 	required, one, inline bool
 	enum                  []string
+	bounds                bounds
+	doc                   string
 }
 
 var (
@@ -70,8 +75,13 @@ func parseTag(sf reflect.StructField) (field, bool) {
 	if e := sf.Tag.Get("enum"); e != "" {
 		fl.enum = strings.Split(e, "|")
 	}
+	fl.bounds = bounds{sf.Tag.Get("min"), sf.Tag.Get("max")}
+	fl.doc = sf.Tag.Get("doc")
 	return fl, true
 }
+
+// element is what holds for each element of a list.
+func (fl field) element() field { return field{enum: fl.enum, bounds: fl.bounds, doc: fl.doc} }
 
 func (f *File) decode(n ast.Node, v reflect.Value, fl field, subst Subst, what string) {
 	if v.CanAddr() {
@@ -176,7 +186,7 @@ func (f *File) decodeSlice(n ast.Node, v reflect.Value, fl field, subst Subst, w
 	}
 	out := reflect.MakeSlice(v.Type(), len(nodes), len(nodes))
 	for i, e := range nodes {
-		f.decode(e, out.Index(i), field{enum: fl.enum}, subst, what)
+		f.decode(e, out.Index(i), fl.element(), subst, what)
 	}
 	v.Set(out)
 }
@@ -236,6 +246,10 @@ func (f *File) decodeScalar(n ast.Node, v reflect.Value, fl field, subst Subst, 
 			fail("write a number and a unit, such as 500ms or 10s", "%s: %q is not a duration", what, text)
 			return
 		}
+		if out := fl.bounds.duration(d); out != "" {
+			fail(fl.hint("a duration"), "%s: %s is %s", what, text, out)
+			return
+		}
 		v.SetInt(int64(d))
 		return
 	}
@@ -245,7 +259,11 @@ func (f *File) decodeScalar(n ast.Node, v reflect.Value, fl field, subst Subst, 
 	case reflect.Int:
 		i, err := strconv.Atoi(text)
 		if err != nil {
-			fail("", "%s: %q is not a whole number", what, text)
+			fail(fl.hint("a whole number"), "%s: %q is not a whole number", what, text)
+			return
+		}
+		if out := fl.bounds.number(i); out != "" {
+			fail(fl.hint("a whole number"), "%s: %s is %s", what, text, out)
 			return
 		}
 		v.SetInt(int64(i))

@@ -59,7 +59,7 @@ func (e *Error) Error() string {
 // A File is a file being read. Its methods collect problems; Err returns them.
 type File struct {
 	Path     string
-	Root     ast.Node // nil when the file is empty or no YAML
+	Root     ast.Node // nil when the file is empty, no YAML, or has anchors and the like
 	Comment  string   // at the top of the file, without the marks
 	lines    []string
 	problems []Problem
@@ -98,9 +98,40 @@ func Parse(path string, src []byte) *File {
 	case len(parsed.Docs) > 1:
 		f.Problem(position(parsed.Docs[1].Start), "", "one document per file, this one has %d", len(parsed.Docs))
 	default:
-		f.Root = parsed.Docs[0].Body
+		ast.Walk((*unsupported)(f), parsed.Docs[0].Body)
+		if len(f.problems) == 0 {
+			f.Root = parsed.Docs[0].Body
+		}
 	}
 	return f
+}
+
+// unsupported reports what YAML has and files of the lab don't: who reads one
+// finds everything where it is used.
+type unsupported File
+
+// Visit looks at one node.
+func (u *unsupported) Visit(n ast.Node) ast.Visitor {
+	what, hint := "", ""
+	var below ast.Visitor = u
+	if pair, ok := n.(*ast.MappingValueNode); ok {
+		n = pair.Key
+	}
+	switch n := n.(type) {
+	case *ast.AnchorNode:
+		what, hint = "anchors (&"+n.Name.String()+")", "remove it, and write the value wherever it is meant"
+	case *ast.AliasNode:
+		what, hint = "aliases (*"+n.Value.String()+")", "write what it stands for in its place"
+	case *ast.MergeKeyNode:
+		what, hint = "merge keys (<<)", "write the keys that it stands for in its place"
+		below = nil // the alias beside it is the same mistake
+	case *ast.TagNode:
+		what, hint = "tags ("+n.Start.Value+")", "remove it"
+	default:
+		return u
+	}
+	(*File)(u).Problem(position(n.GetToken()), hint, "%s are not supported", what)
+	return below
 }
 
 // Problem records that something is wrong at a place.

@@ -27,8 +27,10 @@ func schemaOf(t reflect.Type, fl field) map[string]any {
 	switch t {
 	case typeNode:
 		return map[string]any{}
-	case typePrefix, typeAddr, typeDuration:
+	case typePrefix, typeAddr:
 		return map[string]any{"type": "string"}
+	case typeDuration:
+		return map[string]any{"type": "string", "pattern": durationPattern}
 	}
 	switch t.Kind() {
 	case reflect.Pointer:
@@ -36,7 +38,7 @@ func schemaOf(t reflect.Type, fl field) map[string]any {
 	case reflect.Struct:
 		return structSchema(t)
 	case reflect.Slice:
-		elem := schemaOf(t.Elem(), field{enum: fl.enum})
+		elem := schemaOf(t.Elem(), fl.element())
 		if fl.keyField != "" {
 			return map[string]any{"type": "object", "additionalProperties": elem}
 		}
@@ -48,7 +50,7 @@ func schemaOf(t reflect.Type, fl field) map[string]any {
 	case reflect.Map:
 		return map[string]any{"type": "object", "additionalProperties": schemaOf(t.Elem(), field{})}
 	case reflect.Int:
-		return map[string]any{"type": []any{"integer", "string"}}
+		return fl.bounds.numberSchema()
 	case reflect.Bool:
 		return map[string]any{"type": []any{"boolean", "string"}}
 	}
@@ -73,7 +75,11 @@ func structSchema(t reflect.Type) map[string]any {
 		if fl.inline {
 			return s
 		}
-		if doc := t.Field(i).Tag.Get("doc"); doc != "" {
+		doc := fl.doc
+		if t.Field(i).Type == typeDuration { // JSON schema can't compare two
+			doc += fl.bounds.text()
+		}
+		if doc != "" {
 			s["description"] = strings.TrimSpace(doc)
 		}
 		properties[fl.key] = s
