@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 )
 
-// innerEnv marks the supervisor proper, the child of PID 1.
+// innerEnv is set in the environment of a lab's processes: to its run directory.
 const innerEnv = "ISTHMUS_LAB_RUN_DIR"
 
 // graceful is how long the supervisor may take to stop everything in order.
@@ -41,6 +41,7 @@ func runInit(ctx context.Context, cfg Config, config *os.File, logger *slog.Logg
 	if err := sysctl.Reset(); err != nil {
 		return err
 	}
+	unix.Umask(0o022) // users of pods read files of the lab, whatever the caller's is
 	if err := setUpMounts(cfg.RunDir); err != nil {
 		return err
 	}
@@ -70,7 +71,6 @@ func endAll() {
 // runSupervisor runs the supervisor proper until it ends, or ctx does.
 func runSupervisor(ctx context.Context, cfg Config, config *os.File, logger *slog.Logger) error {
 	child := exec.Command("/proc/self/exe", "supervise")
-	child.Env = append(os.Environ(), innerEnv+"="+cfg.RunDir)
 	child.Stdout, child.Stderr = os.Stdout, os.Stderr
 	child.ExtraFiles = []*os.File{config, os.NewFile(lockFD, "lock")}
 	if cfg.Ephemeral {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/lab/internal/rundir"
+	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -136,7 +137,7 @@ func startProcess(cfg Config, lock *os.File) (*process, error) {
 		}
 	}()
 	p.cmd = exec.Command(cfg.Executable, "supervise")
-	p.cmd.Env = append(os.Environ(), "PATH="+searchPath(cfg.BinDir))
+	p.cmd.Env = environment(os.Getenv, cfg)
 	p.cmd.Dir = "/"
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.ExtraFiles = []*os.File{configRead, lock}
@@ -184,11 +185,24 @@ func startProcess(cfg Config, lock *os.File) (*process, error) {
 	return p, nil
 }
 
-// searchPath puts the lab's binaries first and adds root's directories, which
-// a user's PATH may lack.
-func searchPath(binDir string) string {
-	dirs := []string{binDir, os.Getenv("PATH"), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
-	return strings.Join(dirs, ":")
+// kept are the variables of the caller's environment that a lab has too: where
+// files are kept, and what somebody sets to change the lab itself.
+var kept = []string{"HOME", "XDG_CACHE_HOME", "TMPDIR", "GOGC", "GOMAXPROCS", "GODEBUG", "GOCOVERDIR", "KUBEBUILDER_ASSETS", vm.KernelEnv}
+
+// environment is that of the supervisor and of all that it starts. Proxies, a
+// kubeconfig, the API server of a pod that the lab runs in and a language are
+// the caller's: programs in a lab would look at them, and do something else than
+// on another machine. The lab's binaries come first in the PATH, and root's
+// directories, which a user's may lack, last.
+func environment(caller func(string) string, cfg Config) []string {
+	path := strings.Join([]string{cfg.BinDir, caller("PATH"), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}, ":")
+	env := []string{"PATH=" + path, "LC_ALL=C", "TZ=UTC", innerEnv + "=" + cfg.RunDir}
+	for _, name := range kept {
+		if value := caller(name); value != "" {
+			env = append(env, name+"="+value)
+		}
+	}
+	return env
 }
 
 // waitListening waits until the control socket answers.
