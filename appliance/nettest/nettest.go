@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/appliance/nettest/sysctl"
 )
 
 // inUserNS is set in the environment of a test binary that runs itself again.
@@ -24,6 +26,12 @@ const inUserNS = "NETTEST_IN_USERNS"
 //
 //	func TestMain(m *testing.M) { os.Exit(nettest.Main(m)) }
 func Main(m *testing.M) int {
+	if os.Getenv(inUserNS) != "" {
+		if err := sysctl.Reset(); err != nil {
+			fmt.Fprintf(os.Stderr, "nettest: %v\n", err)
+			return 1
+		}
+	}
 	if os.Geteuid() == 0 || os.Getenv(inUserNS) != "" {
 		return m.Run()
 	}
@@ -58,16 +66,24 @@ func Main(m *testing.M) int {
 func Rootless() bool { return os.Getenv(inUserNS) != "" }
 
 // NewNS moves the calling goroutine into an empty network namespace, whose
-// loopback is down. The goroutine keeps its thread to the end, so that the
-// namespace dies with the test; goroutines that it starts run elsewhere, see
-// [NS.Do].
+// loopback is down and whose settings are those of package sysctl, whatever this
+// machine has. The goroutine keeps its thread to the end, so that the namespace
+// dies with the test; goroutines that it starts run elsewhere, see [NS.Do].
 func NewNS(t testing.TB) *NS {
 	t.Helper()
 	runtime.LockOSThread() // never unlocked: the runtime discards the thread
-	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-		t.Fatalf("new network namespace: %v", err)
+	if err := unshare(); err != nil {
+		t.Fatal(err)
 	}
 	return current(t)
+}
+
+// unshare moves the calling thread into a new network namespace.
+func unshare() error {
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("new network namespace: %w", err)
+	}
+	return sysctl.Reset()
 }
 
 // An NS is a network namespace of a test.
@@ -84,8 +100,8 @@ func Another(t testing.TB) *NS {
 	go func() {
 		defer close(made)
 		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			t.Errorf("new network namespace: %v", err)
+		if err := unshare(); err != nil {
+			t.Error(err)
 			return
 		}
 		made <- current(t)

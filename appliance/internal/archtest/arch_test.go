@@ -37,6 +37,7 @@ var only = map[string][]string{
 	"sigs.k8s.io/controller-runtime":       kubernetes,
 	module + "appliance/fieldpath":         {}, // tests only
 	module + "appliance/nettest":           {}, // tests only
+	module + "appliance/nettest/sysctl":    {"appliance/nettest", "lab/internal/netns", "lab/internal/supervisor"},
 	module + "appliance/internal/archtest": {},
 }
 

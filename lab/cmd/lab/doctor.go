@@ -3,11 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
+	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -20,7 +22,25 @@ func probe(ctx context.Context, p place, worldName string) []world.Probe {
 	if worldName == kind.World {
 		probes = append(probes, kind.Doctor(ctx, p.bin())...)
 	}
-	return probes
+	return append(probes, probeDead(rundir.Base()))
+}
+
+// probeDead looks for what labs have left that were killed. No world is
+// hindered by it.
+func probeDead(base string) world.Probe {
+	p := world.Probe{Name: "dead labs", OK: true, Detail: "none has left anything", Fix: "lab down --all"}
+	dead, err := rundir.FindDead(base)
+	var left []string
+	for _, d := range dead {
+		left = append(left, d.Name+" has left "+d.String())
+	}
+	if err != nil {
+		left = append(left, err.Error())
+	}
+	if len(left) > 0 {
+		p.OK, p.Detail = false, strings.Join(left, "; ")
+	}
+	return p
 }
 
 func newDoctorCommand(a *app, root *string) *cobra.Command {

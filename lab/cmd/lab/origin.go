@@ -13,10 +13,10 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"sync"
 
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -26,7 +26,6 @@ import (
 // that has come up whole: everything was installed and has converged.
 type origin struct {
 	Checkout string `json:"checkout"` // the folder with topologies, k8s and bin
-	User     int    `json:"user"`     // who made it, by number
 	// Files are hashes: of the topology, of the chart, and of each file of bin/
 	// that is used.
 	Files map[string]string `json:"files"`
@@ -49,7 +48,7 @@ func (b builder) originOf(c labConfig) (origin, error) {
 		return origin{}, err
 	}
 	paths["the program lab"] = exe
-	o := origin{Checkout: b.place.root, User: user(), Files: map[string]string{}}
+	o := origin{Checkout: b.place.root, Files: map[string]string{}}
 	for what, path := range paths {
 		if o.Files[what], err = treeSum(path); err != nil {
 			return origin{}, fmt.Errorf("%s: %w", what, err)
@@ -70,10 +69,7 @@ func (o origin) parts() []string {
 // differs says what is another thing in a lab that would be made now; nothing
 // when all is the same.
 func (o origin) differs(now origin) string {
-	switch {
-	case o.User != now.User:
-		return fmt.Sprintf("user %d has made it", o.User)
-	case o.Checkout != now.Checkout:
+	if o.Checkout != now.Checkout {
 		return "it is of the checkout " + o.Checkout
 	}
 	for _, what := range slices.Sorted(maps.Keys(now.Files)) {
@@ -84,16 +80,8 @@ func (o origin) differs(now origin) string {
 	return ""
 }
 
-// user is who runs this program: whoever became root by sudo is himself.
-func user() int {
-	if id, err := strconv.Atoi(os.Getenv("SUDO_UID")); err == nil && os.Geteuid() == 0 {
-		return id
-	}
-	return os.Getuid()
-}
-
 func originFile(lab string) string {
-	return filepath.Join(supervisor.DefaultRunDir(lab), supervisor.OriginFile)
+	return filepath.Join(rundir.Path(lab), supervisor.OriginFile)
 }
 
 // keep writes the origin of a lab that has come up whole.
@@ -161,6 +149,13 @@ func (r *reuse) find(ctx context.Context, c labConfig) (client labClient, why st
 	}
 	if err != nil {
 		return nil, firstLine(err.Error())
+	}
+	if dir := rundir.Path(c.name); !rundir.Mine(dir) {
+		uid, err := rundir.Owner(dir)
+		if err != nil {
+			return nil, firstLine(err.Error())
+		}
+		return nil, rundir.UserName(uid) + " has made it"
 	}
 	status, err := client.Status(ctx)
 	switch {

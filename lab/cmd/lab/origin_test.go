@@ -67,10 +67,7 @@ func TestReuse(t *testing.T) {
 		Name: c.name, World: supervisor.Native, Spec: world.Plan(c.topology), BinDir: p.bin(), Ephemeral: true, KubernetesLess: true,
 	})
 	assert.NilError(t, err)
-	t.Cleanup(func() {
-		assert.Check(t, client.Close())
-		assert.Check(t, os.RemoveAll(supervisor.DefaultRunDir(c.name)))
-	})
+	t.Cleanup(func() { assert.Check(t, client.Close()) })
 	_, why = find(p)
 	assert.Check(t, is.Contains(why, "it has not come up whole"))
 
@@ -88,7 +85,7 @@ func TestReuse(t *testing.T) {
 		change func(t *testing.T)
 		want   string
 	}{
-		{"another user", p, func(t *testing.T) { t.Setenv("SUDO_UID", "4711") }, "user 0 has made it"},
+		{"another user", p, func(t *testing.T) { t.Setenv("SUDO_UID", "4711") }, "root (user 0) has made it"},
 		{"another checkout", other, func(*testing.T) {}, "it is of the checkout " + p.root},
 		{"a new daemon", p, func(t *testing.T) { change(t, filepath.Join(p.bin(), "isthmus")) }, "bin/isthmus is another one since it was made"},
 		{"another chart", p, func(t *testing.T) { change(t, filepath.Join(p.chart(), "values.yaml")) }, "the chart is another one since it was made"},

@@ -16,6 +16,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/bench"
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
@@ -115,7 +116,7 @@ var (
 
 // kindLabs has the run directories of labs of the world kind: those of all
 // labs are side by side.
-func kindLabs() string { return filepath.Dir(supervisor.DefaultRunDir("x")) }
+func kindLabs() string { return rundir.Base() }
 
 // listLabs returns the names of the labs of all worlds that run.
 func listLabs() ([]string, error) {

@@ -14,6 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/pace"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
@@ -156,6 +157,9 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 		return infraError(err)
 	}
 	fmt.Fprintf(out, "seed %s · results in %s\n", o.seed, dir.Path)
+	if _, err := removeDead(ctx, out, rundir.Base()); err != nil {
+		return err
+	}
 	s := &session{app: a, place: p, labs: labs, out: out, options: o, dir: dir, run: &run, pace: pace.Start(ctx)}
 	s.runGroups(ctx, groups(selected, chooser, o), chooser)
 	run.Took = report.Duration(time.Since(run.Started))

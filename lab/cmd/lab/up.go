@@ -25,6 +25,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
@@ -379,6 +380,9 @@ that take a lab's name are content with how it starts.`,
 				return exitError{report.ExitInfra, "lab: " + at.skip}
 			}
 			name := labName(t, at.world, at.overlay)
+			if _, err := removeDead(cmd.Context(), a.stdout, rundir.Base()); err != nil {
+				return err
+			}
 			if _, err := findLab(name); err == nil {
 				return exitError{report.ExitInfra, fmt.Sprintf("lab: lab %s is up already: lab down %[1]s takes it down", name)}
 			} else if !errors.Is(err, world.ErrNotRunning) {
@@ -422,89 +426,6 @@ func interruptedUp(ctx context.Context, c labConfig, lab *builtLab) error {
 		}
 	}
 	return exitError{report.ExitInfra, fmt.Sprintf("lab: interrupted: nothing of lab %s is left", c.name)}
-}
-
-func newDownCommand(a *app) *cobra.Command {
-	var all bool
-	cmd := &cobra.Command{
-		Use:     "down [LAB]",
-		Short:   "take a lab down; nothing of it stays",
-		Example: "  lab down\n  lab down two-clusters            # the only one whose name starts so\n  lab down --all",
-		Args:    cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			names, err := listLabs()
-			if err != nil {
-				return infraError(err)
-			}
-			if !all && (len(args) == 1 || len(names) > 0) {
-				_, name, err := running(strings.Join(args, ""))
-				if err != nil {
-					return err
-				}
-				names = []string{name}
-			}
-			if len(names) == 0 {
-				fmt.Fprintln(a.stdout, "no lab is running")
-			}
-			for _, name := range names {
-				c, _, err := running(name)
-				if err != nil {
-					return err
-				}
-				start := time.Now()
-				if err := c.Down(cmd.Context()); err != nil {
-					return infraError(err)
-				}
-				fmt.Fprintf(a.stdout, "%s is gone (%s)\n", name, report.Duration(time.Since(start)))
-			}
-			return nil
-		},
-	}
-	cmd.Flags().BoolVar(&all, "all", false, "all labs")
-	return cmd
-}
-
-func newLsCommand(a *app) *cobra.Command {
-	var asJSON bool
-	cmd := &cobra.Command{
-		Use:     "ls",
-		Short:   "list the labs that run",
-		Example: "  lab ls\n  lab ls --json",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			names, err := listLabs()
-			if err != nil {
-				return infraError(err)
-			}
-			all := []world.Status{}
-			for _, name := range names {
-				c, err := findLab(name)
-				if errors.Is(err, world.ErrNotRunning) {
-					continue // it went down in between
-				} else if err != nil {
-					return infraError(err)
-				}
-				s, err := c.Status(cmd.Context())
-				if err != nil && s.Phase != world.PhaseFailed { // one that failed says why
-					return infraError(err)
-				}
-				all = append(all, s)
-			}
-			if asJSON {
-				return writeJSON(a.stdout, all)
-			}
-			for _, s := range all {
-				var clusters []string
-				for _, c := range s.Clusters {
-					clusters = append(clusters, fmt.Sprintf("%s (%d nodes)", c.Name, len(c.Nodes)))
-				}
-				fmt.Fprintf(a.stdout, "%-32s %-7s %-9s %s   up %s\n", s.Name, s.World, s.Phase, strings.Join(clusters, ", "), report.Duration(time.Since(s.Started)))
-			}
-			return nil
-		},
-	}
-	cmd.Flags().BoolVar(&asJSON, "json", false, "as JSON")
-	return cmd
 }
 
 func newInspectCommand(a *app) *cobra.Command {

@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 	"sigs.k8s.io/kind/pkg/log"
 
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -106,6 +107,9 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 		return nil, err
 	}
 	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	if err := rundir.Own(s.Dir); err != nil {
 		return nil, err
 	}
 	if err := l.save(); err != nil {

@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/lab/internal/cgroup"
 )
 
 // Argument is the hidden command of the lab's program that becomes the first
@@ -156,6 +158,9 @@ func (s bootSpec) makeRoot() error {
 		}
 	}
 	if err := s.pretend(root); err != nil {
+		return err
+	}
+	if err := cgroup.Protect(root); err != nil {
 		return err
 	}
 	if err := unix.Chdir(root); err != nil {

@@ -7,11 +7,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+
+	"github.com/isthmus-net/isthmus/lab/internal/cgroup"
 )
 
 // Check says what this machine lacks for nodes with containerd, whose programs
-// are in binDir and images in imageDir. It may load the module overlay, and lets
-// the children of the first cgroup have its controllers (version 2).
+// are in binDir and images in imageDir. It looks only.
 func Check(binDir, imageDir string) error {
 	var errs []error
 	for _, name := range Programs() {
@@ -31,12 +32,15 @@ func Check(binDir, imageDir string) error {
 	}
 	// A kernel with a module for it loads the module at the first mount.
 	if text, err := os.ReadFile("/proc/filesystems"); err == nil && !bytes.Contains(text, []byte("\toverlay\n")) {
-		if exec.Command("modprobe", "overlay").Run() != nil {
+		if exec.Command("modprobe", "--dry-run", "overlay").Run() != nil {
 			errs = append(errs, errors.New("the kernel has no overlayfs"))
 		}
 	}
-	probe := cgroup(fmt.Sprintf("isthmus-lab-probe-%d", os.Getpid()))
-	if err := errors.Join(probe.make(), probe.remove()); err != nil {
+	cgroups, err := cgroup.Open()
+	if err == nil {
+		err = cgroups.Check()
+	}
+	if err != nil {
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)

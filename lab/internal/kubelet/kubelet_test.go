@@ -1,19 +1,14 @@
 package kubelet
 
 import (
-	"errors"
-	"io/fs"
 	"net/netip"
-	"os"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/golden"
 
-	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/pods"
 )
 
@@ -48,41 +43,6 @@ func TestPIDOf(t *testing.T) {
 		}
 		assert.NilError(t, err)
 		assert.Equal(t, got, tt.want)
-	}
-}
-
-// A cgroup is there in all hierarchies with what a kubelet needs, and gone with
-// all that was made below it and above it.
-func TestCgroup(t *testing.T) {
-	nettest.NeedRoot(t)
-	c := cgroup("isthmus-lab-test/" + filepath.Base(t.TempDir()) + "/node")
-	assert.NilError(t, c.make())
-	assert.NilError(t, c.make(), "once more")
-	all, err := hierarchies()
-	assert.NilError(t, err)
-	for _, h := range all {
-		below := filepath.Join(h, string(c), "kubepods", "besteffort")
-		assert.NilError(t, os.MkdirAll(below, 0o755))
-		if cpus, err := os.ReadFile(filepath.Join(h, string(c), "cpuset.cpus")); err == nil && !strings.HasSuffix(h, "unified") {
-			mine, err := os.ReadFile(filepath.Join(h, "cpuset.cpus"))
-			assert.Check(t, errors.Is(err, fs.ErrNotExist) || is.Equal(string(cpus), string(mine))().Success(), "%s: %q of %q", h, cpus, mine)
-		}
-	}
-	raised := 0
-	for _, h := range all {
-		for name, want := range map[string]string{"cpu.shares": cpuShares, "cpu.weight": cpuWeight} {
-			if got, err := os.ReadFile(filepath.Join(h, "isthmus-lab-test", name)); err == nil {
-				assert.Equal(t, strings.TrimSpace(string(got)), want)
-				raised++
-			}
-		}
-	}
-	assert.Equal(t, raised, 1, "processor time")
-	assert.NilError(t, c.remove())
-	assert.NilError(t, c.remove(), "once more")
-	for _, h := range all {
-		_, err := os.Stat(filepath.Join(h, "isthmus-lab-test"))
-		assert.Check(t, errors.Is(err, fs.ErrNotExist), "%s: %v", h, err)
 	}
 }
 

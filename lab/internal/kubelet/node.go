@@ -39,6 +39,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"github.com/isthmus-net/isthmus/lab/internal/cgroup"
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 	"github.com/isthmus-net/isthmus/lab/internal/pods"
 )
@@ -56,7 +57,7 @@ type Config struct {
 	// ClusterDNS is the address that pods ask for names.
 	ClusterDNS netip.Addr
 	// Cgroup is the path, without a slash at its ends, of the node's cgroup:
-	// nobody else's.
+	// nobody else's. The one above has the controllers that it needs.
 	Cgroup string
 }
 
@@ -121,13 +122,16 @@ func (n *node) run(ctx context.Context) error {
 		return fmt.Errorf("kubeconfig: %w", err)
 	}
 	defer n.idle()
-	cg := cgroup(n.cfg.Cgroup)
+	cgroups, err := cgroup.Open()
+	if err != nil {
+		return err
+	}
 	defer func() {
-		if err := cg.remove(); err != nil {
+		if err := cgroups.Remove(n.cfg.Cgroup); err != nil {
 			n.log.Warn("remove the node's cgroup", "err", err)
 		}
 	}()
-	if err := cg.make(); err != nil {
+	if err := cgroups.Make(n.cfg.Cgroup); err != nil {
 		return err
 	}
 	if err := pods.SetNodeSysctls(n.cfg.NetNS); err != nil {

@@ -17,6 +17,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/appliance/nettest/sysctl"
 )
 
 // Do runs f on a thread of its own in the namespace ns and waits for it. What
@@ -34,12 +36,16 @@ func Do(ns *os.File, f func() error) error {
 	})
 }
 
-// New makes an empty network namespace. It goes away when the file is closed
-// and nothing uses it any more.
+// New makes an empty network namespace with the settings of package sysctl,
+// whatever this machine has. It goes away when the file is closed and nothing
+// uses it any more.
 func New() (ns *os.File, err error) {
 	err = onThread(func() error {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			return fmt.Errorf("new network namespace: %w", err)
+		}
+		if err := sysctl.Reset(); err != nil {
+			return err
 		}
 		ns, err = os.Open("/proc/thread-self/ns/net")
 		return err

@@ -68,7 +68,7 @@ func (l *lab) build(ctx context.Context) error {
 			go l.balanceLoads(ctx, c)
 		}
 	}
-	req := world.BuildRequest{Spec: l.cfg.Spec, Nodes: map[string][]controlplane.NodeCredentials{}}
+	req := world.BuildRequest{Spec: l.cfg.Spec, Cgroup: l.cfg.Cgroup, Nodes: map[string][]controlplane.NodeCredentials{}}
 	for name, c := range l.clusters {
 		if c.cp == nil {
 			continue

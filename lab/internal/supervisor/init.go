@@ -13,26 +13,64 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/appliance/nettest/sysctl"
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 )
 
-// innerEnv marks the supervisor proper, the child of PID 1.
+// innerEnv is set in the environment of a lab's processes: to its run directory.
 const innerEnv = "ISTHMUS_LAB_RUN_DIR"
 
 // graceful is how long the supervisor may take to stop everything in order.
 const graceful = 10 * time.Second
 
 // runInit is PID 1 of a lab: it sets up the mounts, starts the supervisor
-// proper and collects orphans until that ends. Then it ends itself, and the
-// kernel whatever is left.
+// proper and collects orphans until that ends. Then it ends what is left, and
+// removes what the lab has on the host. A lab whose supervisor has not ended in
+// order leaves that, with its log, to the next one who looks for dead labs.
 func runInit(ctx context.Context, cfg Config, config *os.File, logger *slog.Logger) error {
 	if cfg.Ephemeral {
 		endWithParent()
 	}
+	// Held open: what has been mounted on top by then does not matter.
+	labs, err := os.Open(filepath.Dir(cfg.RunDir))
+	if err != nil {
+		return fmt.Errorf("run directory: %w", err)
+	}
+	defer labs.Close()
+	if err := sysctl.Reset(); err != nil {
+		return err
+	}
+	unix.Umask(0o022) // users of pods read files of the lab, whatever the caller's is
 	if err := setUpMounts(cfg.RunDir); err != nil {
 		return err
 	}
+	if err := runSupervisor(ctx, cfg, config, logger); err != nil {
+		return err
+	}
+	endAll()
+	for _, dir := range []string{filepath.Join(cfg.RunDir, stateDir), cfg.RunDir} {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			return fmt.Errorf("unmount %s: %w", dir, err)
+		}
+	}
+	return rundir.RemoveOwn(fmt.Sprintf("/proc/self/fd/%d/%s", labs.Fd(), filepath.Base(cfg.RunDir)))
+}
+
+// endAll ends all processes of this PID namespace but its first, which is this
+// one, and returns when they are gone.
+func endAll() {
+	_ = syscall.Kill(-1, syscall.SIGKILL) // there may be none
+	for {
+		if _, err := syscall.Wait4(-1, nil, 0, nil); err != nil && !errors.Is(err, syscall.EINTR) {
+			return
+		}
+	}
+}
+
+// runSupervisor runs the supervisor proper until it ends, or ctx does.
+func runSupervisor(ctx context.Context, cfg Config, config *os.File, logger *slog.Logger) error {
 	child := exec.Command("/proc/self/exe", "supervise")
-	child.Env = append(os.Environ(), innerEnv+"="+cfg.RunDir)
 	child.Stdout, child.Stderr = os.Stdout, os.Stderr
 	child.ExtraFiles = []*os.File{config, os.NewFile(lockFD, "lock")}
 	if cfg.Ephemeral {

@@ -16,6 +16,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/containerinit"
+	"github.com/isthmus-net/isthmus/lab/internal/kubelet"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -53,6 +54,11 @@ func TestMain(m *testing.M) {
 		err = world.ServeAgent(ctx, cfg)
 	case containerinit.Argument:
 		os.Exit(containerinit.Init())
+	case kubelet.Argument:
+		end, children := make(chan os.Signal, 1), make(chan os.Signal, 1)
+		signal.Notify(end, syscall.SIGTERM)
+		signal.Notify(children, syscall.SIGCHLD)
+		os.Exit(kubelet.Boot(end, children))
 	case runner:
 		err = runLab(ctx, os.Args[2])
 	default:

@@ -517,8 +517,12 @@ func TestKillingTheRunnerLeavesNothing(t *testing.T) {
 	after := look(t, dir)
 	assert.Equal(t, after.mounts, before.mounts)
 	assert.Equal(t, after.links, before.links)
-	_, err = os.Stat(filepath.Join(dir, "control.sock"))
-	assert.Check(t, os.IsNotExist(err), "the control socket is still there")
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		if _, err := os.Stat(dir); !os.IsNotExist(err) {
+			return poll.Continue("%s is still there: %v", dir, err)
+		}
+		return poll.Success()
+	}, poll.WithTimeout(5*time.Second), poll.WithDelay(50*time.Millisecond))
 }
 
 // hostNamespaces are those that this test is in.

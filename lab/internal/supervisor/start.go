@@ -16,6 +16,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
+	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -39,30 +41,41 @@ func Start(ctx context.Context, cfg Config) (*world.Client, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the lab needs root: it makes network namespaces in which pods run as any user; use sudo")
 	}
-	lock, err := prepareRunDir(cfg.RunDir, cfg.Name)
+	claimed, err := claim(cfg)
 	if err != nil {
 		return nil, err
 	}
-	defer lock.Close()
-
-	p, err := startProcess(cfg, lock)
+	cfg.Cgroup = claimed.Cgroup
+	p, err := startProcess(cfg, claimed.Lock)
+	claimed.Lock.Close()
 	if err != nil {
-		return nil, err
+		return nil, errors.Join(err, removeRest(context.WithoutCancel(ctx), cfg.RunDir))
 	}
-	client := world.NewClient(filepath.Join(cfg.RunDir, socketFile))
+	defer p.log.Close()
+	end := func() error {
+		p.end()
+		return removeRest(context.WithoutCancel(ctx), cfg.RunDir)
+	}
+	client := newClient(cfg.RunDir)
 	client.OnClose(func() error {
 		if cfg.Ephemeral {
-			p.end()
+			return end()
 		}
 		return nil
 	})
 	fail := func(err error) (*world.Client, error) {
-		p.end()
-		if ctx.Err() != nil { // its log tells of nothing but the end
-			return nil, fmt.Errorf("lab %s: %w", cfg.Name, ctx.Err())
+		if ctx.Err() != nil { // neither it nor its log tells of more than the end
+			err = ctx.Err()
 		}
-		if log := strings.TrimSpace(logEnd(filepath.Join(cfg.RunDir, logFile))); log != "" && !strings.Contains(log, err.Error()) {
-			err = fmt.Errorf("%w\nthe end of %s:\n%s", err, filepath.Join(cfg.RunDir, logFile), log)
+		// Nothing of the lab stays; its log can be read as long as it is open.
+		if err2 := end(); err2 != nil {
+			err = fmt.Errorf("%w\nit is not gone altogether: %w", err, err2)
+		}
+		if ctx.Err() != nil {
+			return nil, fmt.Errorf("lab %s: %w", cfg.Name, err)
+		}
+		if log := strings.TrimSpace(logEnd(fmt.Sprintf("/proc/self/fd/%d", p.log.Fd()))); log != "" && !strings.Contains(log, err.Error()) {
+			err = fmt.Errorf("%w\nthe end of the supervisor's log:\n%s", err, log)
 		}
 		return nil, fmt.Errorf("lab %s: %w", cfg.Name, err)
 	}
@@ -75,34 +88,24 @@ func Start(ctx context.Context, cfg Config) (*world.Client, error) {
 	return client, nil
 }
 
-// prepareRunDir makes the run directory and takes its lock. What a lab that was
-// killed has left there goes.
-func prepareRunDir(dir, name string) (*os.File, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
-			return nil, fmt.Errorf("run directory: %w: make it writable, the lab keeps its socket and its log there", err)
-		}
+// claim makes the run directory and takes its lock. What a lab that was killed
+// has left there goes.
+func claim(cfg Config) (*rundir.Lab, error) {
+	dir := cfg.RunDir
+	l, err := rundir.Claim(dir, cfg.wantsCgroup())
+	switch {
+	case errors.Is(err, rundir.ErrInUse):
+		return nil, fmt.Errorf("lab %s runs already (%s is in use): `lab down %[1]s` ends it, `--name` gives another one", cfg.Name, dir)
+	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
+		return nil, fmt.Errorf("run directory: %w: make it writable, the lab keeps its socket and its log there", err)
+	case err != nil:
 		return nil, noSpace(dir, fmt.Errorf("run directory: %w", err))
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, noSpace(dir, err)
-	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		lock.Close()
-		return nil, fmt.Errorf("lab %s runs already (%s is in use): `lab down %s` ends it, `--name` gives another one", name, dir, name)
-	}
-	for _, f := range []string{socketFile, logFile, OriginFile} {
-		if err := os.Remove(filepath.Join(dir, f)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			lock.Close()
-			return nil, fmt.Errorf("run directory: %w", err)
-		}
-	}
 	if err := os.MkdirAll(filepath.Join(dir, stateDir), 0o700); err != nil {
-		lock.Close()
-		return nil, noSpace(dir, err)
+		l.Lock.Close()
+		return nil, errors.Join(noSpace(dir, err), rundir.Remove(context.Background(), dir))
 	}
-	return lock, nil
+	return l, nil
 }
 
 func noSpace(dir string, err error) error {
@@ -115,6 +118,7 @@ func noSpace(dir string, err error) error {
 // A process is a supervisor that we started.
 type process struct {
 	cmd      *exec.Cmd
+	log      *os.File // of the supervisor, to read also when it has no name any more
 	lifeline *os.File // ours to close; nil for a lab that stays
 	done     chan struct{}
 }
@@ -127,15 +131,19 @@ func startProcess(cfg Config, lock *os.File) (*process, error) {
 	}
 	defer configRead.Close()
 	defer configWrite.Close()
-	log, err := os.OpenFile(filepath.Join(cfg.RunDir, logFile), os.O_CREATE|os.O_TRUNC|os.O_WRONLY|os.O_APPEND, 0o600)
+	log, err := os.OpenFile(filepath.Join(cfg.RunDir, logFile), os.O_CREATE|os.O_TRUNC|os.O_RDWR|os.O_APPEND, 0o600)
 	if err != nil {
 		return nil, noSpace(cfg.RunDir, err)
 	}
-	defer log.Close()
-
-	p := &process{done: make(chan struct{})}
+	p := &process{log: log, done: make(chan struct{})}
+	kept := false
+	defer func() {
+		if !kept {
+			log.Close()
+		}
+	}()
 	p.cmd = exec.Command(cfg.Executable, "supervise")
-	p.cmd.Env = append(os.Environ(), "PATH="+searchPath(cfg.BinDir))
+	p.cmd.Env = environment(os.Getenv, cfg)
 	p.cmd.Dir = "/"
 	p.cmd.Stdout, p.cmd.Stderr = log, log
 	p.cmd.ExtraFiles = []*os.File{configRead, lock}
@@ -179,14 +187,28 @@ func startProcess(cfg Config, lock *os.File) (*process, error) {
 		p.end()
 		return nil, fmt.Errorf("start the supervisor: %w", err)
 	}
+	kept = true
 	return p, nil
 }
 
-// searchPath puts the lab's binaries first and adds root's directories, which
-// a user's PATH may lack.
-func searchPath(binDir string) string {
-	dirs := []string{binDir, os.Getenv("PATH"), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
-	return strings.Join(dirs, ":")
+// kept are the variables of the caller's environment that a lab has too: where
+// files are kept, and what somebody sets to change the lab itself.
+var kept = []string{"HOME", "XDG_CACHE_HOME", "TMPDIR", "GOGC", "GOMAXPROCS", "GODEBUG", "GOCOVERDIR", "KUBEBUILDER_ASSETS", vm.KernelEnv}
+
+// environment is that of the supervisor and of all that it starts. Proxies, a
+// kubeconfig, the API server of a pod that the lab runs in and a language are
+// the caller's: programs in a lab would look at them, and do something else than
+// on another machine. The lab's binaries come first in the PATH, and root's
+// directories, which a user's may lack, last.
+func environment(caller func(string) string, cfg Config) []string {
+	path := strings.Join([]string{cfg.BinDir, caller("PATH"), "/usr/local/sbin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}, ":")
+	env := []string{"PATH=" + path, "LC_ALL=C", "TZ=UTC", innerEnv + "=" + cfg.RunDir}
+	for _, name := range kept {
+		if value := caller(name); value != "" {
+			env = append(env, name+"="+value)
+		}
+	}
+	return env
 }
 
 // waitListening waits until the control socket answers.

@@ -5,6 +5,7 @@
 package supervisor
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -13,9 +14,8 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/isthmus-net/isthmus/lab/internal/kubelet"
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -33,7 +33,7 @@ type Config struct {
 	World  string     `json:"world"` // Native or VM
 	Spec   world.Spec `json:"spec"`
 	BinDir string     `json:"binDir"` // has isthmus, lab, kubernetes and cni/
-	RunDir string     `json:"runDir"` // default: DefaultRunDir(Name); on the host's file system
+	RunDir string     `json:"runDir"` // default: rundir.Path(Name); on the host's file system
 	// Ephemeral labs end with the process that started them.
 	Ephemeral bool `json:"ephemeral"`
 	// Executable is started with the argument "supervise", and with "agent"
@@ -57,15 +57,17 @@ type Config struct {
 	Restore string `json:"restore,omitempty"`
 	// HostPID is the supervisor's own number on the host. Start sets it.
 	HostPID int `json:"hostPID,omitempty"`
+	// Cgroup is the lab's, where nodes with containerd have theirs. Start sets
+	// it.
+	Cgroup string `json:"cgroup,omitempty"`
 	// Progress hears what happens until the lab is ready. Optional.
 	Progress func(world.Progress) `json:"-"`
 }
 
-// Files of a lab in its run directory.
+// Files of a lab in its run directory, beside those that package rundir has.
 const (
 	socketFile = "control.sock"
 	logFile    = "supervisor.log"
-	lockFile   = "lock"
 	stateDir   = "state" // a tmpfs that only the lab sees
 
 	// OriginFile is for who started the lab: what it is made from, once it is
@@ -85,7 +87,7 @@ func (c *Config) complete() error {
 		errs = append(errs, fmt.Errorf("world %q: use %s or %s", c.World, Native, VM))
 	}
 	if c.RunDir == "" {
-		c.RunDir = DefaultRunDir(c.Name)
+		c.RunDir = rundir.Path(c.Name)
 	}
 	if !filepath.IsAbs(c.RunDir) {
 		errs = append(errs, fmt.Errorf("run directory %q: use an absolute path", c.RunDir))
@@ -103,6 +105,12 @@ func (c *Config) complete() error {
 		errs = append(errs, checkProgram(c.BinDir, b))
 	}
 	return errors.Join(errs...)
+}
+
+// wantsCgroup tells whether the lab has nodes that need cgroups of their own.
+func (c *Config) wantsCgroup() bool {
+	return c.World == Native && !c.KubernetesLess &&
+		slices.ContainsFunc(c.Spec.Clusters, func(cl world.ClusterSpec) bool { return cl.Runtime == topology.RuntimeContainerd })
 }
 
 // cniBinaries are what a CNI profile needs beyond the bridge's.
@@ -144,24 +152,13 @@ func (c *Config) binaries() []string {
 	return need
 }
 
-// baseDir has the run directories of this user's labs.
-func baseDir() string {
-	if dir := os.Getenv("XDG_RUNTIME_DIR"); dir != "" && os.Getuid() != 0 {
-		return filepath.Join(dir, "isthmus-lab")
-	}
-	return "/run/isthmus-lab"
-}
-
-// DefaultRunDir is where a lab of that name has its control socket.
-func DefaultRunDir(name string) string { return filepath.Join(baseDir(), name) }
-
 // Find returns the client of a running lab, or world.ErrNotRunning.
 func Find(name string) (*world.Client, error) {
 	if !labName.MatchString(name) {
 		return nil, fmt.Errorf("lab name %q: use up to 63 small letters, digits and hyphens", name)
 	}
-	dir := DefaultRunDir(name)
-	if !running(dir) {
+	dir := rundir.Path(name)
+	if !rundir.Running(dir) {
 		others, err := List()
 		if err != nil {
 			return nil, err
@@ -172,12 +169,28 @@ func Find(name string) (*world.Client, error) {
 		}
 		return nil, fmt.Errorf("lab %s: %w; %s: `lab up TOPOLOGY` starts one", name, world.ErrNotRunning, there)
 	}
-	return world.NewClient(filepath.Join(dir, socketFile)), nil
+	return newClient(dir), nil
+}
+
+// newClient is the client of the lab of a run directory. Down returns when
+// nothing of the lab is left.
+func newClient(dir string) *world.Client {
+	c := world.NewClient(filepath.Join(dir, socketFile))
+	c.OnDown(func(ctx context.Context) error { return removeRest(ctx, dir) })
+	return c
+}
+
+// removeRest waits until a lab that is ending has ended, and removes what it has
+// not removed itself.
+func removeRest(ctx context.Context, dir string) error {
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
+	return rundir.Remove(ctx, dir)
 }
 
 // List returns the names of the labs that run.
 func List() ([]string, error) {
-	entries, err := os.ReadDir(baseDir())
+	entries, err := os.ReadDir(rundir.Base())
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, nil
 	}
@@ -186,20 +199,9 @@ func List() ([]string, error) {
 	}
 	var names []string
 	for _, e := range entries {
-		if e.IsDir() && running(filepath.Join(baseDir(), e.Name())) {
+		if e.IsDir() && rundir.Running(rundir.Path(e.Name())) {
 			names = append(names, e.Name())
 		}
 	}
 	return names, nil
-}
-
-// running tells whether somebody holds the lock of a run directory: the lab's
-// processes do, and only as long as they live.
-func running(dir string) bool {
-	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR, 0)
-	if err != nil {
-		return false
-	}
-	defer f.Close()
-	return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil
 }

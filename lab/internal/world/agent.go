@@ -37,8 +37,10 @@ type AgentConfig struct {
 // BuildRequest is what the supervisor sends once: the world to build, and the
 // keys of its nodes. It is never logged.
 type BuildRequest struct {
-	Spec  Spec                                      `json:"spec"`
-	Nodes map[string][]controlplane.NodeCredentials `json:"nodes"` // by cluster
+	Spec Spec `json:"spec"`
+	// Cgroup is the lab's, where nodes with containerd have theirs.
+	Cgroup string                                    `json:"cgroup,omitempty"`
+	Nodes  map[string][]controlplane.NodeCredentials `json:"nodes"` // by cluster
 }
 
 // An agent is the inside of a world.
@@ -48,6 +50,7 @@ type agent struct {
 	end      func(error) // ends the agent
 
 	mu       sync.Mutex
+	cgroup   string // of the BuildRequest
 	network  *network
 	captures []*podCapture // of hosts and pods, those that are gone included
 	pauses   int           // requests that want no captures
@@ -116,6 +119,7 @@ func listen(cfg AgentConfig) (net.Listener, error) {
 func (a *agent) build(ctx context.Context, req BuildRequest, progress func(Progress)) error {
 	a.mu.Lock()
 	built := a.network != nil
+	a.cgroup = req.Cgroup
 	a.mu.Unlock()
 	if built {
 		return errors.New("the world has been built already")

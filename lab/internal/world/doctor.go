@@ -41,8 +41,9 @@ const (
 	needDisk   = 3 << 30 // the image of the virtual machine, twice, and a run's files
 )
 
-// Doctor probes this machine for what the worlds need. It changes nothing: the
-// kernel is asked in a namespace that goes away at once.
+// Doctor probes this machine for what the worlds need. It changes nothing but
+// what the kernel changes itself: that is asked in a namespace that goes away at
+// once, and may load a module to answer.
 func Doctor(ctx context.Context, binDir string) []Probe {
 	both, native, vm := []string{worldNative, worldVM}, []string{worldNative}, []string{worldVM}
 	probes := []Probe{

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"gotest.tools/v3/assert"
+	"gotest.tools/v3/poll"
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
@@ -35,6 +36,13 @@ func TestInventory(t *testing.T) {
 		return out
 	}
 	sh("ip link add one type bridge; ip link set one up; ip address add 192.0.2.1/24 dev one; ip -6 address add 2001:db8::1/64 dev one nodad")
+	// The kernel makes the local route of an IPv6 address a little later.
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		if !inventory()["IPv6 route 2001:db8::1/128 dev one table 255 scope universe type 2 mtu 0"] {
+			return poll.Continue("no local route of the IPv6 address")
+		}
+		return poll.Success()
+	})
 	before := inventory()
 	for _, tc := range []struct{ do, undo, line string }{
 		{"ip link add two type bridge", "ip link del two", "link two"},

@@ -95,7 +95,7 @@ func (a *agent) startNode(ctx context.Context, n *network, c ClusterSpec, cred c
 			return err
 		}
 		real := kubelet.Config{
-			NodeConfig: cfg, Archives: archives, Cgroup: path.Join("isthmus-lab", n.spec.Name, c.Name+"-"+node.Name),
+			NodeConfig: cfg, Archives: archives, Cgroup: path.Join(a.labCgroup(), c.Name+"-"+node.Name),
 			ClusterDNS: topology.DNSAddress(c.ServiceCIDR),
 		}
 		run = func(ctx context.Context) error { return kubelet.RunNode(ctx, real) }
@@ -106,6 +106,13 @@ func (a *agent) startNode(ctx context.Context, n *network, c ClusterSpec, cred c
 		}
 	})
 	return nil
+}
+
+// labCgroup has the cgroups of the nodes.
+func (a *agent) labCgroup() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.cgroup
 }
 
 // credentialsOf finds a node's among those of its cluster.
