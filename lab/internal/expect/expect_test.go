@@ -355,3 +355,40 @@ func TestMSS(t *testing.T) {
 		assert.Equal(t, res.Got, "MSS 1350")
 	}
 }
+
+// TestOutput: what a command printed counts only where it ended as it should,
+// and what it did not print only where it printed something.
+func TestOutput(t *testing.T) {
+	two := 2
+	for _, tc := range []struct {
+		name string
+		ran  expect.Ran
+		e    expect.Output
+		ok   bool
+		why  string
+	}{
+		{"printed", ran(0, false, "a b"), expect.Output{Contains: "a", Lacks: "c"}, true, ""},
+		{"not printed", ran(0, false, "a b"), expect.Output{Lacks: "b"}, false, ""},
+		{"failed", ran(1, false, "a b"), expect.Output{Contains: "a"}, false, "the command failed, so what it printed proves nothing; write fails: true where it may"},
+		{"failed without a word", ran(1, false, ""), expect.Output{Lacks: "c"}, false, "the command failed, so what it printed proves nothing; write fails: true where it may"},
+		{"may fail", ran(1, true, "a b"), expect.Output{Contains: "a"}, true, ""},
+		{"failed as it should", ran(2, false, "a b"), expect.Output{Contains: "a", Code: &two}, true, ""},
+		{"failed in another way", ran(1, true, "a b"), expect.Output{Contains: "a", Code: &two}, false, ""},
+		{"nothing is printed", ran(0, false, ""), expect.Output{Lacks: "c"}, false, "it printed nothing at all, so nothing is missing from it; write matches: '^$' where that is meant"},
+		{"nothing is meant", ran(0, false, ""), expect.Output{Lacks: "c", Matches: "^$"}, false, "it printed nothing at all, so nothing is missing from it; write matches: '^$' where that is meant"},
+		{"only nothing is meant", ran(0, false, ""), expect.Output{Matches: "^$"}, true, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, row := newFake(t)
+			row.Outputs[""] = tc.ran
+			res, err := tc.e.Check(t.Context(), row)
+			assert.NilError(t, err)
+			assert.Equal(t, res.OK, tc.ok, "%+v", res)
+			assert.Equal(t, res.Why, tc.why)
+		})
+	}
+}
+
+func ran(code int, mayFail bool, printed string) expect.Ran {
+	return expect.Ran{Command: "show", MayFail: mayFail, ExecResult: world.ExecResult{Code: code, Stdout: []byte(printed)}}
+}

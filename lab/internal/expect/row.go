@@ -82,6 +82,8 @@ type Probe struct {
 // Ran is how a command of an exec action ended.
 type Ran struct {
 	Command string
+	// MayFail says that an exit code other than 0 is no mistake.
+	MayFail bool
 	world.ExecResult
 }
 

@@ -340,7 +340,7 @@ func (r *Runner) exec(ctx context.Context, row *expect.Row, a *scenario.Exec) (e
 	if err != nil {
 		return expect.Ran{}, err
 	}
-	ran := expect.Ran{Command: strings.TrimSpace(text), ExecResult: res}
+	ran := expect.Ran{Command: strings.TrimSpace(text), MayFail: a.Fails, ExecResult: res}
 	row.Outputs[a.Name], row.Outputs[""] = ran, ran
 	return ran, nil
 }
