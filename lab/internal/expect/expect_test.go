@@ -1,11 +1,13 @@
 package expect_test
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"gotest.tools/v3/assert"
@@ -83,26 +85,67 @@ func TestRetransmission(t *testing.T) {
 	assert.Assert(t, res.OK, "%+v", res)
 }
 
+// TestUnreachable: all of several probes must fail, in the way that is meant,
+// and none for want of being sent.
 func TestUnreachable(t *testing.T) {
 	for _, tc := range []struct {
-		fails, as string
-		ok        bool
-		got       string
+		name, proto, as string
+		break_          func(*fakeWorld)
+		ok              bool
+		got, why        string
+		probes          int
 	}{
-		{prober.ErrorTimeout, "drop", true, "no answer within 1s"},
-		{prober.ErrorRefused, "reset", true, "refused: the host answers, nothing listens there"},
-		{prober.ErrorICMPHost, "icmp", true, "ICMP host unreachable"},
-		{prober.ErrorICMPHost, "drop", false, "ICMP host unreachable"},
-		{"", "drop", false, "rome/web answered"},
+		{"drop", "tcp", "drop", func(*fakeWorld) {}, true, "no answer within 1s; so 3 probes in 2s", "", 3},
+		{"reset", "tcp", "reset", func(w *fakeWorld) { w.fails = prober.ErrorRefused }, true, "refused: the host answers, nothing listens there; so 3 probes in 2s", "", 3},
+		{"icmp", "udp", "icmp", func(w *fakeWorld) { w.fails = prober.ErrorICMPHost }, true, "ICMP host unreachable; so 3 probes in 2s", "", 3},
+		{"in another way", "tcp", "drop", func(w *fakeWorld) { w.fails = prober.ErrorICMPHost }, false, "ICMP host unreachable", "unreachable, but not in this way; as told", 1},
+		{"answered", "tcp", "drop", func(w *fakeWorld) { w.answers = true }, false, "rome/web answered",
+			"by way of milan/web, milan/node-1, milan/gateway, rome/gateway, rome/node-1, rome/web", 1},
+		{"answered at last", "udp", "drop", func(w *fakeWorld) { w.answersAfter = 2 }, false, "rome/web answered",
+			"by way of milan/web, milan/node-1, milan/gateway, rome/gateway, rome/node-1, rome/web", 3},
+		{"never sent", "udp", "drop", func(w *fakeWorld) { w.hops = nil }, false, "no answer within 1s", "the request did not leave milan/web, so it says nothing of rome/web", 1},
+		{"the lab's error", "udp", "drop", func(w *fakeWorld) { w.fails = prober.ErrorOther }, false, "other: as told", "unreachable, but not in this way; as told", 1},
 	} {
-		w, row := newFake(t)
-		w.answers, w.fails = tc.fails == "", tc.fails
-		e := &expect.Unreachable{From: ref(t, row, "milan/web"), To: ref(t, row, "rome/web"), Proto: "tcp", As: tc.as}
+		t.Run(tc.name, func(t *testing.T) {
+			w, row := newFake(t)
+			synctest.Test(t, func(t *testing.T) {
+				w.answers, w.fails = false, prober.ErrorTimeout
+				tc.break_(w)
+				start := time.Now()
+				e := &expect.Unreachable{From: ref(t, row, "milan/web"), To: ref(t, row, "rome/web"), Proto: tc.proto, As: tc.as}
+				res, err := e.Check(t.Context(), row)
+				assert.NilError(t, err)
+				assert.Equal(t, res.OK, tc.ok, "%+v", res)
+				assert.Equal(t, res.Got, tc.got)
+				assert.Equal(t, res.Why, tc.why)
+				assert.Equal(t, len(row.Probes), tc.probes)
+				tokens := map[string]bool{}
+				for i, p := range row.Probes {
+					tokens[p.Token] = true
+					assert.Equal(t, p.Sent.Sub(start), time.Duration(i)*time.Second)
+				}
+				assert.Equal(t, len(tokens), tc.probes, "each has a token of its own")
+			})
+		})
+	}
+}
+
+// TestUnreachableFor: how long is what the scenario says.
+func TestUnreachableFor(t *testing.T) {
+	w, row := newFake(t)
+	synctest.Test(t, func(t *testing.T) {
+		w.answers, w.fails = false, prober.ErrorTimeout
+		e := &expect.Unreachable{From: ref(t, row, "milan/web"), To: ref(t, row, "rome/web"), Proto: "udp", As: "drop", For: 5 * time.Second}
 		res, err := e.Check(t.Context(), row)
 		assert.NilError(t, err)
-		assert.Equal(t, res.OK, tc.ok, "%+v", res)
-		assert.Equal(t, res.Got, tc.got)
-	}
+		assert.Assert(t, res.OK, "%+v", res)
+		assert.Equal(t, len(row.Probes), 6)
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = e.Check(ctx, row)
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+	})
 }
 
 // TestBlind: a world without captures finds out whether something is reached,

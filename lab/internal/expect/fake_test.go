@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -52,10 +53,16 @@ type fakeWorld struct {
 	api     string   // of the API servers; empty: there are none
 	objects []object // that they have
 
+	// answersAfter, where it is not 0, is the number of probes after which the
+	// server answers.
+	answersAfter int
+
+	mu   sync.Mutex // probes may be sent at once
 	seen []tokenSighting
 	logs []world.Log
 	now  time.Time
 	ran  [][]string
+	sent []time.Time // probes
 }
 
 type tokenSighting struct {
@@ -76,6 +83,8 @@ func (w *fakeWorld) Status(context.Context) (world.Status, error) {
 }
 
 func (w *fakeWorld) Exec(_ context.Context, req world.ExecRequest) (world.ExecResult, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.ran = append(w.ran, append([]string{req.Target}, req.Argv...))
 	arg := func(name string) string {
 		i := slices.Index(req.Argv, name)
@@ -89,6 +98,10 @@ func (w *fakeWorld) Exec(_ context.Context, req world.ExecRequest) (world.ExecRe
 	}
 	if !slices.Contains(req.Argv, "dial") {
 		return world.ExecResult{Stdout: []byte("NAME     NODE IP LOCAL   NODE IP REMOTE   AGE\nnode-1   10.0.1.1                         5m2s\n")}, nil
+	}
+	w.sent = append(w.sent, time.Now())
+	if w.answersAfter > 0 && len(w.sent) > w.answersAfter {
+		w.answers = true
 	}
 	res := prober.Result{OK: w.answers, RTT: 1500 * time.Microsecond}
 	src := w.send(arg("--token"), arg("--proto"), w.hops, prober.MarkRequest, req.Target, arg("--to"))
@@ -251,6 +264,8 @@ func (w *fakeWorld) Sightings(_ context.Context, q world.SightingQuery) ([]world
 	if w.blind {
 		return nil, world.ErrNoCaptures
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	var out []world.Sighting
 	for _, host := range slices.Sorted(maps.Keys(w.mss)) {
 		if q.SYN.IsValid() {
