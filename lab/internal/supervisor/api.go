@@ -18,7 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-var errNoWorld = errors.New("the world is not there yet: wait until the lab is ready")
+var errNoWorld = fmt.Errorf("%w: the world is not there yet: wait until the lab is ready", world.ErrNoAnswer)
 
 // routes is the control socket's API: what the supervisor knows itself; the
 // rest is the agent's.
@@ -68,7 +68,7 @@ func (l *lab) proxy() http.Handler {
 		Transport:     &http.Transport{DialContext: dial},
 		FlushInterval: -1,
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			http.Error(w, "the agent does not answer: "+err.Error(), http.StatusBadGateway)
+			world.WriteError(w, fmt.Errorf("%w: agent: %w", world.ErrNoAnswer, err))
 		},
 	}
 }

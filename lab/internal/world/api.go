@@ -226,6 +226,8 @@ type Log struct {
 var (
 	// ErrNotRunning: nothing answers on the control socket.
 	ErrNotRunning = errors.New("the lab is not running")
+	// ErrNoAnswer: the supervisor or the agent does not answer any more.
+	ErrNoAnswer = errors.New("the lab does not answer")
 	// ErrNoTarget: no host or pod has that name.
 	ErrNoTarget = errors.New("no such target")
 	// ErrNoCaptures: nobody captures packets in that world.

@@ -87,7 +87,8 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	return resp, nil
 }
 
-// connectError says ErrNotRunning when nobody listens.
+// connectError says ErrNotRunning when nobody listens, and ErrNoAnswer when
+// somebody did and the connection broke.
 func (c *Client) connectError(err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {
@@ -96,7 +97,10 @@ func (c *Client) connectError(err error) error {
 	if c.socket != "" && (errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)) {
 		return fmt.Errorf("%w: nobody answers on %s: start it with `lab up`", ErrNotRunning, c.socket)
 	}
-	return err
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) { // who asked gave up
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrNoAnswer, err)
 }
 
 func answerError(resp *http.Response) error {
@@ -105,8 +109,8 @@ func answerError(resp *http.Response) error {
 		return err
 	}
 	text := strings.TrimSpace(string(b))
-	if resp.Header.Get(errorHeader) == "no-target" {
-		return fmt.Errorf("%w: %s", ErrNoTarget, strings.TrimPrefix(text, ErrNoTarget.Error()+": "))
+	if kind, ok := map[string]error{noTarget: ErrNoTarget, noAnswer: ErrNoAnswer}[resp.Header.Get(errorHeader)]; ok {
+		return fmt.Errorf("%w: %s", kind, strings.TrimPrefix(text, kind.Error()+": "))
 	}
 	return errors.New(text)
 }

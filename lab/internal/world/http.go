@@ -51,6 +51,12 @@ const (
 // works there.
 const errorHeader = "X-Lab-Error"
 
+// Values of errorHeader, for ErrNoTarget and ErrNoAnswer.
+const (
+	noTarget = "no-target"
+	noAnswer = "no-answer"
+)
+
 func newServer(h http.Handler, logger *slog.Logger) *http.Server {
 	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelDebug)}
 }
@@ -58,9 +64,13 @@ func newServer(h http.Handler, logger *slog.Logger) *http.Server {
 // WriteError answers with an error.
 func WriteError(w http.ResponseWriter, err error) {
 	code := http.StatusInternalServerError
-	if errors.Is(err, ErrNoTarget) {
-		w.Header().Set(errorHeader, "no-target")
+	switch {
+	case errors.Is(err, ErrNoTarget):
+		w.Header().Set(errorHeader, noTarget)
 		code = http.StatusNotFound
+	case errors.Is(err, ErrNoAnswer):
+		w.Header().Set(errorHeader, noAnswer)
+		code = http.StatusBadGateway
 	}
 	http.Error(w, err.Error(), code)
 }
