@@ -295,8 +295,21 @@ func (w *fakeWorld) WirePackets(_ context.Context, q world.WireQuery) (world.Wir
 	return r, nil
 }
 
-func (w *fakeWorld) PodLogs(context.Context, string) ([]world.Log, error) { return w.logs, nil }
-func (w *fakeWorld) Logs(context.Context) ([]world.Log, error)            { return w.logs, nil }
+func (w *fakeWorld) PodLogs(ctx context.Context, _ string, since map[string]world.LogMark) ([]world.Log, error) {
+	return w.Logs(ctx, since)
+}
+
+func (w *fakeWorld) Logs(_ context.Context, since map[string]world.LogMark) ([]world.Log, error) {
+	var out []world.Log
+	for _, l := range w.logs {
+		if mark, ok := since[l.Name]; ok {
+			l = l.Since(mark)
+		}
+		out = append(out, l)
+	}
+	return out, nil
+}
+
 func (w *fakeWorld) Inventory(context.Context) ([]world.Inventory, error) { return nil, nil }
 
 // seedsPath is the way of a packet from milan/web to rome/web when the

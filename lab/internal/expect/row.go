@@ -29,8 +29,8 @@ type World interface {
 	RESTConfig(ctx context.Context, cluster string) (*rest.Config, error)
 	Sightings(ctx context.Context, q world.SightingQuery) ([]world.Sighting, error)
 	WirePackets(ctx context.Context, q world.WireQuery) (world.WireReport, error)
-	Logs(ctx context.Context) ([]world.Log, error)
-	PodLogs(ctx context.Context, target string) ([]world.Log, error)
+	Logs(ctx context.Context, since map[string]world.LogMark) ([]world.Log, error)
+	PodLogs(ctx context.Context, target string, since map[string]world.LogMark) ([]world.Log, error)
 	Inventory(ctx context.Context) ([]world.Inventory, error)
 }
 
@@ -62,8 +62,8 @@ type Row struct {
 	Outputs map[string]Ran        // of exec actions by name; "" is the last
 	// Remembered is what clusters were like, by the name of the action.
 	Remembered map[string]Remembered
-	// LogMarks has the length of every log when the row began.
-	LogMarks map[string]int
+	// LogMarks has the end of every log when the row began.
+	LogMarks map[string]world.LogMark
 }
 
 // A Probe is a probe that was sent. Dst is whose address it was sent to: To's

@@ -215,13 +215,6 @@ type StateSection struct {
 	Output  string `json:"output"`
 }
 
-// A Log is the end of what a component of the control plane or a container has
-// written.
-type Log struct {
-	Name string `json:"name"` // "milan/kube-apiserver", "milan/liqo/isthmus-node-abcde/isthmus", "agent", "console"
-	Text string `json:"text"`
-}
-
 // Errors that callers tell apart.
 var (
 	// ErrNotRunning: nothing answers on the control socket.

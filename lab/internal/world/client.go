@@ -377,16 +377,17 @@ func (c *Client) Inventory(ctx context.Context) (i []Inventory, err error) {
 }
 
 // Logs are the logs of the control planes, the agent, the console and of every
-// container, ended ones included.
-func (c *Client) Logs(ctx context.Context) (l []Log, err error) {
-	err = c.call(ctx, http.MethodGet, PathLogs, nil, &l)
+// container, ended ones included, from the marks on; those that have none are
+// whole. Without marks they are the ends of the logs.
+func (c *Client) Logs(ctx context.Context, since map[string]LogMark) (l []Log, err error) {
+	err = c.call(ctx, http.MethodPost, PathLogs, LogQuery{Since: since}, &l)
 	return l, err
 }
 
 // PodLogs are the logs of the containers of one pod, ended ones included. The
-// pod is given as for Exec.
-func (c *Client) PodLogs(ctx context.Context, target string) (l []Log, err error) {
-	err = c.call(ctx, http.MethodPost, pathPodLogs, target, &l)
+// pod is given as for Exec, the marks as for Logs.
+func (c *Client) PodLogs(ctx context.Context, target string, since map[string]LogMark) (l []Log, err error) {
+	err = c.call(ctx, http.MethodPost, pathPodLogs, LogQuery{Pod: target, Since: since}, &l)
 	return l, err
 }
 

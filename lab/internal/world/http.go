@@ -171,8 +171,8 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 	mux.HandleFunc("POST "+pathPause, a.servePause)
 	mux.HandleFunc("GET "+pathState, answer(func(ctx context.Context, _ struct{}) ([]HostState, error) { return a.state(ctx), nil }))
 	mux.HandleFunc("GET "+pathInventory, answer(func(context.Context, struct{}) ([]Inventory, error) { return a.inventory() }))
-	mux.HandleFunc("GET "+PathLogs, answer(func(context.Context, struct{}) ([]Log, error) { return LogsUnder(a.cfg.Dir, nil) }))
-	mux.HandleFunc("POST "+pathPodLogs, answer(func(_ context.Context, target string) ([]Log, error) { return a.podLogs(target) }))
+	mux.HandleFunc("POST "+PathLogs, answer(func(_ context.Context, q LogQuery) ([]Log, error) { return a.logs(q) }))
+	mux.HandleFunc("POST "+pathPodLogs, answer(func(_ context.Context, q LogQuery) ([]Log, error) { return a.logs(q) }))
 	mux.HandleFunc("POST "+pathKill, answer(func(_ context.Context, r killRequest) (struct{}, error) {
 		return struct{}{}, a.killContainer(r.Target, r.Container)
 	}))
