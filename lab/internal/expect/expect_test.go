@@ -73,6 +73,40 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// TestNever: an absence counts where the probes themselves passed, encrypted.
+func TestNever(t *testing.T) {
+	for _, tc := range []struct {
+		name         string
+		break_       func(*fakeWorld)
+		ok, notFinal bool
+		got          string
+	}{
+		{"passed encrypted", func(*fakeWorld) {}, true, true, "none in 100 packets on wan, among them 2 encrypted ones of the probes"},
+		{"only the gateways' own packets are encrypted", func(w *fakeWorld) { w.unsealed = true }, false, true,
+			"probe token1: milan/gateway sent it into a tunnel at 00:16:40.000, but no encrypted packet of its length anywhere before it came out"},
+		{"another way than the network", func(w *fakeWorld) { w.sealedOnWAN = 0 }, false, true,
+			"probe token1: the encrypted packet that milan/gateway sent at 00:16:40.000 did not pass wan: it went another way, or wan is not between the gateways"},
+		{"past the gateways", func(w *fakeWorld) { w.hops = []string{"milan/web", "milan/node-1", "rome/node-1", "rome/web"} }, false, true,
+			"probe token1: 0 hosts sent it into a tunnel, there and back, instead of two: it, or its answer, went another way"},
+		{"the answer past the gateways", func(w *fakeWorld) { w.back = []string{"rome/web", "rome/node-1", "milan/node-1", "milan/web"} }, false, true,
+			"probe token1: 1 hosts sent it into a tunnel, there and back, instead of two: it, or its answer, went another way"},
+		{"readable beside the tunnel", func(w *fakeWorld) { w.clearText = true }, false, false, "28 frames with the payload in clear text"},
+		{"overwritten", func(w *fakeWorld) { w.lost = 3 }, false, false, "3 packets on wan were overwritten before they were searched; an absence proves nothing"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w, row := newFake(t)
+			tc.break_(w)
+			_, err := row.Send(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "udp", 0)
+			assert.NilError(t, err)
+			res, err := (&expect.Never{Payload: "token", On: ref(t, row, "wan")}).Check(t.Context(), row)
+			assert.NilError(t, err)
+			assert.Equal(t, res.OK, tc.ok, "%+v", res)
+			assert.Equal(t, res.Got, tc.got)
+			assert.Equal(t, res.OK || !res.Final, tc.notFinal)
+		})
+	}
+}
+
 // TestRetransmission: a second copy of every packet is the same path.
 func TestRetransmission(t *testing.T) {
 	w, row := newFake(t)

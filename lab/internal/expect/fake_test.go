@@ -42,7 +42,10 @@ type fakeWorld struct {
 	clearText  bool // the payload is readable on the wide area network
 	lost       int  // packets overwritten in the rings
 	blind      bool // nothing is captured
-	udpOnWAN   int
+	udpOnWAN   int  // packets of the gateways' own, too
+
+	sealedOnWAN int  // encrypted packets of a packet of a probe
+	unsealed    bool // gateways send nothing encrypted for it
 
 	later  []prober.Server // who answers streams as well, after a while
 	server *prober.Server  // who answers; nil: the last of hops
@@ -295,6 +298,19 @@ func (w *fakeWorld) WirePackets(_ context.Context, q world.WireQuery) (world.Wir
 	return r, nil
 }
 
+// Sealed is what gateways on the way sent into their tunnels.
+func (w *fakeWorld) Sealed(_ context.Context, q world.SealedQuery) (world.SealedReport, error) {
+	var r world.SealedReport
+	for _, s := range w.seen {
+		p := world.SealedPacket{Time: s.Time.UTC(), Host: s.Host, Sealed: !w.unsealed, Passed: w.sealedOnWAN}
+		sender := map[string]string{string(prober.MarkRequest): "milan/gateway", string(prober.MarkReply): "rome/gateway"}[s.Marker]
+		if s.token == q.Token && s.Direction == world.Out && s.Host == sender {
+			r.Packets = append(r.Packets, p)
+		}
+	}
+	return r, nil
+}
+
 func (w *fakeWorld) PodLogs(ctx context.Context, _ string, since map[string]world.LogMark) ([]world.Log, error) {
 	return w.Logs(ctx, since)
 }
@@ -334,7 +350,7 @@ func newFake(t *testing.T) (*fakeWorld, *expect.Row) {
 		return p
 	}
 	w := &fakeWorld{
-		topology: topo, answers: true, hops: seedsPath(), udpOnWAN: 100, now: time.Unix(1000, 0),
+		topology: topo, answers: true, hops: seedsPath(), udpOnWAN: 100, sealedOnWAN: 1, now: time.Unix(1000, 0),
 		pods: map[string][]world.PodStatus{
 			"milan": {pod("default", "web", "node-1", "10.0.1.2"), pod("default", "probe", "node-2", "10.0.2.2"), pod("liqo-tenant-rome", "gw-rome-x", "node-2", "10.0.2.9", "rome")},
 			"rome":  {pod("default", "web", "node-1", "10.1.1.2"), pod("default", "probe", "node-2", "10.1.2.2"), pod("liqo-tenant-milan", "gw-milan-x", "node-2", "10.1.2.9", "milan")},

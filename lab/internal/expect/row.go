@@ -29,6 +29,7 @@ type World interface {
 	RESTConfig(ctx context.Context, cluster string) (*rest.Config, error)
 	Sightings(ctx context.Context, q world.SightingQuery) ([]world.Sighting, error)
 	WirePackets(ctx context.Context, q world.WireQuery) (world.WireReport, error)
+	Sealed(ctx context.Context, q world.SealedQuery) (world.SealedReport, error)
 	Logs(ctx context.Context, since map[string]world.LogMark) ([]world.Log, error)
 	PodLogs(ctx context.Context, target string, since map[string]world.LogMark) ([]world.Log, error)
 	Inventory(ctx context.Context) ([]world.Inventory, error)

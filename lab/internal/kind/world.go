@@ -211,6 +211,11 @@ func (l *Lab) WirePackets(context.Context, world.WireQuery) (world.WireReport, e
 	return world.WireReport{}, noCaptures()
 }
 
+// Sealed is what other worlds have: world.ErrNoCaptures.
+func (l *Lab) Sealed(context.Context, world.SealedQuery) (world.SealedReport, error) {
+	return world.SealedReport{}, noCaptures()
+}
+
 // WritePcap is what other worlds have: world.ErrNoCaptures.
 func (l *Lab) WritePcap(context.Context, io.Writer) error { return noCaptures() }
 

@@ -330,6 +330,13 @@ func (c *Client) WirePackets(ctx context.Context, q WireQuery) (r WireReport, er
 	return r, err
 }
 
+// Sealed says what became of the packets with a token that were sent into
+// WireGuard tunnels.
+func (c *Client) Sealed(ctx context.Context, q SealedQuery) (r SealedReport, err error) {
+	err = c.call(ctx, http.MethodPost, pathSealed, q, &r)
+	return r, err
+}
+
 // WritePcap writes all packets that are still in the rings, merged, as pcapng
 // with one interface per host and interface name.
 func (c *Client) WritePcap(ctx context.Context, w io.Writer) error {

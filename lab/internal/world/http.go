@@ -37,6 +37,7 @@ const (
 	pathPods       = "/v1/pods"
 	pathSightings  = "/v1/sightings"
 	pathWire       = "/v1/wire"
+	pathSealed     = "/v1/sealed"
 	pathPcap       = "/v1/pcap"
 	pathPause      = "/v1/captures/pause" // until the request ends
 	pathState      = "/v1/state"
@@ -162,6 +163,7 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 	mux.HandleFunc("GET "+pathPods, answer(func(context.Context, struct{}) (map[string][]PodStatus, error) { return a.podStatus(), nil }))
 	mux.HandleFunc("POST "+pathSightings, answer(func(_ context.Context, q SightingQuery) ([]Sighting, error) { return a.sightings(q) }))
 	mux.HandleFunc("POST "+pathWire, answer(func(_ context.Context, q WireQuery) (WireReport, error) { return a.wire(q) }))
+	mux.HandleFunc("POST "+pathSealed, answer(func(_ context.Context, q SealedQuery) (SealedReport, error) { return a.sealed(q) }))
 	mux.HandleFunc("GET "+pathPcap, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/x-pcapng")
 		if err := writePcap(w, a.namedCaptures()); err != nil {
@@ -228,8 +230,29 @@ func (a *agent) sightings(q SightingQuery) ([]Sighting, error) {
 }
 
 func (a *agent) wire(q WireQuery) (WireReport, error) {
-	var ports []string
-	if q.On == WANHost {
+	c, ports, err := a.captureOf(q.On)
+	if err != nil {
+		return WireReport{}, err
+	}
+	return c.wire(q, ports), nil
+}
+
+func (a *agent) sealed(q SealedQuery) (SealedReport, error) {
+	if q.Token == "" {
+		return SealedReport{}, errors.New("sealed: say a token")
+	}
+	c, ports, err := a.captureOf(q.On)
+	if err != nil {
+		return SealedReport{}, err
+	}
+	passed, _ := c.entered(q.Since, time.Time{}, ports)
+	return sealed(a.namedCaptures(), q, passed), nil
+}
+
+// captureOf finds the capture of a host, and for the WAN the interfaces by which
+// packets enter it.
+func (a *agent) captureOf(host string) (c namedCapture, ports []string, err error) {
+	if host == WANHost {
 		a.mu.Lock()
 		if a.network != nil {
 			ports = a.network.wanPorts
@@ -238,12 +261,12 @@ func (a *agent) wire(q WireQuery) (WireReport, error) {
 	}
 	names := []string{}
 	for _, c := range slices.Backward(a.namedCaptures()) { // who came back has an older one, too
-		if c.host == q.On {
-			return c.wire(q, ports), nil
+		if c.host == host {
+			return c, ports, nil
 		}
 		names = append(names, c.host)
 	}
-	return WireReport{}, fmt.Errorf("%w: nothing is captured on %q; there are %s", ErrNoTarget, q.On, joinNames(names))
+	return c, nil, fmt.Errorf("%w: nothing is captured on %q; there are %s", ErrNoTarget, host, joinNames(names))
 }
 
 // HandleExec serves commands.
