@@ -306,10 +306,10 @@ func TestFlowWhole(t *testing.T) {
 }
 
 func TestLeftovers(t *testing.T) {
-	before := expect.Leftovers{"a": true, "b": true}
-	more, less := before.Compare(expect.Leftovers{"b": true, "c": true})
-	assert.DeepEqual(t, more, []string{"c"})
-	assert.DeepEqual(t, less, []string{"a"})
+	before := expect.Leftovers{"a": 1, "b": 1, "d": 1, "e": 2}
+	more, less := before.Compare(expect.Leftovers{"b": 1, "c": 1, "d": 2, "e": 1})
+	assert.DeepEqual(t, more, []string{"c", "d"}) // one more of what is there twice
+	assert.DeepEqual(t, less, []string{"a", "e"})
 }
 
 // TestPathInVXLAN: packets pass the gateways' nodes outside of the overlay. A
@@ -372,6 +372,36 @@ func TestPathInside(t *testing.T) {
 	}
 }
 
+// TestPathInsideNothing: where a path leads from node to node, something must
+// have been seen inside the encapsulation.
+func TestPathInsideNothing(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		hops []string
+		want string
+	}{
+		{"seen", seedsPath(), ""},
+		{"not seen on the gateway's node, nor on the other", slices.DeleteFunc(seedsPath(), func(h string) bool { return h == "milan/node-2!geneve" }),
+			"nothing inside geneve was seen between node-1 and node-2 of milan"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w, row := newFake(t)
+			w.hops = tc.hops
+			e := &expect.Path{Inside: "geneve"}
+			for _, h := range []string{"milan/web", "milan/node-1", "milan/gateway", "rome/gateway", "rome/node-1", "rome/web"} {
+				e.Via = append(e.Via, ref(t, row, h))
+			}
+			w.onlyOn = map[string]string{"milan/node-1": "veth0", "rome/node-1": "veth0"}
+			_, err := row.Send(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "udp", 0)
+			assert.NilError(t, err)
+			res, err := e.Check(t.Context(), row)
+			assert.NilError(t, err)
+			assert.Equal(t, res.OK, tc.want == "", "%+v", res)
+			assert.Equal(t, res.Why, tc.want)
+		})
+	}
+}
+
 // TestConntrack: the entry is found by the port that its replies go to.
 func TestConntrack(t *testing.T) {
 	const table = `tcp      6 119 TIME_WAIT src=10.80.0.1 dst=10.1.1.2 sport=7777 dport=8080 src=10.1.1.2 dst=10.70.0.0 sport=8080 dport=7777 [ASSURED] mark=5 use=1
@@ -385,6 +415,8 @@ tcp      6 119 TIME_WAIT src=10.80.0.2 dst=10.1.1.2 sport=40000 dport=8080 src=1
 		{table, true, "tcp 6 119 TIME_WAIT src=10.80.0.2 dst=10.1.1.2 sport=40000 dport=8080 src=10.1.1.2 dst=10.70.0.0 sport=8080 dport=40000 [ASSURED] mark=0 use=1"},
 		{strings.ReplaceAll(table, "mark=0", "mark=2"), false, "mark 2"},
 		{strings.ReplaceAll(table, "mark=0", "mark=1073741826"), false, "mark 2"}, // and what says which direction is the tunnel's
+		{strings.ReplaceAll(table, " mark=0", ""), false, "an entry that does not say its mark: this kernel keeps none"},
+		{table + strings.ReplaceAll(table, "mark=0", "mark=2"), false, "mark 2"}, // which of the two is it?
 		{strings.ReplaceAll(table, "dport=40000 [", "dport=40001 ["), false, "no entry with replies to port 40000"},
 	} {
 		w, row := newFake(t)

@@ -39,10 +39,11 @@ type fakeWorld struct {
 	answers    bool   // the server answers
 	fails      string // how a probe fails otherwise
 	translate  map[string]netip.Addr
-	clearText  bool // the payload is readable on the wide area network
-	lost       int  // packets overwritten in the rings
-	blind      bool // nothing is captured
-	udpOnWAN   int  // packets of the gateways' own, too
+	onlyOn     map[string]string // the interface of a host by which packets pass; default eth0
+	clearText  bool              // the payload is readable on the wide area network
+	lost       int               // packets overwritten in the rings
+	blind      bool              // nothing is captured
+	udpOnWAN   int               // packets of the gateways' own, too
 
 	sealedOnWAN int  // encrypted packets of a packet of a probe
 	unsealed    bool // gateways send nothing encrypted for it
@@ -157,7 +158,7 @@ func (w *fakeWorld) send(token, proto string, hops []string, marker rune, _, _ s
 			}
 			w.now = w.now.Add(10 * time.Microsecond)
 			w.seen = append(w.seen, tokenSighting{token, world.Sighting{
-				Time: w.now, Host: host, Interface: "eth0", Direction: direction, Outer: outer,
+				Time: w.now, Host: host, Interface: cmp.Or(w.onlyOn[host], "eth0"), Direction: direction, Outer: outer,
 				Src: netip.AddrPortFrom(src, 40000), Proto: proto, Marker: string(marker),
 			}})
 		}
