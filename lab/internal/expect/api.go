@@ -28,9 +28,10 @@ type API struct {
 }
 
 type clusterAPI struct {
-	dynamic dynamic.Interface
-	mapper  meta.RESTMapper
-	config  *rest.Config
+	dynamic   dynamic.Interface
+	mapper    meta.RESTMapper
+	config    *rest.Config
+	discovery discovery.DiscoveryInterface
 }
 
 // NewAPI returns access by the configurations that config returns.
@@ -65,7 +66,7 @@ func (a *API) cluster(ctx context.Context, name string) (*clusterAPI, error) {
 		return nil, fmt.Errorf("cluster %s: kinds: %w", name, err)
 	}
 	mapper := restmapper.NewShortcutExpander(restmapper.NewDiscoveryRESTMapper(groups), disco, func(string) {})
-	c := &clusterAPI{dyn, mapper, cfg}
+	c := &clusterAPI{dyn, mapper, cfg, disco}
 	a.made[name] = c
 	return c, nil
 }

@@ -66,15 +66,24 @@ func (e *Conntrack) Check(ctx context.Context, row *Row) (Result, error) {
 			got = append(got, strings.Join(strings.Fields(line), " "))
 		}
 	}
-	switch {
-	case len(got) == 0:
+	if len(got) == 0 {
 		res.Got = fmt.Sprintf("no entry with replies to port %s", port)
-	case markOf(got[0]) == want:
-		res.OK, res.Got = true, got[0]
-	default:
-		res.Got = fmt.Sprintf("mark %d", markOf(got[0]))
-		res.Why = strings.Join(got, "\n")
+		return res, nil
 	}
+	for _, line := range got { // which of several is meant nobody can tell
+		mark, ok := markOf(line)
+		switch {
+		case !ok:
+			res.Got = "an entry that does not say its mark: this kernel keeps none"
+		case mark != want:
+			res.Got = fmt.Sprintf("mark %d", mark)
+		default:
+			continue
+		}
+		res.Why = strings.Join(got, "\n")
+		return res, nil
+	}
+	res.OK, res.Got = true, got[0]
 	return res, nil
 }
 
@@ -115,16 +124,15 @@ func repliesTo(line string) string {
 }
 
 // markOf is the mark of an entry without the bits that say which direction of it
-// came out of the tunnel: those are of no node.
-func markOf(line string) int {
+// came out of the tunnel: those are of no node. An entry may say none.
+func markOf(line string) (mark int, ok bool) {
 	for _, f := range strings.Fields(line) {
 		if m, ok := strings.CutPrefix(f, "mark="); ok {
-			n, _ := strconv.Atoi(m) // conntrack writes numbers
-			n &^= desired.ReservedMarks
-			return n
+			n, err := strconv.Atoi(m)
+			return n &^ desired.ReservedMarks, err == nil
 		}
 	}
-	return 0
+	return 0, false
 }
 
 // String is the expectation on one line.

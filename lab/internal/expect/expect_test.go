@@ -1,11 +1,13 @@
 package expect_test
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"gotest.tools/v3/assert"
@@ -71,6 +73,40 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// TestNever: an absence counts where the probes themselves passed, encrypted.
+func TestNever(t *testing.T) {
+	for _, tc := range []struct {
+		name         string
+		break_       func(*fakeWorld)
+		ok, notFinal bool
+		got          string
+	}{
+		{"passed encrypted", func(*fakeWorld) {}, true, true, "none in 100 packets on wan, among them 2 encrypted ones of the probes"},
+		{"only the gateways' own packets are encrypted", func(w *fakeWorld) { w.unsealed = true }, false, true,
+			"probe token1: milan/gateway sent it into a tunnel at 00:16:40.000, but no encrypted packet of its length anywhere before it came out"},
+		{"another way than the network", func(w *fakeWorld) { w.sealedOnWAN = 0 }, false, true,
+			"probe token1: the encrypted packet that milan/gateway sent at 00:16:40.000 did not pass wan: it went another way, or wan is not between the gateways"},
+		{"past the gateways", func(w *fakeWorld) { w.hops = []string{"milan/web", "milan/node-1", "rome/node-1", "rome/web"} }, false, true,
+			"probe token1: 0 hosts sent it into a tunnel, there and back, instead of two: it, or its answer, went another way"},
+		{"the answer past the gateways", func(w *fakeWorld) { w.back = []string{"rome/web", "rome/node-1", "milan/node-1", "milan/web"} }, false, true,
+			"probe token1: 1 hosts sent it into a tunnel, there and back, instead of two: it, or its answer, went another way"},
+		{"readable beside the tunnel", func(w *fakeWorld) { w.clearText = true }, false, false, "28 frames with the payload in clear text"},
+		{"overwritten", func(w *fakeWorld) { w.lost = 3 }, false, false, "3 packets on wan were overwritten before they were searched; an absence proves nothing"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w, row := newFake(t)
+			tc.break_(w)
+			_, err := row.Send(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "udp", 0)
+			assert.NilError(t, err)
+			res, err := (&expect.Never{Payload: "token", On: ref(t, row, "wan")}).Check(t.Context(), row)
+			assert.NilError(t, err)
+			assert.Equal(t, res.OK, tc.ok, "%+v", res)
+			assert.Equal(t, res.Got, tc.got)
+			assert.Equal(t, res.OK || !res.Final, tc.notFinal)
+		})
+	}
+}
+
 // TestRetransmission: a second copy of every packet is the same path.
 func TestRetransmission(t *testing.T) {
 	w, row := newFake(t)
@@ -83,26 +119,67 @@ func TestRetransmission(t *testing.T) {
 	assert.Assert(t, res.OK, "%+v", res)
 }
 
+// TestUnreachable: all of several probes must fail, in the way that is meant,
+// and none for want of being sent.
 func TestUnreachable(t *testing.T) {
 	for _, tc := range []struct {
-		fails, as string
-		ok        bool
-		got       string
+		name, proto, as string
+		break_          func(*fakeWorld)
+		ok              bool
+		got, why        string
+		probes          int
 	}{
-		{prober.ErrorTimeout, "drop", true, "no answer within 1s"},
-		{prober.ErrorRefused, "reset", true, "refused: the host answers, nothing listens there"},
-		{prober.ErrorICMPHost, "icmp", true, "ICMP host unreachable"},
-		{prober.ErrorICMPHost, "drop", false, "ICMP host unreachable"},
-		{"", "drop", false, "rome/web answered"},
+		{"drop", "tcp", "drop", func(*fakeWorld) {}, true, "no answer within 1s; so 3 probes in 2s", "", 3},
+		{"reset", "tcp", "reset", func(w *fakeWorld) { w.fails = prober.ErrorRefused }, true, "refused: the host answers, nothing listens there; so 3 probes in 2s", "", 3},
+		{"icmp", "udp", "icmp", func(w *fakeWorld) { w.fails = prober.ErrorICMPHost }, true, "ICMP host unreachable; so 3 probes in 2s", "", 3},
+		{"in another way", "tcp", "drop", func(w *fakeWorld) { w.fails = prober.ErrorICMPHost }, false, "ICMP host unreachable", "unreachable, but not in this way; as told", 1},
+		{"answered", "tcp", "drop", func(w *fakeWorld) { w.answers = true }, false, "rome/web answered",
+			"by way of milan/web, milan/node-1, milan/gateway, rome/gateway, rome/node-1, rome/web", 1},
+		{"answered at last", "udp", "drop", func(w *fakeWorld) { w.answersAfter = 2 }, false, "rome/web answered",
+			"by way of milan/web, milan/node-1, milan/gateway, rome/gateway, rome/node-1, rome/web", 3},
+		{"never sent", "udp", "drop", func(w *fakeWorld) { w.hops = nil }, false, "no answer within 1s", "the request did not leave milan/web, so it says nothing of rome/web", 1},
+		{"the lab's error", "udp", "drop", func(w *fakeWorld) { w.fails = prober.ErrorOther }, false, "other: as told", "unreachable, but not in this way; as told", 1},
 	} {
-		w, row := newFake(t)
-		w.answers, w.fails = tc.fails == "", tc.fails
-		e := &expect.Unreachable{From: ref(t, row, "milan/web"), To: ref(t, row, "rome/web"), Proto: "tcp", As: tc.as}
+		t.Run(tc.name, func(t *testing.T) {
+			w, row := newFake(t)
+			synctest.Test(t, func(t *testing.T) {
+				w.answers, w.fails = false, prober.ErrorTimeout
+				tc.break_(w)
+				start := time.Now()
+				e := &expect.Unreachable{From: ref(t, row, "milan/web"), To: ref(t, row, "rome/web"), Proto: tc.proto, As: tc.as}
+				res, err := e.Check(t.Context(), row)
+				assert.NilError(t, err)
+				assert.Equal(t, res.OK, tc.ok, "%+v", res)
+				assert.Equal(t, res.Got, tc.got)
+				assert.Equal(t, res.Why, tc.why)
+				assert.Equal(t, len(row.Probes), tc.probes)
+				tokens := map[string]bool{}
+				for i, p := range row.Probes {
+					tokens[p.Token] = true
+					assert.Equal(t, p.Sent.Sub(start), time.Duration(i)*time.Second)
+				}
+				assert.Equal(t, len(tokens), tc.probes, "each has a token of its own")
+			})
+		})
+	}
+}
+
+// TestUnreachableFor: how long is what the scenario says.
+func TestUnreachableFor(t *testing.T) {
+	w, row := newFake(t)
+	synctest.Test(t, func(t *testing.T) {
+		w.answers, w.fails = false, prober.ErrorTimeout
+		e := &expect.Unreachable{From: ref(t, row, "milan/web"), To: ref(t, row, "rome/web"), Proto: "udp", As: "drop", For: 5 * time.Second}
 		res, err := e.Check(t.Context(), row)
 		assert.NilError(t, err)
-		assert.Equal(t, res.OK, tc.ok, "%+v", res)
-		assert.Equal(t, res.Got, tc.got)
-	}
+		assert.Assert(t, res.OK, "%+v", res)
+		assert.Equal(t, len(row.Probes), 6)
+
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err = e.Check(ctx, row)
+		assert.ErrorIs(t, err, context.DeadlineExceeded)
+	})
 }
 
 // TestBlind: a world without captures finds out whether something is reached,
@@ -229,10 +306,10 @@ func TestFlowWhole(t *testing.T) {
 }
 
 func TestLeftovers(t *testing.T) {
-	before := expect.Leftovers{"a": true, "b": true}
-	more, less := before.Compare(expect.Leftovers{"b": true, "c": true})
-	assert.DeepEqual(t, more, []string{"c"})
-	assert.DeepEqual(t, less, []string{"a"})
+	before := expect.Leftovers{"a": 1, "b": 1, "d": 1, "e": 2}
+	more, less := before.Compare(expect.Leftovers{"b": 1, "c": 1, "d": 2, "e": 1})
+	assert.DeepEqual(t, more, []string{"c", "d"}) // one more of what is there twice
+	assert.DeepEqual(t, less, []string{"a", "e"})
 }
 
 // TestPathInVXLAN: packets pass the gateways' nodes outside of the overlay. A
@@ -295,6 +372,36 @@ func TestPathInside(t *testing.T) {
 	}
 }
 
+// TestPathInsideNothing: where a path leads from node to node, something must
+// have been seen inside the encapsulation.
+func TestPathInsideNothing(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		hops []string
+		want string
+	}{
+		{"seen", seedsPath(), ""},
+		{"not seen on the gateway's node, nor on the other", slices.DeleteFunc(seedsPath(), func(h string) bool { return h == "milan/node-2!geneve" }),
+			"nothing inside geneve was seen between node-1 and node-2 of milan"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			w, row := newFake(t)
+			w.hops = tc.hops
+			e := &expect.Path{Inside: "geneve"}
+			for _, h := range []string{"milan/web", "milan/node-1", "milan/gateway", "rome/gateway", "rome/node-1", "rome/web"} {
+				e.Via = append(e.Via, ref(t, row, h))
+			}
+			w.onlyOn = map[string]string{"milan/node-1": "veth0", "rome/node-1": "veth0"}
+			_, err := row.Send(t.Context(), ref(t, row, "milan/web").Operand, ref(t, row, "rome/web").Operand, "udp", 0)
+			assert.NilError(t, err)
+			res, err := e.Check(t.Context(), row)
+			assert.NilError(t, err)
+			assert.Equal(t, res.OK, tc.want == "", "%+v", res)
+			assert.Equal(t, res.Why, tc.want)
+		})
+	}
+}
+
 // TestConntrack: the entry is found by the port that its replies go to.
 func TestConntrack(t *testing.T) {
 	const table = `tcp      6 119 TIME_WAIT src=10.80.0.1 dst=10.1.1.2 sport=7777 dport=8080 src=10.1.1.2 dst=10.70.0.0 sport=8080 dport=7777 [ASSURED] mark=5 use=1
@@ -308,6 +415,8 @@ tcp      6 119 TIME_WAIT src=10.80.0.2 dst=10.1.1.2 sport=40000 dport=8080 src=1
 		{table, true, "tcp 6 119 TIME_WAIT src=10.80.0.2 dst=10.1.1.2 sport=40000 dport=8080 src=10.1.1.2 dst=10.70.0.0 sport=8080 dport=40000 [ASSURED] mark=0 use=1"},
 		{strings.ReplaceAll(table, "mark=0", "mark=2"), false, "mark 2"},
 		{strings.ReplaceAll(table, "mark=0", "mark=1073741826"), false, "mark 2"}, // and what says which direction is the tunnel's
+		{strings.ReplaceAll(table, " mark=0", ""), false, "an entry that does not say its mark: this kernel keeps none"},
+		{table + strings.ReplaceAll(table, "mark=0", "mark=2"), false, "mark 2"}, // which of the two is it?
 		{strings.ReplaceAll(table, "dport=40000 [", "dport=40001 ["), false, "no entry with replies to port 40000"},
 	} {
 		w, row := newFake(t)
@@ -354,4 +463,41 @@ func TestMSS(t *testing.T) {
 		assert.Equal(t, res.OK, ok, "%+v", res)
 		assert.Equal(t, res.Got, "MSS 1350")
 	}
+}
+
+// TestOutput: what a command printed counts only where it ended as it should,
+// and what it did not print only where it printed something.
+func TestOutput(t *testing.T) {
+	two := 2
+	for _, tc := range []struct {
+		name string
+		ran  expect.Ran
+		e    expect.Output
+		ok   bool
+		why  string
+	}{
+		{"printed", ran(0, false, "a b"), expect.Output{Contains: "a", Lacks: "c"}, true, ""},
+		{"not printed", ran(0, false, "a b"), expect.Output{Lacks: "b"}, false, ""},
+		{"failed", ran(1, false, "a b"), expect.Output{Contains: "a"}, false, "the command failed, so what it printed proves nothing; write fails: true where it may"},
+		{"failed without a word", ran(1, false, ""), expect.Output{Lacks: "c"}, false, "the command failed, so what it printed proves nothing; write fails: true where it may"},
+		{"may fail", ran(1, true, "a b"), expect.Output{Contains: "a"}, true, ""},
+		{"failed as it should", ran(2, false, "a b"), expect.Output{Contains: "a", Code: &two}, true, ""},
+		{"failed in another way", ran(1, true, "a b"), expect.Output{Contains: "a", Code: &two}, false, ""},
+		{"nothing is printed", ran(0, false, ""), expect.Output{Lacks: "c"}, false, "it printed nothing at all, so nothing is missing from it; write matches: '^$' where that is meant"},
+		{"nothing is meant", ran(0, false, ""), expect.Output{Lacks: "c", Matches: "^$"}, false, "it printed nothing at all, so nothing is missing from it; write matches: '^$' where that is meant"},
+		{"only nothing is meant", ran(0, false, ""), expect.Output{Matches: "^$"}, true, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, row := newFake(t)
+			row.Outputs[""] = tc.ran
+			res, err := tc.e.Check(t.Context(), row)
+			assert.NilError(t, err)
+			assert.Equal(t, res.OK, tc.ok, "%+v", res)
+			assert.Equal(t, res.Why, tc.why)
+		})
+	}
+}
+
+func ran(code int, mayFail bool, printed string) expect.Ran {
+	return expect.Ran{Command: "show", MayFail: mayFail, ExecResult: world.ExecResult{Code: code, Stdout: []byte(printed)}}
 }

@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -38,10 +39,14 @@ type fakeWorld struct {
 	answers    bool   // the server answers
 	fails      string // how a probe fails otherwise
 	translate  map[string]netip.Addr
-	clearText  bool // the payload is readable on the wide area network
-	lost       int  // packets overwritten in the rings
-	blind      bool // nothing is captured
-	udpOnWAN   int
+	onlyOn     map[string]string // the interface of a host by which packets pass; default eth0
+	clearText  bool              // the payload is readable on the wide area network
+	lost       int               // packets overwritten in the rings
+	blind      bool              // nothing is captured
+	udpOnWAN   int               // packets of the gateways' own, too
+
+	sealedOnWAN int  // encrypted packets of a packet of a probe
+	unsealed    bool // gateways send nothing encrypted for it
 
 	later  []prober.Server // who answers streams as well, after a while
 	server *prober.Server  // who answers; nil: the last of hops
@@ -52,10 +57,16 @@ type fakeWorld struct {
 	api     string   // of the API servers; empty: there are none
 	objects []object // that they have
 
+	// answersAfter, where it is not 0, is the number of probes after which the
+	// server answers.
+	answersAfter int
+
+	mu   sync.Mutex // probes may be sent at once
 	seen []tokenSighting
 	logs []world.Log
 	now  time.Time
 	ran  [][]string
+	sent []time.Time // probes
 }
 
 type tokenSighting struct {
@@ -76,6 +87,8 @@ func (w *fakeWorld) Status(context.Context) (world.Status, error) {
 }
 
 func (w *fakeWorld) Exec(_ context.Context, req world.ExecRequest) (world.ExecResult, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	w.ran = append(w.ran, append([]string{req.Target}, req.Argv...))
 	arg := func(name string) string {
 		i := slices.Index(req.Argv, name)
@@ -89,6 +102,10 @@ func (w *fakeWorld) Exec(_ context.Context, req world.ExecRequest) (world.ExecRe
 	}
 	if !slices.Contains(req.Argv, "dial") {
 		return world.ExecResult{Stdout: []byte("NAME     NODE IP LOCAL   NODE IP REMOTE   AGE\nnode-1   10.0.1.1                         5m2s\n")}, nil
+	}
+	w.sent = append(w.sent, time.Now())
+	if w.answersAfter > 0 && len(w.sent) > w.answersAfter {
+		w.answers = true
 	}
 	res := prober.Result{OK: w.answers, RTT: 1500 * time.Microsecond}
 	src := w.send(arg("--token"), arg("--proto"), w.hops, prober.MarkRequest, req.Target, arg("--to"))
@@ -141,7 +158,7 @@ func (w *fakeWorld) send(token, proto string, hops []string, marker rune, _, _ s
 			}
 			w.now = w.now.Add(10 * time.Microsecond)
 			w.seen = append(w.seen, tokenSighting{token, world.Sighting{
-				Time: w.now, Host: host, Interface: "eth0", Direction: direction, Outer: outer,
+				Time: w.now, Host: host, Interface: cmp.Or(w.onlyOn[host], "eth0"), Direction: direction, Outer: outer,
 				Src: netip.AddrPortFrom(src, 40000), Proto: proto, Marker: string(marker),
 			}})
 		}
@@ -251,6 +268,8 @@ func (w *fakeWorld) Sightings(_ context.Context, q world.SightingQuery) ([]world
 	if w.blind {
 		return nil, world.ErrNoCaptures
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	var out []world.Sighting
 	for _, host := range slices.Sorted(maps.Keys(w.mss)) {
 		if q.SYN.IsValid() {
@@ -280,8 +299,34 @@ func (w *fakeWorld) WirePackets(_ context.Context, q world.WireQuery) (world.Wir
 	return r, nil
 }
 
-func (w *fakeWorld) PodLogs(context.Context, string) ([]world.Log, error) { return w.logs, nil }
-func (w *fakeWorld) Logs(context.Context) ([]world.Log, error)            { return w.logs, nil }
+// Sealed is what gateways on the way sent into their tunnels.
+func (w *fakeWorld) Sealed(_ context.Context, q world.SealedQuery) (world.SealedReport, error) {
+	var r world.SealedReport
+	for _, s := range w.seen {
+		p := world.SealedPacket{Time: s.Time.UTC(), Host: s.Host, Sealed: !w.unsealed, Passed: w.sealedOnWAN}
+		sender := map[string]string{string(prober.MarkRequest): "milan/gateway", string(prober.MarkReply): "rome/gateway"}[s.Marker]
+		if s.token == q.Token && s.Direction == world.Out && s.Host == sender {
+			r.Packets = append(r.Packets, p)
+		}
+	}
+	return r, nil
+}
+
+func (w *fakeWorld) PodLogs(ctx context.Context, _ string, since map[string]world.LogMark) ([]world.Log, error) {
+	return w.Logs(ctx, since)
+}
+
+func (w *fakeWorld) Logs(_ context.Context, since map[string]world.LogMark) ([]world.Log, error) {
+	var out []world.Log
+	for _, l := range w.logs {
+		if mark, ok := since[l.Name]; ok {
+			l = l.Since(mark)
+		}
+		out = append(out, l)
+	}
+	return out, nil
+}
+
 func (w *fakeWorld) Inventory(context.Context) ([]world.Inventory, error) { return nil, nil }
 
 // seedsPath is the way of a packet from milan/web to rome/web when the
@@ -306,7 +351,7 @@ func newFake(t *testing.T) (*fakeWorld, *expect.Row) {
 		return p
 	}
 	w := &fakeWorld{
-		topology: topo, answers: true, hops: seedsPath(), udpOnWAN: 100, now: time.Unix(1000, 0),
+		topology: topo, answers: true, hops: seedsPath(), udpOnWAN: 100, sealedOnWAN: 1, now: time.Unix(1000, 0),
 		pods: map[string][]world.PodStatus{
 			"milan": {pod("default", "web", "node-1", "10.0.1.2"), pod("default", "probe", "node-2", "10.0.2.2"), pod("liqo-tenant-rome", "gw-rome-x", "node-2", "10.0.2.9", "rome")},
 			"rome":  {pod("default", "web", "node-1", "10.1.1.2"), pod("default", "probe", "node-2", "10.1.2.2"), pod("liqo-tenant-milan", "gw-milan-x", "node-2", "10.1.2.9", "milan")},

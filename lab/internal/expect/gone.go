@@ -3,6 +3,7 @@ package expect
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -47,8 +48,9 @@ func (*Gone) Check(ctx context.Context, row *Row) (Result, error) {
 	return res, nil
 }
 
-// Leftovers are the things that a scenario could leave behind, one line each.
-type Leftovers map[string]bool
+// Leftovers are the things that a scenario could leave behind, a line each, and
+// how many there are of each.
+type Leftovers map[string]int
 
 // ourKinds are the kinds whose objects scenarios and the appliance make.
 var ourKinds = []string{
@@ -75,7 +77,7 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 				return nil, err
 			}
 			for _, o := range objects {
-				out[c.Name+": "+objectName(o)] = true
+				out[c.Name+": "+objectName(o)]++
 			}
 		}
 	}
@@ -84,7 +86,7 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 		return nil, err
 	}
 	for _, line := range kernels {
-		out[line] = true
+		out[line]++
 	}
 	return out, nil
 }
@@ -124,17 +126,14 @@ func objectName(o unstructured.Unstructured) string {
 
 // Compare returns what there is more and what there is less than before.
 func (l Leftovers) Compare(now Leftovers) (more, less []string) {
-	for s := range now {
-		if !l[s] {
-			more = append(more, s)
-		}
+	return now.without(l), l.without(now)
+}
+
+// without are the lines that there are more of than in others.
+func (l Leftovers) without(others Leftovers) []string {
+	var out []string
+	for _, line := range slices.Sorted(maps.Keys(l)) {
+		out = append(out, slices.Repeat([]string{line}, max(0, l[line]-others[line]))...)
 	}
-	for s := range l {
-		if !now[s] {
-			less = append(less, s)
-		}
-	}
-	slices.Sort(more)
-	slices.Sort(less)
-	return more, less
+	return out
 }

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/util/jsonpath"
 
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -54,7 +55,25 @@ func (e *Kubectl) Lint(l *Linter) {
 	if e.Field != "" {
 		if err := jsonpath.New("field").Parse(e.Field); err != nil {
 			l.Problem(&e.Field, "such as {.spec.mtu}", "%v", err)
+		} else {
+			e.lintField(l)
 		}
+	}
+}
+
+// lintField reports a field that no object of one of our kinds can have. Those
+// of other kinds are looked up when the row runs.
+func (e *Kubectl) lintField(l *Linter) {
+	all, err := crdSchemas()
+	if err != nil {
+		l.Problem(&e.Field, "", "%v", err)
+		return
+	}
+	kind, _, _ := strings.Cut(strings.ToLower(e.Get), "/")
+	s, ok := all[kind]
+	var unknown *UnknownField
+	if ok && errors.As(s.check(e.Field), &unknown) {
+		l.Problem(&e.Field, unknown.Hint(), "%v", unknown)
 	}
 }
 
@@ -83,7 +102,8 @@ func (e *Kubectl) Check(ctx context.Context, row *Row) (Result, error) {
 		res.Got, res.Why = "no answer", err.Error()
 		return res, nil
 	case o == nil:
-		res.OK, res.Got = e.Absent, "it does not exist"
+		// An object that is not there has no fields to speak of.
+		res.OK, res.Got = e.Absent && e.Field == "", "it does not exist"
 		return res, nil
 	case e.Field == "":
 		res.OK, res.Got = !e.Absent, "it exists"
@@ -98,6 +118,11 @@ func (e *Kubectl) Check(ctx context.Context, row *Row) (Result, error) {
 		return missing(e.Is, err)
 	}
 	res.Got = fmt.Sprintf("%s = %q", e.Field, value)
+	if value == "" {
+		if ok, err := e.canHave(ctx, row, o, &res); err != nil || !ok {
+			return res, err
+		}
+	}
 	switch {
 	case e.Absent:
 		res.OK, res.Want = value == "", get+" without "+e.Field
@@ -106,7 +131,7 @@ func (e *Kubectl) Check(ctx context.Context, row *Row) (Result, error) {
 		if err != nil {
 			return Result{}, err
 		}
-		res.OK, res.Want = matched, fmt.Sprintf("%s %s matches %q", get, e.Field, e.Matches)
+		res.OK, res.Want = matched && value != "", fmt.Sprintf("%s %s matches %q", get, e.Field, e.Matches)
 	default:
 		res.OK, res.Want = value == is, fmt.Sprintf("%s %s = %q", get, e.Field, is)
 		if is != e.Is {
@@ -114,6 +139,29 @@ func (e *Kubectl) Check(ctx context.Context, row *Row) (Result, error) {
 		}
 	}
 	return res, nil
+}
+
+// canHave tells whether the field that an object lacks is one that its kind has.
+// One that no object can have is a mistake in the scenario.
+func (e *Kubectl) canHave(ctx context.Context, row *Row, o *unstructured.Unstructured, res *Result) (bool, error) {
+	s, err := row.API.schemaOf(ctx, e.In, o.GroupVersionKind())
+	switch {
+	case errors.Is(err, world.ErrNotRunning):
+		return false, err
+	case err != nil:
+		res.Got, res.Why = "no answer", err.Error()
+		return false, nil
+	case s == nil:
+		return true, nil
+	}
+	var unknown *UnknownField
+	if err := s.check(e.Field); errors.As(err, &unknown) {
+		res.Got, res.Why, res.Final = unknown.Error(), unknown.Hint(), true
+		return false, nil
+	} else if err != nil {
+		return false, err
+	}
+	return true, nil
 }
 
 func fieldOf(object map[string]any, path string) (string, error) {

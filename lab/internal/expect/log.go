@@ -32,15 +32,18 @@ func (e *Log) Check(ctx context.Context, row *Row) (Result, error) {
 	if err != nil {
 		return missing(res.Want, err)
 	}
-	logs, err := row.World.PodLogs(ctx, pod)
+	logs, err := row.World.PodLogs(ctx, pod, row.LogMarks)
 	if err != nil {
 		return Result{}, err
 	}
-	fresh := 0
+	fresh, gap := 0, ""
 	var tail []string
-	for _, l := range Fresh(logs, row.LogMarks) {
+	for _, l := range logs {
 		if c, ok := ContainerOf(l.Name); !ok || c.Target() != pod {
 			continue
+		}
+		if l.Gap {
+			gap = "the log was begun anew since the row began: what was written before is gone\n"
 		}
 		for line := range strings.Lines(l.Text) {
 			fresh++
@@ -53,7 +56,7 @@ func (e *Log) Check(ctx context.Context, row *Row) (Result, error) {
 		}
 	}
 	res.Got = fmt.Sprintf("none of the %d lines since the row began", fresh)
-	res.Why = "the last ones are:\n" + strings.Join(tail, "\n")
+	res.Why = gap + "the last ones are:\n" + strings.Join(tail, "\n")
 	return res, nil
 }
 
@@ -81,23 +84,11 @@ func ContainerOf(name string) (Container, bool) {
 	return Container{parts[0], pod[0], pod[1], parts[4]}, true
 }
 
-// Marks remembers how long every log is.
-func Marks(logs []world.Log) map[string]int {
-	marks := make(map[string]int, len(logs))
+// Marks are the places where logs end.
+func Marks(logs []world.Log) map[string]world.LogMark {
+	marks := make(map[string]world.LogMark, len(logs))
 	for _, l := range logs {
-		marks[l.Name] = len(l.Text)
+		marks[l.Name] = l.End()
 	}
 	return marks
-}
-
-// Fresh is what has been written since the marks were taken.
-func Fresh(logs []world.Log, marks map[string]int) []world.Log {
-	out := make([]world.Log, 0, len(logs))
-	for _, l := range logs {
-		if from := marks[l.Name]; from <= len(l.Text) {
-			l.Text = l.Text[from:]
-		}
-		out = append(out, l)
-	}
-	return out
 }

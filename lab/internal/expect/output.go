@@ -34,6 +34,8 @@ func (e *Output) Lint(l *Linter) {
 }
 
 // Check compares; the runner runs the command again before each further look.
+// What was printed proves nothing where the command failed and must not, and
+// where nothing was printed, nothing can be missing from it.
 func (e *Output) Check(ctx context.Context, row *Row) (Result, error) {
 	ran, ok := row.Outputs[e.Of]
 	if !ok {
@@ -64,6 +66,12 @@ func (e *Output) Check(ctx context.Context, row *Row) (Result, error) {
 		(e.Code == nil || *e.Code == ran.Code)
 	if e.Code != nil || ran.Code != 0 {
 		res.Got += fmt.Sprintf(" (exit code %d)", ran.Code)
+	}
+	switch {
+	case ran.Code != 0 && !ran.MayFail && e.Code == nil:
+		res.OK, res.Why = false, "the command failed, so what it printed proves nothing; write fails: true where it may"
+	case res.OK && e.Lacks != "" && text == "":
+		res.OK, res.Why = false, "it printed nothing at all, so nothing is missing from it; write matches: '^$' where that is meant"
 	}
 	return res, nil
 }

@@ -3,6 +3,7 @@ package expect
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -71,7 +72,49 @@ func (e *Path) Check(ctx context.Context, row *Row) (Result, error) {
 	if outside := e.outside(seen, row.Topology); res.OK && outside != "" {
 		res.OK, res.Want, res.Why = false, res.Want+", inside "+e.Inside+" between nodes", outside
 	}
+	if res.OK && e.Inside != "" {
+		unseen, err := e.unseen(ctx, row, seen, via)
+		if err != nil {
+			return missing(res.Want, err)
+		}
+		if unseen != "" {
+			res.OK, res.Want, res.Why = false, res.Want+", inside "+e.Inside+" between nodes", unseen
+		}
+	}
 	return res, nil
+}
+
+// unseen says between which nodes of the path nothing was seen inside the
+// encapsulation, although it leads from one to the other: that of a gateway is
+// one of them, named or not.
+func (e *Path) unseen(ctx context.Context, row *Row, seen []world.Sighting, via []operand.Operand) (string, error) {
+	nodes := map[string][]string{} // by cluster
+	for _, o := range via {
+		node := ""
+		switch o.Kind {
+		case operand.Node:
+			node = operand.NodeName(o.Node)
+		case operand.Gateway:
+			p, err := row.Directory.Pod(ctx, o)
+			if err != nil {
+				return "", err
+			}
+			node = p.Node
+		}
+		if node != "" && !slices.Contains(nodes[o.Cluster], node) {
+			nodes[o.Cluster] = append(nodes[o.Cluster], node)
+		}
+	}
+	for _, cluster := range slices.Sorted(maps.Keys(nodes)) {
+		all := nodes[cluster]
+		if len(all) > 1 && !slices.ContainsFunc(seen, func(s world.Sighting) bool {
+			on, name, _ := strings.Cut(s.Host, "/")
+			return on == cluster && slices.Contains(all, name) && s.Interface == world.NodeInterface && s.Outer == e.Inside
+		}) {
+			return fmt.Sprintf("nothing inside %s was seen between %s of %s", e.Inside, strings.Join(all, " and "), cluster), nil
+		}
+	}
+	return "", nil
 }
 
 // outside says where a node sent or got the packet on the network of the nodes

@@ -29,8 +29,9 @@ type World interface {
 	RESTConfig(ctx context.Context, cluster string) (*rest.Config, error)
 	Sightings(ctx context.Context, q world.SightingQuery) ([]world.Sighting, error)
 	WirePackets(ctx context.Context, q world.WireQuery) (world.WireReport, error)
-	Logs(ctx context.Context) ([]world.Log, error)
-	PodLogs(ctx context.Context, target string) ([]world.Log, error)
+	Sealed(ctx context.Context, q world.SealedQuery) (world.SealedReport, error)
+	Logs(ctx context.Context, since map[string]world.LogMark) ([]world.Log, error)
+	PodLogs(ctx context.Context, target string, since map[string]world.LogMark) ([]world.Log, error)
 	Inventory(ctx context.Context) ([]world.Inventory, error)
 }
 
@@ -62,8 +63,8 @@ type Row struct {
 	Outputs map[string]Ran        // of exec actions by name; "" is the last
 	// Remembered is what clusters were like, by the name of the action.
 	Remembered map[string]Remembered
-	// LogMarks has the length of every log when the row began.
-	LogMarks map[string]int
+	// LogMarks has the end of every log when the row began.
+	LogMarks map[string]world.LogMark
 }
 
 // A Probe is a probe that was sent. Dst is whose address it was sent to: To's
@@ -82,6 +83,8 @@ type Probe struct {
 // Ran is how a command of an exec action ended.
 type Ran struct {
 	Command string
+	// MayFail says that an exit code other than 0 is no mistake.
+	MayFail bool
 	world.ExecResult
 }
 

@@ -51,6 +51,10 @@ func (e *Same) Check(ctx context.Context, row *Row) (Result, error) {
 		res.Got, res.Final = "nothing was remembered", true
 		return res, nil
 	}
+	if e.Of != ofObjects && len(before.Kernels) == 0 || e.Of != ofKernels && len(before.Objects) == 0 {
+		res.Got, res.Final = fmt.Sprintf("%d lines of kernels and %d objects were remembered: nothing to compare with", len(before.Kernels), len(before.Objects)), true
+		return res, nil
+	}
 	now, err := Remember(ctx, row, before.Clusters)
 	var groups *discovery.ErrGroupDiscoveryFailed
 	if errors.As(err, &groups) { // kinds that are just going
@@ -163,22 +167,18 @@ func objectNameInGroup(o unstructured.Unstructured) string {
 // linesDiffer lists the lines that are more and those that are fewer.
 func linesDiffer(before, now []string) []string {
 	var out []string
-	had, have := counted(before), counted(now)
-	for _, line := range slices.Sorted(maps.Keys(have)) {
-		for range max(0, have[line]-had[line]) {
-			out = append(out, "+ "+line)
-		}
+	more, less := counted(before).Compare(counted(now))
+	for _, line := range more {
+		out = append(out, "+ "+line)
 	}
-	for _, line := range slices.Sorted(maps.Keys(had)) {
-		for range max(0, had[line]-have[line]) {
-			out = append(out, "- "+line)
-		}
+	for _, line := range less {
+		out = append(out, "- "+line)
 	}
 	return out
 }
 
-func counted(lines []string) map[string]int {
-	out := map[string]int{}
+func counted(lines []string) Leftovers {
+	out := Leftovers{}
 	for _, l := range lines {
 		out[l]++
 	}

@@ -79,3 +79,22 @@ func TestComparedObjects(t *testing.T) {
 		assert.Equal(t, madeWithOthers(o), out, text)
 	}
 }
+
+// TestSameAsNothing: what is compared with nothing is not the same.
+func TestSameAsNothing(t *testing.T) {
+	objects := map[string]unstructured.Unstructured{"milan: Node node-1": {}}
+	for _, tc := range []struct {
+		of     string
+		before Remembered
+	}{
+		{"", Remembered{Kernels: []string{"a"}}},
+		{"", Remembered{Objects: objects}},
+		{ofKernels, Remembered{Objects: objects}},
+		{ofObjects, Remembered{Kernels: []string{"a"}}},
+	} {
+		row := &Row{Remembered: map[string]Remembered{"before": tc.before}}
+		res, err := (&Same{As: "before", Of: tc.of}).Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Assert(t, !res.OK && res.Final && strings.HasSuffix(res.Got, "nothing to compare with"), "%+v", res)
+	}
+}

@@ -77,7 +77,7 @@ func TestEngine(t *testing.T) {
 	res, err := l.Exec(t.Context(), world.ExecRequest{Target: "milan/web", Host: true, Argv: []string{"ip", "-o", "address", "show", "eth0"}})
 	assert.NilError(t, err)
 	assert.Equal(t, res.Code, 0, "%s", res.Stderr)
-	logs, err := l.Logs(t.Context())
+	logs, err := l.Logs(t.Context(), nil)
 	assert.NilError(t, err)
 	assert.Check(t, len(logs) > 0)
 }

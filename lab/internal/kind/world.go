@@ -122,8 +122,8 @@ func findPod(all []corev1.Pod, target string) (corev1.Pod, error) {
 }
 
 // Logs are the logs of all containers of pods that are there, those that ended
-// last included.
-func (l *Lab) Logs(ctx context.Context) ([]world.Log, error) {
+// last included, from the marks on; see (*world.Client).Logs.
+func (l *Lab) Logs(ctx context.Context, since map[string]world.LogMark) ([]world.Log, error) {
 	var out []world.Log
 	for _, c := range l.record.Clusters {
 		all, err := l.pods(ctx, c.Name)
@@ -131,7 +131,7 @@ func (l *Lab) Logs(ctx context.Context) ([]world.Log, error) {
 			return nil, fmt.Errorf("cluster %s: %w", c.Name, err)
 		}
 		for _, p := range all {
-			logs, err := l.logsOf(ctx, c.Name, p)
+			logs, err := l.logsOf(ctx, c.Name, p, since)
 			if err != nil {
 				return nil, err
 			}
@@ -141,8 +141,9 @@ func (l *Lab) Logs(ctx context.Context) ([]world.Log, error) {
 	return out, nil
 }
 
-// PodLogs are the logs of one pod, given as cluster/namespace/name.
-func (l *Lab) PodLogs(ctx context.Context, target string) ([]world.Log, error) {
+// PodLogs are the logs of one pod, given as cluster/namespace/name, from the
+// marks on.
+func (l *Lab) PodLogs(ctx context.Context, target string, since map[string]world.LogMark) ([]world.Log, error) {
 	cluster, _, _ := strings.Cut(target, "/")
 	all, err := l.pods(ctx, cluster)
 	if err != nil {
@@ -152,12 +153,12 @@ func (l *Lab) PodLogs(ctx context.Context, target string) ([]world.Log, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.logsOf(ctx, cluster, p)
+	return l.logsOf(ctx, cluster, p, since)
 }
 
 // logsOf names each run of a container as the lab's own kubelets do; see
 // expect.ContainerOf. What has not begun to write has no log.
-func (l *Lab) logsOf(ctx context.Context, cluster string, p corev1.Pod) ([]world.Log, error) {
+func (l *Lab) logsOf(ctx context.Context, cluster string, p corev1.Pod, since map[string]world.LogMark) ([]world.Log, error) {
 	client, err := l.client(cluster)
 	if err != nil {
 		return nil, err
@@ -184,7 +185,11 @@ func (l *Lab) logsOf(ctx context.Context, cluster string, p corev1.Pod) ([]world
 				continue
 			}
 			name := fmt.Sprintf("%s/%s/log/%s_%s_%s/%s/%d", cluster, p.Spec.NodeName, p.Namespace, p.Name, p.UID, c.Name, r.number)
-			out = append(out, world.Log{Name: name, Text: string(text)})
+			log := world.Log{Name: name, Text: string(text)}
+			if mark, ok := since[name]; ok {
+				log = log.Since(mark)
+			}
+			out = append(out, log)
 		}
 	}
 	return out, nil
@@ -204,6 +209,11 @@ func (l *Lab) Sightings(context.Context, world.SightingQuery) ([]world.Sighting,
 // WirePackets is what other worlds have: world.ErrNoCaptures.
 func (l *Lab) WirePackets(context.Context, world.WireQuery) (world.WireReport, error) {
 	return world.WireReport{}, noCaptures()
+}
+
+// Sealed is what other worlds have: world.ErrNoCaptures.
+func (l *Lab) Sealed(context.Context, world.SealedQuery) (world.SealedReport, error) {
+	return world.SealedReport{}, noCaptures()
 }
 
 // WritePcap is what other worlds have: world.ErrNoCaptures.

@@ -34,6 +34,7 @@ func (u *undoList) add(f func(context.Context) error) { *u = append(*u, f) }
 // back, in an emulated machine.
 const undoTime = 3 * time.Minute
 
+// run undoes all, and returns what could not be undone.
 func (u *undoList) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, undoTime)
 	defer cancel()
@@ -45,6 +46,18 @@ func (u *undoList) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// name makes what was added after the first n say what it undoes.
+func (u undoList) name(n int, action scenario.Action) {
+	for i, f := range u[n:] {
+		u[n+i] = func(ctx context.Context) error {
+			if err := f(ctx); err != nil {
+				return fmt.Errorf("undo %s: %w", action, err)
+			}
+			return nil
+		}
+	}
+}
+
 // interval is that of a flow.
 func (r *Runner) interval(a *scenario.Flow) time.Duration {
 	if a.Fresh {
@@ -53,17 +66,21 @@ func (r *Runner) interval(a *scenario.Flow) time.Duration {
 	return a.Interval
 }
 
-// act does one thing. A fault is something that the product, not the lab,
-// got wrong: also that a name stands for nothing, or for what it must not.
+// act does one thing. A fault is that it could not be done as the scenario says:
+// a command failed, an API server refused an object, a gateway did not move, a
+// name stands for nothing or for what it must not. An error is only what the lab
+// itself got wrong; see ofLab.
 func (r *Runner) act(ctx context.Context, row *expect.Row, a scenario.Action, undo *undoList) (*report.Fault, error) {
 	if _, flow := a.(*scenario.Flow); !flow {
 		row.Directory.MayChange()
 	}
+	n := len(*undo)
 	fault, err := r.do(ctx, row, a, undo)
-	if errors.Is(err, expect.ErrNoAddress) || errors.Is(err, expect.ErrChoice) {
-		return &report.Fault{Expectation: fmt.Sprint(a), Want: "an address for each name", Got: err.Error()}, nil
+	undo.name(n, a)
+	if err == nil || ofLab(ctx, err) {
+		return fault, err
 	}
-	return fault, err
+	return actionFault(a.String(), err), nil
 }
 
 func (r *Runner) do(ctx context.Context, row *expect.Row, a scenario.Action, undo *undoList) (*report.Fault, error) {
@@ -138,10 +155,10 @@ func (r *Runner) apply(ctx context.Context, row *expect.Row, a *scenario.Apply, 
 	}
 	for _, o := range objects {
 		err := r.applyOne(ctx, a.In, o, undo)
-		if a.Refused == "" {
-			if err != nil {
-				return nil, err
-			}
+		switch {
+		case err != nil && (a.Refused == "" || ofLab(ctx, err)):
+			return nil, fmt.Errorf("%s/%s: %w", strings.ToLower(o.GetKind()), o.GetName(), err)
+		case a.Refused == "":
 			continue
 		}
 		if fault := refusal(a, o, err); fault != nil {
@@ -319,13 +336,13 @@ func (r *Runner) execOnce(ctx context.Context, row *expect.Row, a *scenario.Exec
 		undo.add(func(ctx context.Context) error {
 			res, err := r.shell(ctx, row, a.On.Operand, text)
 			if err == nil && res.Code != 0 {
-				err = fmt.Errorf("undo on %s: %s: exit code %d: %s", a.On, text, res.Code, strings.TrimSpace(string(res.Stderr)))
+				err = fmt.Errorf("%s: %w", strings.TrimSpace(text), exitErrorOf(res))
 			}
 			return err
 		})
 	}
 	if ran.Code != 0 && !a.Fails {
-		return nil, fmt.Errorf("exit code %d: %s", ran.Code, strings.TrimSpace(string(ran.Stdout)+string(ran.Stderr)))
+		return nil, exitErrorOf(ran.ExecResult)
 	}
 	return nil, nil
 }
@@ -340,7 +357,7 @@ func (r *Runner) exec(ctx context.Context, row *expect.Row, a *scenario.Exec) (e
 	if err != nil {
 		return expect.Ran{}, err
 	}
-	ran := expect.Ran{Command: strings.TrimSpace(text), ExecResult: res}
+	ran := expect.Ran{Command: strings.TrimSpace(text), MayFail: a.Fails, ExecResult: res}
 	row.Outputs[a.Name], row.Outputs[""] = ran, ran
 	return ran, nil
 }

@@ -76,7 +76,7 @@ func (r *Runner) writeState(ctx context.Context, dir string) error {
 }
 
 func (r *Runner) writeLogs(ctx context.Context, dir string) error {
-	logs, err := r.World.Logs(ctx)
+	logs, err := r.World.Logs(ctx, nil)
 	if err != nil {
 		return fmt.Errorf("logs: %w", err)
 	}

@@ -31,6 +31,7 @@ type memoryLab struct {
 	pods         map[string][]world.PodStatus
 	way          []string // of requests; replies take it backwards
 	lostAt       string   // "": nothing is lost
+	gap          bool     // a log was begun anew
 	seen         map[string][]world.Sighting
 }
 
@@ -99,8 +100,10 @@ func (l *memoryLab) Sightings(_ context.Context, q world.SightingQuery) ([]world
 }
 
 // Logs has what every row looks at afterwards.
-func (l *memoryLab) Logs(context.Context) ([]world.Log, error) {
-	return []world.Log{{Name: "milan/node-1/log/liqo_isthmus-node-abcde_1-2-3/node/0", Text: "level=INFO msg=applied\n"}}, nil
+func (l *memoryLab) Logs(_ context.Context, since map[string]world.LogMark) ([]world.Log, error) {
+	return []world.Log{{
+		Name: "milan/node-1/log/liqo_isthmus-node-abcde_1-2-3/node/0", Text: "level=INFO msg=applied\n", Gap: l.gap && since != nil,
+	}}, nil
 }
 
 func (l *memoryLab) RESTConfig(context.Context, string) (*rest.Config, error) {
@@ -149,5 +152,26 @@ func TestWrongExpectations(t *testing.T) {
 			report.PrintSummary(&out, run)
 			golden.Assert(t, out.String(), tt.name+".golden")
 		})
+	}
+}
+
+// TestLogGap: errors could stand in what is gone of a log.
+func TestLogGap(t *testing.T) {
+	src := "description: d\ntopology: two-clusters\nsteps:\n  - name: the pod answers\n    expect:\n      reach: { from: milan/web, to: rome/web, proto: udp }\n" +
+		"sabotage:\n  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: the pod answers }\n"
+	sc, err := scenario.Parse("scenarios/gap.yaml", []byte(src), topologies)
+	assert.NilError(t, err)
+	for _, gap := range []bool{false, true} {
+		l := newMemoryLab(t)
+		l.gap = gap
+		row := (&runner.Runner{World: l, Seed: "8f3a"}).Run(t.Context(), sc, sc.Rows[0])
+		if !gap {
+			assert.Equal(t, row.Verdict, report.Pass, row.Reason)
+			continue
+		}
+		assert.Equal(t, row.Verdict, report.Fail)
+		f := row.Steps[len(row.Steps)-1].Failures[0]
+		assert.Equal(t, f.Want, "all of the log of milan/node-1/log/liqo_isthmus-node-abcde_1-2-3/node/0")
+		assert.Equal(t, f.Got, "the log was begun anew since the row began, so nothing is known of errors in what is gone")
 	}
 }

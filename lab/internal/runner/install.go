@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
@@ -13,7 +14,7 @@ import (
 // What the program can't do is a fault of the product: it says why.
 func (r *Runner) operate(ctx context.Context, cluster, by, what string, undo *undoList, do func(deploy.Operator) error) (*report.Fault, error) {
 	if r.Operator == nil {
-		return nil, errors.New("the runner can't install anything: it was not told how")
+		return nil, fmt.Errorf("install: %w", errNotTold)
 	}
 	if !r.operated[cluster] {
 		was, err := r.Operator(ctx).Installation(ctx, cluster)

@@ -3,7 +3,6 @@ package runner
 import (
 	"context"
 	"fmt"
-	"strings"
 
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
@@ -26,31 +25,25 @@ func (r *Runner) kubectl(ctx context.Context, row *expect.Row, a *scenario.Kubec
 		}
 		r.undoKubectl(undo, a.In, back)
 	}
-	return r.runKubectl(ctx, a.In, run)
+	return nil, r.runKubectl(ctx, a.In, run)
 }
 
 // runKubectl runs kubectl with arguments as a shell reads them.
-func (r *Runner) runKubectl(ctx context.Context, cluster, arguments string) (*report.Fault, error) {
+func (r *Runner) runKubectl(ctx context.Context, cluster, arguments string) error {
 	res, err := r.World.Exec(ctx, world.ExecRequest{
 		Target: cluster + "/" + world.ControlPlaneHost, Argv: []string{"sh", "-c", "exec kubernetes kubectl " + arguments},
 	})
-	if err != nil || res.Code == 0 {
-		return nil, err
+	if err == nil && res.Code != 0 {
+		err = exitErrorOf(res)
 	}
-	return &report.Fault{
-		Expectation: fmt.Sprintf("kubectl %s in %s", arguments, cluster), Want: "exit code 0",
-		Got: fmt.Sprintf("exit code %d: %s", res.Code, strings.TrimSpace(string(res.Stdout)+string(res.Stderr))),
-	}, nil
+	if err != nil {
+		return fmt.Errorf("kubectl %s in %s: %w", arguments, cluster, err)
+	}
+	return nil
 }
 
 func (r *Runner) undoKubectl(undo *undoList, cluster, arguments string) {
-	undo.add(func(ctx context.Context) error {
-		fault, err := r.runKubectl(ctx, cluster, arguments)
-		if fault != nil {
-			err = fmt.Errorf("undo: kubectl %s in %s: %s", arguments, cluster, fault.Got)
-		}
-		return err
-	})
+	undo.add(func(ctx context.Context) error { return r.runKubectl(ctx, cluster, arguments) })
 }
 
 // drain evicts what runs on a node. At the end of the row the gateways that it
@@ -80,5 +73,5 @@ func (r *Runner) drain(ctx context.Context, row *expect.Row, a *scenario.NodeDra
 		}
 	}
 	r.undoKubectl(undo, o.Cluster, "uncordon "+node)
-	return r.runKubectl(ctx, o.Cluster, fmt.Sprintf("drain %s --ignore-daemonsets --delete-emptydir-data --pod-selector='!%s' --timeout=%v", node, deploy.ProbeLabel, gatewayTime))
+	return nil, r.runKubectl(ctx, o.Cluster, fmt.Sprintf("drain %s --ignore-daemonsets --delete-emptydir-data --pod-selector='!%s' --timeout=%v", node, deploy.ProbeLabel, gatewayTime))
 }

@@ -113,7 +113,11 @@ func unscheduled(old *unstructured.Unstructured) *unstructured.Unstructured {
 // moveGateway moves a gateway to a node. At the end of the row it is moved
 // back, and those nodes take pods again that did before.
 func (r *Runner) moveGateway(ctx context.Context, row *expect.Row, a *scenario.GatewayMoves, undo *undoList) (*report.Fault, error) {
-	pod, err := row.Directory.Pod(ctx, operand.Operand{Kind: operand.Gateway, Cluster: a.Of, Peer: a.Peer})
+	gateway, err := operand.Parse(a.Of+"/gateway."+a.Peer, row.Topology)
+	if err != nil {
+		return nil, err
+	}
+	pod, err := row.Directory.Pod(ctx, gateway)
 	if err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,7 +17,7 @@ import (
 // connect connects a peering. At the end of the row its objects are deleted.
 func (r *Runner) connect(ctx context.Context, a *scenario.Connect, undo *undoList) error {
 	if r.Connect == nil {
-		return errors.New("the runner can't connect clusters: it was not told how")
+		return fmt.Errorf("connect clusters: %w", errNotTold)
 	}
 	p := a.Peering
 	undo.add(func(ctx context.Context) error {

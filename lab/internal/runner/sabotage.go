@@ -268,7 +268,9 @@ func (r *Runner) greenIn(row, step string, index int) time.Duration {
 
 func (r *Runner) plant(ctx context.Context, row *expect.Row, p *scenario.Plant, undo *undoList) error {
 	a := &scenario.Exec{On: p.On, Run: p.Run, Undo: p.Undo}
+	n := len(*undo)
 	_, err := r.execOnce(ctx, row, a, undo)
+	undo.name(n, a)
 	return err
 }
 

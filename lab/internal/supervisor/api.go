@@ -2,6 +2,7 @@ package supervisor
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -18,7 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-var errNoWorld = errors.New("the world is not there yet: wait until the lab is ready")
+var errNoWorld = fmt.Errorf("%w: the world is not there yet: wait until the lab is ready", world.ErrNoAnswer)
 
 // routes is the control socket's API: what the supervisor knows itself; the
 // rest is the agent's.
@@ -34,7 +35,7 @@ func (l *lab) routes() http.Handler {
 		world.WriteJSON(w, struct{}{})
 		l.end(errors.New("lab down"))
 	})
-	mux.HandleFunc("GET "+world.PathLogs, l.serveLogs)
+	mux.HandleFunc("POST "+world.PathLogs, l.serveLogs)
 	mux.HandleFunc("POST "+world.PathSnapshot, l.serveSnapshot)
 
 	// Commands in a control plane run here, all others in the world.
@@ -68,7 +69,7 @@ func (l *lab) proxy() http.Handler {
 		Transport:     &http.Transport{DialContext: dial},
 		FlushInterval: -1,
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
-			http.Error(w, "the agent does not answer: "+err.Error(), http.StatusBadGateway)
+			world.WriteError(w, fmt.Errorf("%w: agent: %w", world.ErrNoAnswer, err))
 		},
 	}
 }
@@ -264,17 +265,26 @@ func (l *lab) execControlPlane(ctx context.Context, req world.ExecRequest, s wor
 }
 
 // serveLogs adds the supervisor's and the control planes' logs to the agent's.
+// Who wants all that was written since a mark gets that or an error.
 func (l *lab) serveLogs(w http.ResponseWriter, r *http.Request) {
-	logs, err := world.LogsUnder(l.state("control-plane"), nil)
+	var q world.LogQuery
+	if err := json.NewDecoder(r.Body).Decode(&q); err != nil {
+		http.Error(w, "request: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	logs, err := world.LogsUnder(l.state("control-plane"), q, func(path string) string {
+		return strings.Replace(path, "/log/", "/", 1) // milan/log/etcd
+	})
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		world.WriteError(w, err)
 		return
 	}
-	for i := range logs { // milan/log/etcd
-		logs[i].Name = strings.Replace(logs[i].Name, "/log/", "/", 1)
-	}
 	if a := l.currentAgent(); a != nil {
-		inside, err := a.client.Logs(r.Context())
+		inside, err := a.client.Logs(r.Context(), q.Since)
+		if err != nil && q.Since != nil {
+			world.WriteError(w, err)
+			return
+		}
 		if err != nil {
 			inside = []world.Log{{Name: "agent", Text: "no answer: " + err.Error()}}
 		}

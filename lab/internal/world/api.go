@@ -215,17 +215,12 @@ type StateSection struct {
 	Output  string `json:"output"`
 }
 
-// A Log is the end of what a component of the control plane or a container has
-// written.
-type Log struct {
-	Name string `json:"name"` // "milan/kube-apiserver", "milan/liqo/isthmus-node-abcde/isthmus", "agent", "console"
-	Text string `json:"text"`
-}
-
 // Errors that callers tell apart.
 var (
 	// ErrNotRunning: nothing answers on the control socket.
 	ErrNotRunning = errors.New("the lab is not running")
+	// ErrNoAnswer: the supervisor or the agent does not answer any more.
+	ErrNoAnswer = errors.New("the lab does not answer")
 	// ErrNoTarget: no host or pod has that name.
 	ErrNoTarget = errors.New("no such target")
 	// ErrNoCaptures: nobody captures packets in that world.

@@ -91,7 +91,8 @@ func (c *Client) do(ctx context.Context, method, path string, body any) (*http.R
 	return resp, nil
 }
 
-// connectError says ErrNotRunning when nobody listens.
+// connectError says ErrNotRunning when nobody listens, and ErrNoAnswer when
+// somebody did and the connection broke.
 func (c *Client) connectError(err error) error {
 	var u *url.Error
 	if errors.As(err, &u) {
@@ -100,7 +101,10 @@ func (c *Client) connectError(err error) error {
 	if c.socket != "" && (errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED)) {
 		return fmt.Errorf("%w: nobody answers on %s: start it with `lab up`", ErrNotRunning, c.socket)
 	}
-	return err
+	if errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) { // who asked gave up
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrNoAnswer, err)
 }
 
 func answerError(resp *http.Response) error {
@@ -109,8 +113,8 @@ func answerError(resp *http.Response) error {
 		return err
 	}
 	text := strings.TrimSpace(string(b))
-	if resp.Header.Get(errorHeader) == "no-target" {
-		return fmt.Errorf("%w: %s", ErrNoTarget, strings.TrimPrefix(text, ErrNoTarget.Error()+": "))
+	if kind, ok := map[string]error{noTarget: ErrNoTarget, noAnswer: ErrNoAnswer}[resp.Header.Get(errorHeader)]; ok {
+		return fmt.Errorf("%w: %s", kind, strings.TrimPrefix(text, kind.Error()+": "))
 	}
 	return errors.New(text)
 }
@@ -332,6 +336,13 @@ func (c *Client) WirePackets(ctx context.Context, q WireQuery) (r WireReport, er
 	return r, err
 }
 
+// Sealed says what became of the packets with a token that were sent into
+// WireGuard tunnels.
+func (c *Client) Sealed(ctx context.Context, q SealedQuery) (r SealedReport, err error) {
+	err = c.call(ctx, http.MethodPost, pathSealed, q, &r)
+	return r, err
+}
+
 // WritePcap writes all packets that are still in the rings, merged, as pcapng
 // with one interface per host and interface name.
 func (c *Client) WritePcap(ctx context.Context, w io.Writer) error {
@@ -379,16 +390,17 @@ func (c *Client) Inventory(ctx context.Context) (i []Inventory, err error) {
 }
 
 // Logs are the logs of the control planes, the agent, the console and of every
-// container, ended ones included.
-func (c *Client) Logs(ctx context.Context) (l []Log, err error) {
-	err = c.call(ctx, http.MethodGet, PathLogs, nil, &l)
+// container, ended ones included, from the marks on; those that have none are
+// whole. Without marks they are the ends of the logs.
+func (c *Client) Logs(ctx context.Context, since map[string]LogMark) (l []Log, err error) {
+	err = c.call(ctx, http.MethodPost, PathLogs, LogQuery{Since: since}, &l)
 	return l, err
 }
 
 // PodLogs are the logs of the containers of one pod, ended ones included. The
-// pod is given as for Exec.
-func (c *Client) PodLogs(ctx context.Context, target string) (l []Log, err error) {
-	err = c.call(ctx, http.MethodPost, pathPodLogs, target, &l)
+// pod is given as for Exec, the marks as for Logs.
+func (c *Client) PodLogs(ctx context.Context, target string, since map[string]LogMark) (l []Log, err error) {
+	err = c.call(ctx, http.MethodPost, pathPodLogs, LogQuery{Pod: target, Since: since}, &l)
 	return l, err
 }
 

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
@@ -190,16 +191,28 @@ func (c *capture) sighting(host string, p packet, d decoded) Sighting {
 	}
 }
 
-// wire counts the packets that entered by the given interfaces, or by all when
-// ports is nil: so a packet that a bridge passed on counts once.
+// entered returns the packets that entered by the given interfaces, or all that
+// passed when ports is nil: so a packet that a bridge passed on is there once.
+// lost is as that of a ring, with what the kernel dropped up to now.
+func (c *capture) entered(since, until time.Time, ports []string) (packets []packet, lost int) {
+	if conn, err := c.file.SyscallConn(); err == nil {
+		c.countDrops(conn)
+	}
+	all, lost := c.ring.between(since, until)
+	for _, p := range all {
+		if ports == nil || p.direction == In && slices.Contains(ports, c.linkName(p.ifindex)) {
+			packets = append(packets, p)
+		}
+	}
+	return packets, lost
+}
+
+// wire counts the packets that entered.
 func (c *capture) wire(q WireQuery, ports []string) WireReport {
-	packets, lost := c.ring.between(q.Since, q.Until)
+	packets, lost := c.entered(q.Since, q.Until, ports)
 	r := WireReport{Found: make([]int, len(q.Contains)), Lost: lost}
 	flows := map[WireFlow]*WireFlow{}
 	for _, p := range packets {
-		if ports != nil && (p.direction != In || !slices.Contains(ports, c.linkName(p.ifindex))) {
-			continue
-		}
 		r.Packets++
 		r.Bytes += p.length
 		for i, s := range q.Contains {

@@ -37,6 +37,7 @@ const (
 	pathPods       = "/v1/pods"
 	pathSightings  = "/v1/sightings"
 	pathWire       = "/v1/wire"
+	pathSealed     = "/v1/sealed"
 	pathPcap       = "/v1/pcap"
 	pathPause      = "/v1/captures/pause" // until the request ends
 	pathState      = "/v1/state"
@@ -51,6 +52,12 @@ const (
 // works there.
 const errorHeader = "X-Lab-Error"
 
+// Values of errorHeader, for ErrNoTarget and ErrNoAnswer.
+const (
+	noTarget = "no-target"
+	noAnswer = "no-answer"
+)
+
 func newServer(h http.Handler, logger *slog.Logger) *http.Server {
 	return &http.Server{Handler: h, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(logger.Handler(), slog.LevelDebug)}
 }
@@ -58,9 +65,13 @@ func newServer(h http.Handler, logger *slog.Logger) *http.Server {
 // WriteError answers with an error.
 func WriteError(w http.ResponseWriter, err error) {
 	code := http.StatusInternalServerError
-	if errors.Is(err, ErrNoTarget) {
-		w.Header().Set(errorHeader, "no-target")
+	switch {
+	case errors.Is(err, ErrNoTarget):
+		w.Header().Set(errorHeader, noTarget)
 		code = http.StatusNotFound
+	case errors.Is(err, ErrNoAnswer):
+		w.Header().Set(errorHeader, noAnswer)
+		code = http.StatusBadGateway
 	}
 	http.Error(w, err.Error(), code)
 }
@@ -152,6 +163,7 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 	mux.HandleFunc("GET "+pathPods, answer(func(context.Context, struct{}) (map[string][]PodStatus, error) { return a.podStatus(), nil }))
 	mux.HandleFunc("POST "+pathSightings, answer(func(_ context.Context, q SightingQuery) ([]Sighting, error) { return a.sightings(q) }))
 	mux.HandleFunc("POST "+pathWire, answer(func(_ context.Context, q WireQuery) (WireReport, error) { return a.wire(q) }))
+	mux.HandleFunc("POST "+pathSealed, answer(func(_ context.Context, q SealedQuery) (SealedReport, error) { return a.sealed(q) }))
 	mux.HandleFunc("GET "+pathPcap, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/x-pcapng")
 		if err := writePcap(w, a.namedCaptures()); err != nil {
@@ -161,8 +173,8 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 	mux.HandleFunc("POST "+pathPause, a.servePause)
 	mux.HandleFunc("GET "+pathState, answer(func(ctx context.Context, _ struct{}) ([]HostState, error) { return a.state(ctx), nil }))
 	mux.HandleFunc("GET "+pathInventory, answer(func(context.Context, struct{}) ([]Inventory, error) { return a.inventory() }))
-	mux.HandleFunc("GET "+PathLogs, answer(func(context.Context, struct{}) ([]Log, error) { return LogsUnder(a.cfg.Dir, nil) }))
-	mux.HandleFunc("POST "+pathPodLogs, answer(func(_ context.Context, target string) ([]Log, error) { return a.podLogs(target) }))
+	mux.HandleFunc("POST "+PathLogs, answer(func(_ context.Context, q LogQuery) ([]Log, error) { return a.logs(q) }))
+	mux.HandleFunc("POST "+pathPodLogs, answer(func(_ context.Context, q LogQuery) ([]Log, error) { return a.logs(q) }))
 	mux.HandleFunc("POST "+pathKill, answer(func(_ context.Context, r killRequest) (struct{}, error) {
 		return struct{}{}, a.killContainer(r.Target, r.Container)
 	}))
@@ -218,8 +230,29 @@ func (a *agent) sightings(q SightingQuery) ([]Sighting, error) {
 }
 
 func (a *agent) wire(q WireQuery) (WireReport, error) {
-	var ports []string
-	if q.On == WANHost {
+	c, ports, err := a.captureOf(q.On)
+	if err != nil {
+		return WireReport{}, err
+	}
+	return c.wire(q, ports), nil
+}
+
+func (a *agent) sealed(q SealedQuery) (SealedReport, error) {
+	if q.Token == "" {
+		return SealedReport{}, errors.New("sealed: say a token")
+	}
+	c, ports, err := a.captureOf(q.On)
+	if err != nil {
+		return SealedReport{}, err
+	}
+	passed, _ := c.entered(q.Since, time.Time{}, ports)
+	return sealed(a.namedCaptures(), q, passed), nil
+}
+
+// captureOf finds the capture of a host, and for the WAN the interfaces by which
+// packets enter it.
+func (a *agent) captureOf(host string) (c namedCapture, ports []string, err error) {
+	if host == WANHost {
 		a.mu.Lock()
 		if a.network != nil {
 			ports = a.network.wanPorts
@@ -228,12 +261,12 @@ func (a *agent) wire(q WireQuery) (WireReport, error) {
 	}
 	names := []string{}
 	for _, c := range slices.Backward(a.namedCaptures()) { // who came back has an older one, too
-		if c.host == q.On {
-			return c.wire(q, ports), nil
+		if c.host == host {
+			return c, ports, nil
 		}
 		names = append(names, c.host)
 	}
-	return WireReport{}, fmt.Errorf("%w: nothing is captured on %q; there are %s", ErrNoTarget, q.On, joinNames(names))
+	return c, nil, fmt.Errorf("%w: nothing is captured on %q; there are %s", ErrNoTarget, host, joinNames(names))
 }
 
 // HandleExec serves commands.

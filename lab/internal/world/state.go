@@ -2,13 +2,7 @@ package world
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"io"
-	"io/fs"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -96,70 +90,4 @@ func hostState(ctx context.Context, n namedNamespace) HostState {
 		s.Sections = append(s.Sections, StateSection{Command: command, Output: out.String()})
 	}
 	return s
-}
-
-// logTail is how much of a log file is handed out.
-const logTail = 2 << 20
-
-// LogsUnder returns the ends of the log files below a directory, named by
-// their paths in it. A nil want wants all.
-func LogsUnder(dir string, want func(name string) bool) ([]Log, error) {
-	var logs []Log
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			if errors.Is(err, fs.ErrNotExist) { // pods come and go
-				return nil
-			}
-			return err
-		}
-		if !d.Type().IsRegular() || !strings.HasSuffix(path, ".log") {
-			return nil
-		}
-		name, err := filepath.Rel(dir, path)
-		if err != nil {
-			return err
-		}
-		name = strings.TrimSuffix(name, ".log")
-		if want != nil && !want(name) {
-			return nil
-		}
-		text, err := tail(path, logTail)
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		logs = append(logs, Log{Name: name, Text: text})
-		return nil
-	})
-	return logs, err
-}
-
-// podLogs returns the logs of one pod's containers, by the pod's target. Who
-// waits for a line asks again and again: all logs would keep an emulated
-// machine from writing it.
-func (a *agent) podLogs(target string) ([]Log, error) {
-	parts := strings.Split(target, "/")
-	if len(parts) != 3 {
-		return nil, fmt.Errorf("%w: %q is not cluster/namespace/pod", ErrNoTarget, target)
-	}
-	return LogsUnder(a.cfg.Dir, func(name string) bool {
-		return strings.HasPrefix(name, parts[0]+"/") && strings.Contains(name, "/log/"+parts[1]+"_"+parts[2]+"_")
-	})
-}
-
-func tail(path string, n int64) (string, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	if st, err := f.Stat(); err == nil && st.Size() > n {
-		if _, err := f.Seek(-n, io.SeekEnd); err != nil {
-			return "", err
-		}
-	}
-	b, err := io.ReadAll(f)
-	return string(b), err
 }
