@@ -9,7 +9,6 @@ import (
 	"io"
 	mathrand "math/rand/v2"
 	"os"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -20,69 +19,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
-	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
-
-// A selection is the rows of a scenario that shall run, in the file's order.
-type selection struct {
-	scenario *scenario.Scenario
-	rows     []scenario.Row
-}
-
-// choose picks the rows that the patterns, the shard and the overlay name.
-func choose(all []*scenario.Scenario, patterns []string, o runOptions) ([]selection, error) {
-	part, parts, err := parseShard(o.shard)
-	if err != nil {
-		return nil, err
-	}
-	used := make([]bool, len(patterns))
-	var out []selection
-	for _, s := range all {
-		sel := selection{scenario: s}
-		for _, r := range s.Rows {
-			if matches(r.Name, patterns, used) && inShard(r.Name, part, parts) && inOverlay(r, o.overlay) {
-				sel.rows = append(sel.rows, r)
-			}
-		}
-		if len(sel.rows) > 0 {
-			out = append(out, sel)
-		}
-	}
-	for i, u := range used {
-		if !u {
-			var names []string
-			for _, s := range all {
-				names = append(names, s.Name)
-			}
-			return nil, usageError("no row matches %q\n%s", patterns[i], yamlfile.DidYouMean(patterns[i], names))
-		}
-	}
-	return out, nil
-}
-
-// inOverlay tells whether a row can run in the overlay that was asked for.
-func inOverlay(r scenario.Row, overlay string) bool {
-	return overlay == overlayAuto || overlay == "" || r.Overlay == "" || r.Overlay == overlay
-}
-
-func matches(name string, patterns []string, used []bool) bool {
-	found := len(patterns) == 0
-	for i, p := range patterns {
-		p = strings.TrimSuffix(p, "/")
-		glob, err := path.Match(p, name)
-		// A pattern also stands for what is below it.
-		below := false
-		if n := strings.Count(p, "/") + 1; err == nil && !glob {
-			if parts := strings.SplitN(name, "/", n+1); len(parts) > n {
-				below, _ = path.Match(p, strings.Join(parts[:n], "/"))
-			}
-		}
-		if name == p || glob || below {
-			found, used[i] = true, true
-		}
-	}
-	return found
-}
 
 func parseShard(s string) (part, parts int, err error) {
 	if s == "" {
@@ -122,13 +59,15 @@ func newSeed() string {
 // printPlan prints every row with its steps, or with its sabotages, or both.
 func printPlan(w io.Writer, selected []selection, o runOptions) {
 	rows, broken := 0, 0
+	scenarios := map[*scenario.Scenario]bool{}
 	for _, sel := range selected {
+		scenarios[sel.scenario] = true
 		s := sel.scenario
 		fmt.Fprintf(w, "%s on %s: %s\n", s.Name, s.Topology.Name, s.Description)
 		if o.sabotage != sabotageOnly {
 			for _, r := range sel.rows {
 				rows++
-				printRow(w, s, r)
+				printRow(w, s, r, sel.overlay)
 			}
 		}
 		if o.sabotage == "" {
@@ -136,7 +75,7 @@ func printPlan(w io.Writer, selected []selection, o runOptions) {
 		}
 		for _, i := range sabotages(sel, func(scenario.Row) int { return 0 }) {
 			broken++
-			fmt.Fprintf(w, "  %s\n    %s\n      must fail: %s\n", i.row.Name, i.sabotage, i.sabotage.Fails)
+			fmt.Fprintf(w, "  %s\n    %s\n      must fail: %s\n", withOverlay(i.row.Name, sel.overlay), i.sabotage, i.sabotage.Fails)
 			for _, st := range s.Build(i.row) {
 				if st.Name == i.sabotage.Fails {
 					for _, e := range i.sabotage.Expectation {
@@ -146,15 +85,15 @@ func printPlan(w io.Writer, selected []selection, o runOptions) {
 			}
 		}
 	}
-	fmt.Fprintf(w, "%d scenarios, %d rows", len(selected), rows)
+	fmt.Fprintf(w, "%d scenarios, %d rows", len(scenarios), rows)
 	if o.sabotage != "" {
 		fmt.Fprintf(w, ", %d sabotages", broken)
 	}
 	fmt.Fprintln(w)
 }
 
-func printRow(w io.Writer, s *scenario.Scenario, r scenario.Row) {
-	fmt.Fprintf(w, "  %s\n", r.Name)
+func printRow(w io.Writer, s *scenario.Scenario, r scenario.Row, overlay string) {
+	fmt.Fprintf(w, "  %s\n", withOverlay(r.Name, overlay))
 	if len(r.Requires) > 0 {
 		fmt.Fprintf(w, "    requires %s\n", strings.Join(r.Requires, ", "))
 	}

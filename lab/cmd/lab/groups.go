@@ -47,9 +47,8 @@ func (g *group) runs() bool {
 	return false
 }
 
-// groups puts rows, sabotages or both into groups, those of this kernel first:
-// they are up sooner. Where several labs run at a time, those that take longest
-// come first, so that none is left alone at the end.
+// groups puts rows, sabotages or both into groups, in the order in which they
+// start.
 func groups(selected []selection, c chooser, o runOptions) []*group {
 	var out []*group
 	add := func(s *scenario.Scenario, i item, at site) {
@@ -73,7 +72,7 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 	for _, sel := range selected {
 		sites := make(map[string]site, len(sel.rows))
 		for _, r := range sel.rows {
-			sites[r.Name] = c.choose(needOf(sel.scenario, r))
+			sites[r.Name] = c.choose(needOf(sel, r))
 		}
 		if o.sabotage != sabotageOnly {
 			for _, r := range shuffled(sel.rows, o.seed) {
@@ -89,19 +88,32 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b *group) int {
-		longest := 0
-		if o.jobs > 1 {
-			longest = cmp.Compare(b.weight(), a.weight())
-		}
-		return cmp.Or(longest, strings.Compare(a.world, b.world), strings.Compare(a.name(), b.name()))
-	})
+	slices.SortFunc(out, inTurn(o.jobs))
 	return out
 }
 
-// weight says how long a group takes beside others: a sabotage four times as
-// long as a row, as all 320 natively took on average, and all of it four times as
-// long in a virtual machine, which is likely emulated.
+// inTurn is the order in which groups start: those of this kernel come first,
+// since they are up sooner. Where several labs run at a time, virtual machines
+// do, since few of them run beside each other, and of each world those that take
+// longest, so that none is left alone at the end.
+func inTurn(jobs int) func(a, b *group) int {
+	machine := func(g *group) int {
+		if g.world == supervisor.VM {
+			return 1
+		}
+		return 0
+	}
+	return func(a, b *group) int {
+		byName := cmp.Or(strings.Compare(a.world, b.world), strings.Compare(a.name(), b.name()))
+		if jobs <= 1 {
+			return byName
+		}
+		return cmp.Or(machine(b)-machine(a), b.weight()-a.weight(), byName)
+	}
+}
+
+// weight says how long a group takes beside others of its world: a sabotage four
+// times as long as a row, as all 320 natively took on average.
 func (g *group) weight() int {
 	n := 0
 	for _, c := range g.rows {
@@ -109,9 +121,6 @@ func (g *group) weight() int {
 	}
 	for _, c := range g.sabotages {
 		n += 4 * len(c.items)
-	}
-	if g.world == supervisor.VM {
-		n *= 4
 	}
 	return n
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 )
 
 // parse reads scenarios of this test.
@@ -104,6 +106,27 @@ func TestGroups(t *testing.T) {
 			"of-this-test-native-vxlan: both/vxlan/udp both/vxlan/udp[rome-node-gw] both/vxlan/udp[milan-gw-pods]",
 			"of-this-test-vm-geneve: both/geneve/udp any any[rome-node-gw]",
 		}},
+		{"patterns with overlays", "auto", "auto", "", []string{"geneve", "wireguard"}, []string{"*@vxlan", "both/*/udp@geneve"}, []string{
+			"of-this-test-native-vxlan: both/vxlan/tcp both/vxlan/udp",
+			"of-this-test-vm-geneve: both/geneve/udp",
+			"of-this-test-vm-vxlan: any",
+		}},
+		{"a row that is about no overlay, in both", "auto", "auto", "", []string{"geneve"}, []string{"any@vxlan", "any@geneve"}, []string{
+			"of-this-test-native-vxlan: any",
+			"of-this-test-vm-geneve: any",
+		}},
+		{"a pattern's overlay goes before the flag's", "auto", "vxlan", "", []string{"geneve"}, []string{"both/*/tcp", "both/*/udp@geneve"}, []string{
+			"of-this-test-native-vxlan: both/vxlan/tcp",
+			"of-this-test-vm-geneve: both/geneve/udp",
+		}},
+		{"named with its overlay and without", "auto", "auto", "", []string{"geneve"}, []string{"both/*/tcp", "both@geneve", "any@vxlan", "any"}, []string{
+			"of-this-test-native-vxlan: both/vxlan/tcp any",
+			"of-this-test-vm-geneve: both/geneve/tcp both/geneve/udp",
+		}},
+		{"sabotages of each overlay that is asked for", "auto", "auto", "only", []string{"geneve"}, []string{"both@vxlan", "both@geneve"}, []string{
+			"of-this-test-native-vxlan: both/vxlan/tcp[rome-node-gw] both/vxlan/tcp[milan-gw-pods]",
+			"of-this-test-vm-geneve: both/geneve/tcp[rome-node-gw]",
+		}},
 		{"sabotage of the first row that can run", "native", "auto", "only", []string{"geneve"}, []string{"both"}, []string{
 			"of-this-test-native-vxlan: both/vxlan/tcp[rome-node-gw] both/vxlan/tcp[milan-gw-pods]",
 		}},
@@ -145,16 +168,69 @@ func TestLongestFirst(t *testing.T) {
 	}
 }
 
-// TestVirtualMachineFirst: what runs in a virtual machine takes longer by far
-// than the same on this kernel.
-func TestVirtualMachineFirst(t *testing.T) {
-	c, err := newChooser("auto", "auto", machine(t, "geneve", "wireguard"), nil)
-	assert.NilError(t, err)
-	for jobs, want := range map[int]string{1: "of-this-test-native-vxlan", 2: "of-this-test-vm-geneve"} {
-		o := runOptions{world: "auto", overlay: "auto", sabotage: "after", jobs: jobs}
-		selected, err := choose(three(t), nil, o)
-		assert.NilError(t, err)
-		assert.Equal(t, groups(selected, c, o)[0].name(), want)
+// TestQueue: where labs run beside each other, virtual machines begin, and where
+// they are emulated they leave half of the labs to this kernel, as long as it has
+// something to do.
+func TestQueue(t *testing.T) {
+	vm, native := func(n int) *group { return weighing("vm", n) }, func(n int) *group { return weighing("native", n) }
+	all := []*group{native(40), vm(3), native(7), vm(9), native(1)}
+	for _, tt := range []struct {
+		name     string
+		jobs     int
+		emulated bool
+		want     []string // that run beside each other, after each that ends: the first of them
+	}{
+		{"one lab at a time", 1, true, []string{"native-1", "native-40", "native-7", "vm-3", "vm-9"}},
+		{"two", 2, true, []string{"vm-9 native-40", "native-40 vm-3", "vm-3 native-7", "native-7 native-1", "native-1"}},
+		{"two, and real machines", 2, false, []string{"vm-9 vm-3", "vm-3 native-40", "native-40 native-7", "native-7 native-1", "native-1"}},
+		{"four", 4, true, []string{"vm-9 vm-3 native-40 native-7", "vm-3 native-40 native-7 native-1", "native-40 native-7 native-1", "native-7 native-1", "native-1"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			groups := slices.Clone(all)
+			slices.SortFunc(groups, inTurn(tt.jobs))
+			q := newQueue(groups, tt.jobs, tt.emulated)
+			var running []*group
+			var got []string
+			for {
+				for len(running) < tt.jobs {
+					g := q.next()
+					if g == nil {
+						break
+					}
+					running = append(running, g)
+				}
+				if len(running) == 0 {
+					break
+				}
+				var names []string
+				for _, g := range running {
+					names = append(names, g.topology.Name)
+				}
+				got = append(got, strings.Join(names, " "))
+				q.done(running[0])
+				running = running[1:]
+			}
+			assert.DeepEqual(t, got, tt.want)
+		})
+	}
+}
+
+// TestQueueOfMachines: emulated machines do not run beside each other on two
+// processors even when nothing else is left, and none is forgotten.
+func TestQueueOfMachines(t *testing.T) {
+	first, second := weighing("vm", 2), weighing("vm", 1)
+	q := newQueue([]*group{first, second}, 2, true)
+	assert.Equal(t, q.next(), first)
+	assert.Assert(t, q.next() == nil)
+	q.done(first)
+	assert.Equal(t, q.next(), second)
+}
+
+// weighing is a group of so many rows in a world.
+func weighing(world string, rows int) *group {
+	return &group{
+		topology: &topology.Topology{Name: fmt.Sprintf("%s-%d", world, rows)}, world: world,
+		rows: []choice{{items: make([]item, rows)}},
 	}
 }
 
@@ -226,7 +302,10 @@ func TestMissingKernelFeature(t *testing.T) {
 // the first one's at once.
 func TestSequence(t *testing.T) {
 	var out bytes.Buffer
-	q := newSequence(&out, 3)
+	q := newSequence(&out)
+	for range 3 {
+		q.add()
+	}
 	say := func(part int, text, want string) {
 		t.Helper()
 		fmt.Fprint(q.parts[part], text)

@@ -17,7 +17,7 @@ func forKind(out io.Writer, selected []selection, sabotage bool) []selection {
 	for _, sel := range selected {
 		s := sel.scenario
 		var rows, broken []kind.Lack
-		kept := selection{scenario: s}
+		kept := selection{scenario: s, overlay: sel.overlay}
 		for _, r := range sel.rows {
 			if lack, ok := kind.CannotRun(s, r); ok {
 				rows = append(rows, lack)

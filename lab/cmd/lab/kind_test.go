@@ -54,6 +54,12 @@ not selected: any, 1 row: no packets are captured in the world kind
 		"of-this-test-kind-geneve: both/geneve/tcp both/geneve/tcp[rome-node-gw]",
 		"of-this-test-kind-vxlan: both/vxlan/tcp",
 	}))
+
+	selected, err = choose(all, []string{"any@vxlan", "both@vxlan"}, o)
+	assert.NilError(t, err)
+	left = forKind(&out, selected, true)
+	assert.DeepEqual(t, shown(groups(left, c, o)), []string{"of-this-test-kind-vxlan: both/vxlan/tcp both/vxlan/tcp[rome-node-gw]"})
+	assert.Equal(t, left[0].overlay, "vxlan")
 }
 
 // TestRunWithoutEngine: rows that clusters of kind could run are skipped where no

@@ -44,12 +44,16 @@ func newRunCommand(a *app, root *string) *cobra.Command {
 of the same checkout, topology, chart and programs, and says why it does not use
 another one), runs the rows and prints a line for what held and an explanation for what did not.
 A pattern is a scenario, or a row or a part of one: pod-to-pod, pod-to-pod/vxlan,
-'*/*/udp'.
+'*/*/udp'. PATTERN@OVERLAY stands for those of its rows that can run in that
+overlay, and has sabotages of its own.
 
 Each row runs in the fastest world that has what it needs: a lab that is up, then
 this kernel (native), then the virtual machine (vm). Rows that name an overlay run
 in a lab with that overlay. With --world kind those rows run that clusters of kind
 have everything for; the others are listed as not selected, with the reason.
+
+With --jobs 2 two labs are up at a time. Virtual machines come first; where they
+are emulated at most half of the labs are such machines.
 
 Every run leaves runs/<time>-<seed> (and runs/latest): result.json, and for each
 row that failed the packets, the state of every host, logs and API objects.`,
@@ -57,6 +61,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
   lab run pod-to-pod/vxlan/tcp --keep
   lab run drift --repeat 20 --seed 8f3a
   lab run --overlay vxlan            # what needs no Geneve
+  lab run '*@vxlan' 'drift@geneve'   # the same, and one scenario with Geneve
   lab run --sabotage                 # every scenario must be able to fail
   lab run --sabotage=after --jobs 2  # rows, then sabotages; two labs at once
   lab run --plan                     # what would run
@@ -72,7 +77,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&o.world, "world", "auto", "auto, native, vm or kind; auto is one of the first two")
-	f.StringVar(&o.overlay, "overlay", overlayAuto, "only rows that can run in this overlay: geneve or vxlan; auto: all")
+	f.StringVar(&o.overlay, "overlay", overlayAuto, "only rows that can run in this overlay: geneve or vxlan; auto: all. PATTERN@OVERLAY has its own")
 	f.StringVar(&o.seed, "seed", "", "decides the order of rows (default: random, printed)")
 	f.StringVar(&o.shard, "shard", "", "i/n: the i-th of n parts of the rows")
 	f.IntVar(&o.repeat, "repeat", 1, "run every row so many times")
@@ -186,23 +191,36 @@ func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 		why := c.why(g.world, g.lacks, c.up != nil && c.up(g.topology, g.world, g.overlay))
 		fmt.Fprintln(s.out, g.describe(why))
 	}
-	output := newSequence(s.out, len(all))
-	ran := make([]*groupRun, len(all))
-	slots := make(chan struct{}, max(s.options.jobs, 1))
+	output := newSequence(s.out)
+	ran := make(map[*group]*groupRun, len(all))
+	for _, g := range all {
+		ran[g] = &groupRun{session: s, group: g}
+	}
+	q := newQueue(all, s.options.jobs, c.emulated())
+	var next sync.Mutex // what starts first is printed first
+	start := func() (*group, *part) {
+		next.Lock()
+		defer next.Unlock()
+		if g := q.next(); g != nil {
+			return g, output.add()
+		}
+		return nil, nil
+	}
 	var wg sync.WaitGroup
-	for i, g := range all {
-		ran[i] = &groupRun{session: s, group: g, out: output.parts[i]}
-		slots <- struct{}{}
+	for range s.options.jobs {
 		wg.Go(func() {
-			defer func() { <-slots }()
-			ran[i].all(ctx)
-			output.parts[i].Close() // an output that is gone has no reader
+			for g, part := start(); g != nil; g, part = start() {
+				ran[g].out = part
+				ran[g].all(ctx)
+				part.Close() // an output that is gone has no reader
+				q.done(g)
+			}
 		})
 	}
 	wg.Wait()
-	for _, r := range ran {
-		s.run.Labs = append(s.run.Labs, r.result)
-		s.run.Scenarios = append(s.run.Scenarios, r.scenarios...)
+	for _, g := range all {
+		s.run.Labs = append(s.run.Labs, ran[g].result)
+		s.run.Scenarios = append(s.run.Scenarios, ran[g].scenarios...)
 	}
 }
 

@@ -21,12 +21,15 @@ type part struct {
 	closed   bool
 }
 
-func newSequence(out io.Writer, n int) *sequence {
-	q := &sequence{out: out}
-	for range n {
-		q.parts = append(q.parts, &part{sequence: q})
-	}
-	return q
+func newSequence(out io.Writer) *sequence { return &sequence{out: out} }
+
+// add adds a writer behind the others.
+func (q *sequence) add() *part {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	p := &part{sequence: q}
+	q.parts = append(q.parts, p)
+	return p
 }
 
 // Write writes, or keeps.

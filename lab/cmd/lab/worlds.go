@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -77,9 +78,10 @@ type need struct {
 	world    string // scenario.WorldAuto: any
 }
 
-// needOf is what a row of a scenario needs.
-func needOf(s *scenario.Scenario, r scenario.Row) need {
-	return need{s.Topology, r.Requires, r.Overlay, s.World}
+// needOf is what a row of a selection needs: a row that is about no overlay has
+// that of the pattern.
+func needOf(sel selection, r scenario.Row) need {
+	return need{sel.scenario.Topology, r.Requires, cmp.Or(r.Overlay, sel.overlay), sel.scenario.World}
 }
 
 // choose returns the fastest site that has what is needed: a lab that is up,
@@ -176,6 +178,11 @@ func containerdProbe(probes []world.Probe, t *topology.Topology) *world.Probe {
 // another machine's.
 func (c chooser) knows() bool {
 	return slices.ContainsFunc(c.probes, func(p world.Probe) bool { return p.Name == "root" && p.OK })
+}
+
+// emulated tells whether virtual machines are likely emulated here.
+func (c chooser) emulated() bool {
+	return !slices.ContainsFunc(c.probes, func(p world.Probe) bool { return p.Name == "KVM" && p.OK })
 }
 
 func (c chooser) isUp(n need, s site) bool {

@@ -1,0 +1,54 @@
+package main
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
+)
+
+// A queue hands groups to those who run them, the first first, and does not let
+// more virtual machines run at a time than it is told.
+type queue struct {
+	mu       sync.Mutex
+	waiting  []*group
+	machines int // that may start
+}
+
+// newQueue is for so many labs at a time. Half of them may be emulated machines,
+// which take a processor each for themselves: the control planes outside of
+// them, and what they are measured against, need the rest.
+func newQueue(all []*group, jobs int, emulated bool) *queue {
+	q := &queue{waiting: slices.Clone(all), machines: jobs}
+	if emulated {
+		q.machines = (jobs + 1) / 2
+	}
+	return q
+}
+
+// next is the group to run now. It is nil when all are taken, or when what is
+// left waits for the machines that run: whoever runs those comes back for it.
+func (q *queue) next() *group {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for i, g := range q.waiting {
+		if g.world == supervisor.VM {
+			if q.machines == 0 {
+				continue
+			}
+			q.machines--
+		}
+		q.waiting = slices.Delete(q.waiting, i, i+1)
+		return g
+	}
+	return nil
+}
+
+// done tells that a group's lab is down.
+func (q *queue) done(g *group) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if g.world == supervisor.VM {
+		q.machines++
+	}
+}
