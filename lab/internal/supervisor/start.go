@@ -241,15 +241,23 @@ func (p *process) end() {
 	if p.lifeline != nil {
 		p.lifeline.Close()
 	}
-	// PID 1 of a namespace has a signal handler, or does not exist any more.
-	p.cmd.Process.Signal(syscall.SIGTERM)
 	timeout := time.NewTimer(endTimeout)
 	defer timeout.Stop()
-	select {
-	case <-p.done:
-	case <-timeout.C:
-		p.cmd.Process.Kill()
-		<-p.done
+	// The kernel gives PID 1 of a namespace no signal that it has no handler for:
+	// one that has just started would never hear of it.
+	again := time.NewTicker(100 * time.Millisecond)
+	defer again.Stop()
+	for {
+		p.cmd.Process.Signal(syscall.SIGTERM)
+		select {
+		case <-p.done:
+			return
+		case <-timeout.C:
+			p.cmd.Process.Kill()
+			<-p.done
+			return
+		case <-again.C:
+		}
 	}
 }
 
