@@ -3,7 +3,6 @@
 SHELL       := /bin/bash -o pipefail
 GO          ?= go
 KUBERNETES  := v1.36.3
-CNI_PLUGINS := v1.9.1
 FLANNEL_CNI := v0.9.1
 VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 
@@ -14,20 +13,29 @@ PACKAGES := qemu-system-x86 nftables iptables conntrack iproute2 wireguard-tools
 
 export CGO_ENABLED := 0
 
-# $(call timed,what,command) runs a command and prints how long it took.
-timed = @printf '==> %s\n' '$(1)'; s=$$(date +%s%N); $(2) && \
-	printf '    %s: %s s\n' '$(1)' "$$(( ($$(date +%s%N) - s) / 100000000 ))" | sed -E 's/([0-9])( s)$$/.\1\2/; s/: \./: 0./'
+# $(call timed,what,command) runs a command and prints how long it took. It is a
+# line of the table with which make test ends.
+TIMES :=
+timed = @printf '==> %s\n' '$(1)'; s=$$(date +%s%N); ( $(2) ); rc=$$?; \
+	t=$$(( ($$(date +%s%N) - s) / 100000000 )); printf '    %s: %d.%d s\n' '$(1)' $$((t / 10)) $$((t % 10)); \
+	[ -z '$(TIMES)' ] || printf '%s\t%s\t%s\n' $$t $$rc '$(1)' >>'$(TIMES)'; exit $$rc
 
 .PHONY: help
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: lab
-lab: deps build kubernetes cni ## build everything and run the scenarios that take seconds: the main job
+lab: deps build kubernetes cni ## build what it takes and run the scenarios that take seconds: the main job
 	bin/lab run pod-to-pod symmetric geneve-ping internal-node drift user-firewall
 
 .PHONY: test
-test: deps build kubernetes cni nodes verify lint test-unit test-kernel test-lab ## everything that must pass: unit, kernel and API tests, scenarios, sabotage
+test: ## everything that must pass: unit, kernel and API tests, scenarios, sabotage; ends with a table of times
+	@mkdir -p bin && rm -f bin/times; $(MAKE) --no-print-directory test-parts TIMES=$(CURDIR)/bin/times; rc=$$?; \
+	printf '\nmake test took\n'; awk -F '\t' '{ sum += $$1; printf "  %6.1f s  %s%s\n", $$1 / 10, $$3, $$2 == 0 ? "" : "  FAILED" } \
+		END { printf "  %6.1f s  = %.1f minutes\n", sum / 10, sum / 600 }' bin/times; exit $$rc
+
+.PHONY: test-parts
+test-parts: deps build kubernetes cni flannel nodes verify lint test-unit test-kernel test-lab
 
 # A skip is a failure in CI. What this machine's own kernel lacks (geneve and
 # WireGuard, or a tun device without root) is tested in the virtual machine,
@@ -35,11 +43,17 @@ test: deps build kubernetes cni nodes verify lint test-unit test-kernel test-lab
 # only.
 NATIVE_SKIPS := geneve,wireguard,tun,container-engine
 
-# One package at a time (-p 1): several start control planes, and two cores
-# are not enough for two of those at once.
+# The packages whose tests can start control planes come one at a time (-p 1): two
+# cores are not enough for two of those at once.
+CONTROL_PLANE := github.com/isthmus-net/isthmus/lab/internal/controlplane
+DEPENDENTS    := {{$$p := .ForTest}}{{if $$p}}{{range .Deps}}{{if eq . "$(CONTROL_PLANE)"}}{{$$p}}{{"\n"}}{{end}}{{end}}{{end}}
+one_by_one    := $$({ echo $(CONTROL_PLANE); $(GO) list -test -f '$(DEPENDENTS)' ./...; } | sort -u)
+GO_TEST       := ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -timeout 15m
+
 .PHONY: test-unit
-test-unit: build kubernetes cni ## tests of the packages, against this machine's kernel and a real API server
-	$(call timed,unit and API tests,ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -p 1 -timeout 15m ./...)
+test-unit: build kubernetes cni flannel ## tests of the packages, against this machine's kernel and a real API server
+	$(call timed,unit tests,$(GO_TEST) $$($(GO) list ./... | grep -vxF "$(one_by_one)"))
+	$(call timed,tests with control planes,$(GO_TEST) -p 1 $(one_by_one))
 
 # Writes 40,000 elements, which takes minutes in an emulated machine; test-unit
 # runs it as root on this kernel.
@@ -54,17 +68,29 @@ test-kernel: build ## kernel tests: as root, without root, and in the virtual ma
 	$(call timed,kernel tests in the virtual machine,bin/lab vm test --module tun bin/kernel.test -- -test.short -test.skip '$(SLOW_KERNEL_TESTS)')
 
 .PHONY: test-lab
-test-lab: build kubernetes cni nodes ## every scenario with its sabotages in the VXLAN overlay, and GENEVE_SCENARIOS with Geneve, in the virtual machine
-	bin/lab run --sabotage=after --overlay vxlan --jobs 2
-	bin/lab run --sabotage=after --overlay geneve $(GENEVE_SCENARIOS:%='%')
+test-lab: build kubernetes cni flannel nodes ## every scenario with its sabotages in the VXLAN overlay, and those of GENEVE with Geneve and the kernel's WireGuard
+	$(call timed,scenarios,bin/lab run --fresh --sabotage=after --jobs $(LABS) '*@vxlan' $(GENEVE:%='%@geneve'))
 
-# What CI has time for where every lab with Geneve needs an emulated machine.
-# test-all runs the rest as well.
-GENEVE_SCENARIOS := bad-objects daemon-restart/geneve/milan* drift geneve-ping internal-node notrack pod-to-pod user-firewall
+# Labs at a time; where virtual machines are emulated, half of them are such.
+LABS := 4
+
+# What runs with Geneve and the kernel's WireGuard, which need the virtual machine
+# where this kernel has neither: each behaviour once, in as few labs as can be,
+# since each takes a minute and a half until it has converged. test-all runs
+# the rest.
+GENEVE := \
+	pod-to-pod geneve-ping internal-node notrack user-firewall bad-objects drift daemon-restart/geneve/milan* \
+	gateway-nodeport/geneve/rome-web api-server-gone/geneve/milan \
+	nodeport-return-path/geneve/milan/Cluster/tcp nodeport-return-path/geneve/rome/Local/udp nodeport-from-pod/geneve/*/tcp \
+	nodeport-tuple-collision/geneve/tcp loadbalancer/geneve/*/tcp overlapping-cidrs/geneve/tcp mapped-ip/geneve/*/tcp \
+	masquerade-bypass/geneve/tcp \
+	hostnetwork-source-ip/geneve/tcp mss-clamp path-mtu gateway-clusterip/geneve/tcp \
+	gateway-loadbalancer/geneve/tcp overlapping-everything/geneve/tcp/milan-web \
+	node-added/geneve/tcp node-removed/geneve/milan-node-1
 
 .PHONY: test-all
-test-all: build kubernetes cni nodes ## every scenario in every overlay, with its sabotages (hours on two cores without KVM)
-	bin/lab run --sabotage=after
+test-all: build kubernetes cni flannel nodes ## every scenario in every overlay, with its sabotages (hours on two cores without KVM)
+	bin/lab run --fresh --sabotage=after
 
 .PHONY: bench
 bench: ## benchmarks of the plan and of the kernel
@@ -107,15 +133,20 @@ bin/coredns: $(wildcard lab/kubernetes/coredns/*.go) lab/kubernetes/go.mod | bin
 	$(call timed,bin/coredns,cd lab/kubernetes && $(GO) build -trimpath -ldflags '-s -w' -o ../../bin/coredns ./coredns)
 
 .PHONY: cni
-cni: bin/cni/.$(CNI_PLUGINS) bin/cni/flannel bin/flanneld ## bin/cni, the CNI plugins, and flanneld
+cni: bin/cni/.tools ## bin/cni, the CNI plugins
 
-bin/cni/.$(CNI_PLUGINS):
-	$(call timed,CNI plugins $(CNI_PLUGINS),GOBIN=$(CURDIR)/bin/cni $(GO) install -trimpath -ldflags '-s -w' \
-		$(foreach p,main/bridge main/ptp main/loopback ipam/host-local meta/portmap,github.com/containernetworking/plugins/plugins/$p@$(CNI_PLUGINS)) && touch $@)
+# Tools of go.mod.
+CNI_PLUGINS := main/bridge main/ptp main/loopback ipam/host-local meta/portmap
+bin/cni/.tools: go.mod
+	@mkdir -p bin/cni
+	$(call timed,CNI plugins,$(GO) build -trimpath -ldflags '-s -w' -o bin/cni/ $(CNI_PLUGINS:%=github.com/containernetworking/plugins/plugins/%) && touch $@)
+
+.PHONY: flannel
+flannel: bin/cni/flannel bin/flanneld ## flanneld and its CNI plugin, for topologies with cni: flannel and for real nodes
 
 # The plug-in of flannel moved out of the reference plugins after this release,
 # and its new home is not on the module proxy.
-bin/cni/flannel: | bin/cni/.$(CNI_PLUGINS)
+bin/cni/flannel: | bin/cni/.tools
 	$(call timed,CNI plugin flannel $(FLANNEL_CNI),GOBIN=$(CURDIR)/bin/cni $(GO) install -trimpath -ldflags '-s -w' \
 		github.com/containernetworking/plugins/plugins/meta/flannel@$(FLANNEL_CNI))
 
@@ -171,7 +202,7 @@ verify: generate ## fail when a generated file is out of date
 lint: build ## gofmt, vet, and the topologies and scenarios
 	@out=$$(gofmt -l $$(git ls-files '*.go')); [ -z "$$out" ] || { echo "not gofmt'ed:" $$out; exit 1; }
 	$(call timed,go vet,$(GO) vet ./...)
-	bin/lab lint
+	$(call timed,topologies and scenarios,bin/lab lint)
 
 .PHONY: clean
 clean: ## remove bin/ and runs/

@@ -47,7 +47,7 @@ func (n *node) newNetwork(ctx context.Context, podCIDRs []netip.Prefix) (*networ
 	plugins := filepath.Join(n.cfg.BinDir, "cni")
 	for _, p := range list.Plugins {
 		if _, err := os.Stat(filepath.Join(plugins, p.Network.Type)); err != nil {
-			return nil, fmt.Errorf("CNI plugin %s is missing: %w; build it with `make cni`", p.Network.Type, err)
+			return nil, fmt.Errorf("CNI plugin %s is missing: %w; build it with `make cni`, and flannel with `make flannel`", p.Network.Type, err)
 		}
 	}
 	return &network{

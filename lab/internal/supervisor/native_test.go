@@ -364,7 +364,7 @@ func TestWhatIsMissingIsNamed(t *testing.T) {
 		cfg  supervisor.Config
 		want string
 	}{
-		{"no binaries", supervisor.Config{Name: "x", World: supervisor.Native, BinDir: t.TempDir()}, "run `make build kubernetes cni`"},
+		{"no binaries", supervisor.Config{Name: "x", World: supervisor.Native, BinDir: t.TempDir()}, "isthmus is missing in "},
 		{"no such world", supervisor.Config{Name: "x", World: "kind", KubernetesLess: true}, `world "kind": use native or vm`},
 		{"a name that is no directory", supervisor.Config{Name: "../x", World: supervisor.Native, KubernetesLess: true}, `lab name "../x": use up to 63 small letters`},
 		{"a path too long for a socket", supervisor.Config{Name: "x", World: supervisor.Native, RunDir: "/" + strings.Repeat("x", 120), KubernetesLess: true}, "too long for a socket"},

@@ -19,10 +19,8 @@ func checkProgram(dir, name string) error {
 	f, err := elf.Open(filepath.Join(dir, name))
 	var format *elf.FormatError
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && makes(name) == "nodes":
-		return fmt.Errorf("%s is missing in %s: run `make nodes`", name, dir)
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%s is missing in %s: run `make build kubernetes cni`", name, dir)
+		return fmt.Errorf("%s is missing in %s: run `make %s`", name, dir, makes(name))
 	case errors.As(err, &format), errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF): // the header ends early
 		return fmt.Errorf("%s in %s is no program (%w): remove it and run `make %s`", name, dir, err, makes(name))
 	case err != nil:
@@ -38,7 +36,9 @@ func checkProgram(dir, name string) error {
 // makes is the target of the Makefile that makes a program.
 func makes(name string) string {
 	switch {
-	case strings.HasPrefix(name, "cni/"), name == "flanneld":
+	case name == "cni/flannel", name == "flanneld":
+		return "flannel"
+	case strings.HasPrefix(name, "cni/"):
 		return "cni"
 	case strings.HasPrefix(name, "containerd"), name == "ctr", name == "helm":
 		return "nodes"

@@ -42,7 +42,7 @@ func TestProgramsThatPodsCannotRun(t *testing.T) {
 		{"a script", map[string]string{"probe": text}, map[string]string{"probe": "is no program (bad magic number"}},
 		{"half of a file", map[string]string{"cni/bridge": short}, map[string]string{"cni/bridge": "is no program (EOF): remove it and run `make cni`"}},
 		{"a directory", map[string]string{"probe": filepath.Dir(text)}, map[string]string{"probe": "is a directory"}},
-		{"nothing", map[string]string{"cni/bridge": ""}, map[string]string{"cni/bridge": "run `make build kubernetes cni`"}},
+		{"nothing", map[string]string{"cni/bridge": ""}, map[string]string{"cni/bridge": "run `make cni`"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			bin := t.TempDir()
