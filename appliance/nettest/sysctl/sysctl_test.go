@@ -78,6 +78,9 @@ func TestReset(t *testing.T) {
 			}
 			assert.NilError(t, sysctl.Reset())
 			assert.DeepEqual(t, differences(t, "lo"), []string(nil))
+			for _, name := range []string{"rp_filter", "arp_ignore"} {
+				assert.Check(t, is.Equal(read(t, "ipv4/conf/lo/"+name), "0"), name)
+			}
 		})
 	}
 }

@@ -69,10 +69,7 @@ type Lab struct {
 // and takes its lock. What a dead lab has left there goes first. A lab that
 // wants a cgroup has it afterwards, with a name that no other lab has had.
 func Claim(dir string, wantsCgroup bool) (*Lab, error) {
-	if err := os.MkdirAll(filepath.Dir(dir), 0o700); err != nil {
-		return nil, err
-	}
-	unlock, err := lockBase(filepath.Dir(dir), unix.LOCK_EX)
+	unlock, err := makeBase(filepath.Dir(dir))
 	if err != nil {
 		return nil, err
 	}
@@ -175,18 +172,30 @@ func removeLocked(dir string) error {
 		return err
 	}
 	defer unlock()
-	return remove(dir)
+	if err := remove(dir); err != nil {
+		return err
+	}
+	if filepath.Dir(dir) == Base() {
+		_ = os.Remove(Base()) // another lab may be there
+	}
+	return nil
 }
 
 // RemoveOwn removes the calling process's own lab, of which nothing else runs
-// any more. dir may be a path that reaches the run directory in another way.
-func RemoveOwn(dir string) error {
-	unlock, err := lockBase(filepath.Dir(dir), unix.LOCK_EX)
-	if err != nil {
+// any more. labs is the directory that has its run directory, opened where that
+// had its name: it may be mounted over by now.
+func RemoveOwn(labs *os.File, name string) error {
+	if err := lock(labs, unix.LOCK_EX); err != nil {
 		return err
 	}
-	defer unlock()
-	return removeDead(dir)
+	at := fmt.Sprintf("/proc/self/fd/%d", labs.Fd())
+	if err := removeDead(filepath.Join(at, name)); err != nil {
+		return err
+	}
+	if labs.Name() == Base() {
+		_ = os.Remove(at + "/../" + filepath.Base(Base())) // another lab may be there
+	}
+	return nil
 }
 
 // remove is Remove for who holds the lock of all run directories. ErrInUse:
@@ -335,22 +344,55 @@ func directories(base string) ([]string, error) {
 	return out, err
 }
 
+// makeBase makes a directory that has run directories, and takes its lock.
+func makeBase(base string) (unlock func(), err error) {
+	for {
+		if err := os.MkdirAll(base, 0o700); err != nil {
+			return nil, err
+		}
+		// The last lab may take it away in between.
+		if unlock, err = lockBase(base, unix.LOCK_EX); !errors.Is(err, fs.ErrNotExist) {
+			return unlock, err
+		}
+	}
+}
+
 // lockBase takes the lock of a directory that has run directories, and waits
 // for it.
 func lockBase(base string, how int) (unlock func(), err error) {
-	f, err := os.Open(base)
-	if err != nil {
-		return nil, err
-	}
 	for {
-		err = unix.Flock(int(f.Fd()), how)
-		if !errors.Is(err, unix.EINTR) {
-			break
+		f, err := os.Open(base)
+		if err != nil {
+			return nil, err
+		}
+		if err := lock(f, how); err != nil {
+			f.Close()
+			return nil, err
+		}
+		// Who had the lock may have removed the directory.
+		mine, err := f.Stat()
+		if err == nil {
+			var now os.FileInfo
+			if now, err = os.Stat(base); err == nil && os.SameFile(mine, now) {
+				return func() { f.Close() }, nil
+			}
+		}
+		f.Close()
+		if err != nil {
+			return nil, err
 		}
 	}
-	if err != nil {
-		f.Close()
-		return nil, fmt.Errorf("lock of %s: %w", base, err)
+}
+
+// lock takes the lock of an open file, and waits for it.
+func lock(f *os.File, how int) error {
+	for {
+		err := unix.Flock(int(f.Fd()), how)
+		if err == nil {
+			return nil
+		}
+		if !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("lock of %s: %w", f.Name(), err)
+		}
 	}
-	return func() { f.Close() }, nil
 }

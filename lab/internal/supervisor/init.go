@@ -54,7 +54,7 @@ func runInit(ctx context.Context, cfg Config, config *os.File, logger *slog.Logg
 			return fmt.Errorf("unmount %s: %w", dir, err)
 		}
 	}
-	return rundir.RemoveOwn(fmt.Sprintf("/proc/self/fd/%d/%s", labs.Fd(), filepath.Base(cfg.RunDir)))
+	return rundir.RemoveOwn(labs, filepath.Base(cfg.RunDir))
 }
 
 // endAll ends all processes of this PID namespace but its first, which is this
