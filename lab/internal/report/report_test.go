@@ -60,7 +60,9 @@ func TestTerminal(t *testing.T) {
 // TestSkipped: every reason is said, and the last line counts the rows, also
 // where a skip is no failure.
 func TestSkipped(t *testing.T) {
-	skip := func(name, reason string) report.Row { return report.Row{Name: name, Verdict: report.Skip, Reason: reason} }
+	skip := func(name, reason string) report.Row {
+		return report.Row{Name: name, Verdict: report.Skip, Reason: reason}
+	}
 	for _, tt := range []struct {
 		name string
 		rows []report.Row
