@@ -57,6 +57,42 @@ func TestTerminal(t *testing.T) {
 	golden.Assert(t, b.String(), "terminal.golden")
 }
 
+// TestSkipped: every reason is said, and the last line counts the rows, also
+// where a skip is no failure.
+func TestSkipped(t *testing.T) {
+	skip := func(name, reason string) report.Row {
+		return report.Row{Name: name, Verdict: report.Skip, Reason: reason}
+	}
+	for _, tt := range []struct {
+		name string
+		rows []report.Row
+		want string
+	}{
+		{"one reason", []report.Row{skip("s/a", "no geneve"), skip("s/b", "no geneve")}, " – s                        skipped: no geneve\n2 rows: 0 passed, 2 skipped · 0.0s\n"},
+		{"two reasons", []report.Row{skip("s/a", "no geneve"), skip("s/b", "no netem")},
+			" – s                        skipped:\n     – s/a skip: no geneve\n     – s/b skip: no netem\n2 rows: 0 passed, 2 skipped · 0.0s\n"},
+		{"beside one that passed", []report.Row{{Name: "s/a", Verdict: report.Pass}, skip("s/b", "no netem")},
+			" ✓ s                        2 rows       0.0s\n     – s/b skip: no netem\n2 rows: 1 passed, 1 skipped · 0.0s\n"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			run := report.Run{Scenarios: []report.Scenario{{Name: "s", Rows: tt.rows}}}
+			var b strings.Builder
+			report.PrintScenario(&b, run.Scenarios[0], run)
+			report.PrintSummary(&b, run)
+			assert.Equal(t, b.String(), tt.want)
+			var xml, json strings.Builder
+			assert.NilError(t, report.WriteJUnit(&xml, run))
+			assert.NilError(t, report.WriteJSON(&json, run))
+			for _, r := range tt.rows {
+				if r.Verdict == report.Skip {
+					assert.Check(t, is.Contains(xml.String(), "skip: "+r.Reason))
+					assert.Check(t, is.Contains(json.String(), r.Reason))
+				}
+			}
+		})
+	}
+}
+
 // TestPacketsOf: every interface saw the packets, so the command picks those of
 // the last host that did.
 func TestPacketsOf(t *testing.T) {

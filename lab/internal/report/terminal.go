@@ -51,6 +51,8 @@ func PrintScenario(w io.Writer, s Scenario, run Run) {
 		fmt.Fprintf(w, " ✗ %-24s %-12s %s\n", s.Name, rows, Duration(took))
 	case c[Pass]+c[XFail] > 0:
 		fmt.Fprintf(w, " ✓ %-24s %-12s %s%s\n", s.Name, rows, Duration(took), retried(s.Rows))
+	case slices.ContainsFunc(s.Rows, func(r Row) bool { return r.Reason != s.Rows[0].Reason }):
+		fmt.Fprintf(w, " – %-24s skipped:\n", s.Name)
 	default:
 		fmt.Fprintf(w, " – %-24s skipped: %s\n", s.Name, s.Rows[0].Reason)
 		return

@@ -95,18 +95,29 @@ type passage struct {
 	packet
 	host  string
 	asked bool      // it has the token
-	came  time.Time // of one with the token that was sent: when it came out; zero: never
+	came  time.Time // of one that was sent: when it came out; zero: it was lost, or was for nobody
+}
+
+// kind is the same of a packet that is sent and of the one that comes: what is
+// in a tunnel is not changed. Of packets with the token, which the kernel may put
+// together with others, it is the token and the byte behind it.
+func (p *passage) kind(token []byte) string {
+	if !p.asked {
+		return string(p.data)
+	}
+	i := bytes.Index(p.data, token)
+	return string(p.data[i:min(len(p.data), i+len(token)+1)])
 }
 
 // sealed follows the packets with a token from where they were sent into a
 // tunnel to where they came out of it. In between, whoever sent them must have
 // sent an encrypted message of the right length. All that it sent into the tunnel
-// is taken to be in messages of its own, in that order: no message stands for two
-// packets. passed has the packets of the network that is asked about.
+// and that came out is taken to be in messages of its own, in that order: no
+// message stands for two packets. passed has the packets of the network that is asked about.
 func sealed(captures []namedCapture, q SealedQuery, passed []packet) SealedReport {
 	token := []byte(q.Token)
 	packets, sent := map[string][]packet{}, map[string][]*passage{}
-	var asked, came []*passage
+	var came []*passage
 	for _, c := range captures {
 		all, _ := c.ring.between(q.Since, time.Time{})
 		packets[c.host] = append(packets[c.host], all...)
@@ -115,18 +126,14 @@ func sealed(captures []namedCapture, q SealedQuery, passed []packet) SealedRepor
 				continue
 			}
 			one := &passage{packet: p, host: c.host, asked: bytes.Contains(p.data, token)}
-			switch {
-			case p.direction == Out:
+			if p.direction == Out {
 				sent[c.host] = append(sent[c.host], one)
-				if one.asked {
-					asked = append(asked, one)
-				}
-			case one.asked:
+			} else {
 				came = append(came, one)
 			}
 		}
 	}
-	pair(asked, came, token)
+	pair(slices.Concat(slices.Collect(maps.Values(sent))...), came, token)
 
 	var r SealedReport
 	for _, host := range slices.Sorted(maps.Keys(sent)) {
@@ -135,8 +142,11 @@ func sealed(captures []namedCapture, q SealedQuery, passed []packet) SealedRepor
 		}
 		messages := sentMessages(packets, host)
 		for _, p := range sent[host] {
+			if p.came.IsZero() {
+				continue
+			}
 			m := take(messages, p)
-			if !p.asked || p.came.IsZero() {
+			if !p.asked {
 				continue
 			}
 			one := SealedPacket{Time: p.time, Host: host}
@@ -151,14 +161,18 @@ func sealed(captures []namedCapture, q SealedQuery, passed []packet) SealedRepor
 
 // pair notes when the packets that were sent came out of a tunnel: each that came
 // is the last of its kind that another host had sent by then. Those that are left
-// were lost, and sent again.
+// were lost, and perhaps sent again, or were for nobody.
 func pair(sent, came []*passage, token []byte) {
 	byTime := func(a, b *passage) int { return a.time.Compare(b.time) }
 	slices.SortStableFunc(sent, byTime)
 	slices.SortStableFunc(came, byTime)
+	kinds := map[string][]*passage{}
+	for _, s := range sent {
+		kinds[s.kind(token)] = append(kinds[s.kind(token)], s)
+	}
 	for _, c := range came {
-		for _, s := range slices.Backward(sent) {
-			if s.host != c.host && s.came.IsZero() && !s.time.After(c.time) && marker(s.data, token) == marker(c.data, token) {
+		for _, s := range slices.Backward(kinds[c.kind(token)]) {
+			if s.host != c.host && s.came.IsZero() && !s.time.After(c.time) {
 				s.came = c.time
 				break
 			}
@@ -171,7 +185,7 @@ func pair(sent, came []*passage, token []byte) {
 func take(messages []sealedMessage, p *passage) *sealedMessage {
 	for i := range messages {
 		m := &messages[i]
-		if !m.used && !m.time.Before(p.time) && (p.came.IsZero() || !m.time.After(p.came)) && m.fits(p.length) {
+		if !m.used && !m.time.Before(p.time) && !m.time.After(p.came) && m.fits(p.length) {
 			m.used = true
 			return m
 		}
@@ -218,12 +232,4 @@ func (m sealedMessage) countIn(packets []packet) int {
 		}
 	}
 	return n
-}
-
-// marker is the byte after a token, which tells requests from replies.
-func marker(data, token []byte) byte {
-	if i := bytes.Index(data, token) + len(token); i < len(data) {
-		return data[i]
-	}
-	return 0
 }

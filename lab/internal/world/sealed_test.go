@@ -91,8 +91,16 @@ func TestSealed(t *testing.T) {
 			m := w.message("A", n)
 			w.datagram("milan/gateway", 1, Out, m)
 			w.datagram("wan", 2, In, m)
+			w.plain("rome/gateway", 3, In, other)
 			w.plain("rome/gateway", 3, In, request)
 		}, []SealedPacket{{Host: "milan/gateway"}}},
+		{"after one that is for nobody", func(w *tunnelWorld) {
+			w.plain("milan/gateway", 0, Out, "is any router there") // the kernel asks, on every link
+			m := w.message("A", w.plain("milan/gateway", 1, Out, request))
+			w.datagram("milan/gateway", 2, Out, m)
+			w.datagram("wan", 3, In, m)
+			w.plain("rome/gateway", 4, In, request)
+		}, []SealedPacket{{Host: "milan/gateway", Sealed: true, Passed: 1}}},
 		{"too late", func(w *tunnelWorld) {
 			n := w.plain("milan/gateway", 0, Out, request)
 			w.plain("rome/gateway", 1, In, request)
