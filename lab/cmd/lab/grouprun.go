@@ -14,6 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/vm"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
 // A groupRun runs one group on its lab. A lab that has died, or that a row has
