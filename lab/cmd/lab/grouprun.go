@@ -14,6 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/vm"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
 // A groupRun runs one group on its lab. A lab that has died, or that a row has
@@ -185,7 +186,7 @@ func (r *groupRun) open(ctx context.Context) error {
 	if err == nil && status.VM != nil && status.VM.Retries > 0 {
 		r.result.Retried = append(r.result.Retried, fmt.Sprintf("the virtual machine got stuck %d times before it had booted", status.VM.Retries))
 	}
-	if r.lab.emulated = err == nil && status.VM != nil && status.VM.Accelerator == vm.TCG; r.lab.emulated {
+	if r.lab.emulated = err == nil && isEmulated(status); r.lab.emulated {
 		fmt.Fprintf(r.out, "   the machine is emulated: steps are given %d times as long as scenarios say\n", emulatedPatience)
 	}
 	return nil
@@ -308,6 +309,9 @@ func (r *groupRun) runner() *runner.Runner {
 	}
 	return r.lab.runner
 }
+
+// isEmulated tells whether a lab's virtual machine has no processor of its own.
+func isEmulated(s world.Status) bool { return s.VM != nil && s.VM.Accelerator == vm.TCG }
 
 // emulatedTimeout is how long a probe waits for its answer in a machine that is
 // emulated: there a new connection took 4 s while everybody in it dialled

@@ -285,8 +285,8 @@ func processorTime(of map[string]time.Duration) string {
 }
 
 // firstReplyTime is how long the first answer may take once both sides have
-// each other's key.
-const firstReplyTime = 4 * time.Minute
+// each other's key, where the machine is not emulated.
+const firstReplyTime = 80 * time.Second
 
 // reachOf returns a function that sends probes from one pod to another until
 // one is answered. That a cluster has chosen an address that it must not choose,
@@ -295,8 +295,11 @@ const firstReplyTime = 4 * time.Minute
 func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) error {
 	api := expect.NewAPI(lab.client.RESTConfig)
 	return func(ctx context.Context, from, to topology.Pod) error {
-		start := time.Now()
-		ctx, cancel := context.WithTimeout(ctx, firstReplyTime)
+		start, timeout := time.Now(), firstReplyTime
+		if status, err := lab.client.Status(ctx); err == nil && isEmulated(status) {
+			timeout *= emulatedPatience
+		}
+		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		row := &expect.Row{
 			World: lab.client, Topology: lab.topology, API: api,

@@ -106,7 +106,10 @@ func (b sabotaged) noticed(sab scenario.Sabotage) bool {
 
 func (b sabotaged) verdict(steps []scenario.Step, sab scenario.Sabotage, err error) (report.Verdict, string) {
 	aimed := aimedAt(steps, sab)
+	var vain *vainError
 	switch {
+	case errors.As(err, &vain):
+		return report.Fail, vain.Error()
 	case err != nil && !b.noticed(sab):
 		return report.Infra, err.Error()
 	case b.step == "":
@@ -125,6 +128,15 @@ func (b sabotaged) verdict(steps []scenario.Step, sab scenario.Sabotage, err err
 	return report.Pass, ""
 }
 
+// A vainError is why a sabotage could not be made as the scenario says.
+type vainError struct{ err error }
+
+func (e *vainError) Error() string {
+	return "it could not be made, so it proves nothing: " + e.err.Error()
+}
+
+func (e *vainError) Unwrap() error { return e.err }
+
 func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scenario.Row, sab scenario.Sabotage, out *report.Row) (seen sabotaged, err error) {
 	if err := r.settle(ctx, out); err != nil {
 		return seen, err
@@ -134,7 +146,7 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 		return seen, err
 	}
 	steps := r.steps(s, sr)
-	if disturbs(steps) {
+	if acts(steps) {
 		if row.Before, err = expect.Observe(ctx, r.World, r.api, s.Topology); err != nil {
 			return seen, err
 		}
@@ -167,10 +179,28 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 		return seen, errors.Join(err, ctx.Err())
 	case !restored:
 		seen.after = "it was noticed, but could not be undone: " + out.Steps[failures].Failures[0].Got
-	case seen.noticed(sab) && !acts(steps):
-		seen.after, err = r.greenAgain(ctx, s, sr, sab)
+	case !acts(steps):
+		if seen.noticed(sab) {
+			seen.after, err = r.greenAgain(ctx, s, sr, sab)
+		}
+	default:
+		seen.after, err = r.asBefore(ctx, row)
+	}
+	if seen.after != "" && r.spoiled == nil {
+		r.spoiled = fmt.Errorf("%s: %s: %s", sr.Name, sab, seen.after)
 	}
 	return seen, err
+}
+
+// asBefore compares what there is with what there was before a sabotage, which has
+// been undone. It returns what is not the same: what stays of one sabotage would
+// be taken for the effect of the next.
+func (r *Runner) asBefore(ctx context.Context, row *expect.Row) (string, error) {
+	res, err := r.await(ctx, row, expect.Checked{Name: "gone", Expectation: &expect.Gone{}}, nil, r.allow(r.patient(leftoverTime)), 1)
+	if err != nil || res.OK {
+		return "", err
+	}
+	return fmt.Sprintf("what undoes it does not make everything as it was: %s\n%s", res.Got, res.Why), nil
 }
 
 // greenAgain runs the steps of a row up to the one that a sabotage has broken:
@@ -205,10 +235,13 @@ func (r *Runner) sabotage(ctx context.Context, row *expect.Row, sab scenario.Sab
 	} else {
 		err = r.withhold(ctx, sab, undo)
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+		return nil
+	case ofLab(ctx, err):
 		return fmt.Errorf("%s: %w", sab, err)
 	}
-	return nil
+	return &vainError{err}
 }
 
 // showTime is how long what was withheld may take to show in rows that only
