@@ -248,7 +248,7 @@ func TestGlobals(t *testing.T) {
 	}
 }
 
-// checkGlobal allows errors, tables of constants and compiled regular
+// checkGlobal allows errors, tables of constants, what is computed once and compiled regular
 // expressions, none of them assigned to later.
 func checkGlobal(t *testing.T, f file, s *ast.ValueSpec, assigned map[string]bool) {
 	for i, name := range s.Names {
@@ -260,7 +260,7 @@ func checkGlobal(t *testing.T, f file, s *ast.ValueSpec, assigned map[string]boo
 		case len(s.Values) <= i && !embedded(f, name):
 			t.Errorf("%s: package variable %s has no value: it will be given one later", at, name.Name)
 		case len(s.Values) > i && !constant(s.Values[i]):
-			t.Errorf("%s: package variable %s is not an error, a table of constants or a regular expression", at, name.Name)
+			t.Errorf("%s: package variable %s is not an error, a table of constants, what is computed once (sync.OnceValue) or a regular expression", at, name.Name)
 		}
 	}
 }
@@ -316,7 +316,7 @@ func constant(e ast.Expr) bool {
 				return false
 			}
 			switch x.Name + "." + fun.Sel.Name {
-			case "errors.New", "fmt.Errorf", "regexp.MustCompile", "filepath.Join", "base32.NewEncoding", "strings.NewReplacer", "resource.MustParse":
+			case "errors.New", "fmt.Errorf", "regexp.MustCompile", "sync.OnceValue", "sync.OnceValues", "filepath.Join", "base32.NewEncoding", "strings.NewReplacer", "resource.MustParse":
 				return true
 			}
 			// Values of netip and reflect never change.
