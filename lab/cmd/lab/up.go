@@ -316,27 +316,32 @@ func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) err
 		}
 		tick := time.NewTicker(100 * time.Millisecond)
 		defer tick.Stop()
+		var last error // why the latest probe that ended was not the answer
+		impostor := ""
 		for {
 			if _, err := row.Directory.Address(ctx, ends[1], ends[0].Cluster); errors.Is(err, expect.ErrChoice) {
 				return nil
 			}
 			p, err := row.Send(ctx, ends[0], ends[1], "tcp", 0)
-			impostor := ""
+			by := ""
 			if err == nil && p.Result.OK {
-				impostor, err = row.Impostor(ctx, p)
+				by, err = row.Impostor(ctx, p)
 			}
-			if err == nil && p.Result.OK && impostor == "" {
+			switch {
+			case err == nil && p.Result.OK && by == "":
 				return nil
+			case ctx.Err() != nil && last != nil: // the time was over in the middle of it
+			case err != nil:
+				last, impostor = err, ""
+			default:
+				last, impostor = fmt.Errorf("%s %s", p.Result.Error, p.Result.Message), by
 			}
 			select {
 			case <-ctx.Done():
 				if impostor != "" {
 					return nil
 				}
-				if err == nil {
-					err = fmt.Errorf("%s %s", p.Result.Error, p.Result.Message)
-				}
-				return fmt.Errorf("%s has had no answer from %s in %s: %w; lab inspect shows the path", ends[0], ends[1], time.Since(start).Round(time.Second), err)
+				return fmt.Errorf("%s has had no answer from %s in %s: %w; lab inspect shows the path", ends[0], ends[1], time.Since(start).Round(time.Second), last)
 			case <-tick.C:
 			}
 		}
