@@ -79,7 +79,7 @@ LABS := 4
 # since each takes a minute and a half until it has converged. test-all runs
 # the rest.
 GENEVE := \
-	pod-to-pod geneve-ping internal-node notrack user-firewall bad-objects drift daemon-restart/geneve/milan* \
+	pod-to-pod geneve-ping internal-node notrack user-firewall bad-objects drift/geneve/*/routes drift/geneve/*/tables drift/geneve/milan-gateway/peers daemon-restart/geneve/milan* \
 	gateway-nodeport/geneve/rome-web api-server-gone/geneve/milan \
 	nodeport-return-path/geneve/milan/Cluster/tcp nodeport-return-path/geneve/rome/Local/udp nodeport-from-pod/geneve/*/tcp \
 	nodeport-tuple-collision/geneve/tcp loadbalancer/geneve/*/tcp overlapping-cidrs/geneve/tcp mapped-ip/geneve/*/tcp \
