@@ -53,11 +53,11 @@ const freshness = time.Second
 // watch is how long a stream must have been looked at before it has passed:
 // what the step's action did to it may come a moment later, and must then last
 // as long as is too long.
-func (e *Flow) watch() time.Duration {
-	if e.Gap == 0 {
-		return freshness
+func watch(gap, fresh time.Duration) time.Duration {
+	if gap == 0 {
+		return fresh
 	}
-	return e.Gap + 2*freshness
+	return gap + 2*fresh
 }
 
 // Check looks at the stream's reports. Whatever else is expected of a stream,
@@ -94,9 +94,9 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	case e.Gap > 0 && s.gap > gap:
 		res.Why = fmt.Sprintf("silent for %v", s.gap.Round(time.Millisecond))
 		res.Final = true
-	case time.Since(row.StepStarted) < e.watch():
+	case time.Since(row.StepStarted) < watch(gap, fresh):
 		// A stream that has just broken looks alive for a while.
-		res.Why, res.Pending = "it has been watched for less than "+e.watch().String(), true
+		res.Why, res.Pending = "it has been watched for less than "+watch(gap, fresh).Round(time.Millisecond).String(), true
 	case e.Alive && s.silent > fresh:
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
 	case e.Lost != nil && s.lost > *e.Lost:
