@@ -64,7 +64,7 @@ func (l *lab) proxy() http.Handler {
 		}
 		return a.dial(ctx)
 	}
-	return &httputil.ReverseProxy{
+	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: "agent"}) },
 		Transport:     &http.Transport{DialContext: dial},
 		FlushInterval: -1,
@@ -72,6 +72,16 @@ func (l *lab) proxy() http.Handler {
 			world.WriteError(w, fmt.Errorf("%w: agent: %w", world.ErrNoAnswer, err))
 		},
 	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// Otherwise the server closes the request's body when the answer begins. The
+		// agent answers before the proxy has seen its end, and the answer would be
+		// cut off.
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+			world.WriteError(w, err)
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	})
 }
 
 func (l *lab) currentAgent() *agent {
