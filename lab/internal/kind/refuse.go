@@ -57,6 +57,7 @@ func (r *Refused) cluster(c topology.Cluster, defaultNetwork bool) {
 		why  string
 	}{
 		{"cni", c.CNI == topology.CNIFlannel, "flanneld has no place in kind's nodes"},
+		{"cni", c.CNI == topology.CNIIPPool, "kind's nodes have no IPAM of their own"},
 		{"nodeCIDR", !defaultNetwork, "the engine gives the nodes of all clusters addresses of one network"},
 		{"flat", c.Flat, "the engine gives nodes their addresses, and none of the podCIDR"},
 		{"nat", c.NAT, "all nodes are on one network: no router is between the clusters"},

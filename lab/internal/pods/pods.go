@@ -55,6 +55,10 @@ const (
 	CNIBridge = "bridge"
 	// CNIPtP is the same with a link per pod instead of a bridge.
 	CNIPtP = "ptp"
+	// CNIIPPool is ptp and host-local with an IPAM and rules as Calico has them:
+	// addresses of the node's block of a pool, and links of pods that only
+	// carry what has the pod's own address.
+	CNIIPPool = "ippool"
 	// CNIFlannel is flanneld with its plug-in: VXLAN between the nodes, and
 	// its own masquerade.
 	CNIFlannel = "flannel"
@@ -94,8 +98,11 @@ type NodeConfig struct {
 	MTU        int    // of pods; 0: the plug-ins' default
 	// FlannelKubeconfig is for flanneld; required by CNIFlannel.
 	FlannelKubeconfig []byte
-	ServiceCIDR       netip.Prefix
-	ClusterCIDR       netip.Prefix // pods of the whole cluster
+	// Blocks are where the pods of each node have their addresses, by the name of
+	// the node; required by CNIIPPool, empty otherwise.
+	Blocks      map[string]netip.Prefix
+	ServiceCIDR netip.Prefix
+	ClusterCIDR netip.Prefix // pods of the whole cluster
 
 	KubeProxy string // ModeNFTables or ModeIPTables; empty: no kube-proxy
 	// KubeProxyKubeconfig is also what the routes to the other nodes are

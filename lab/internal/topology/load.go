@@ -29,7 +29,7 @@ type clusterFile struct {
 	NodeCIDR       netip.Prefix `lab:"nodeCIDR" doc:"default 172.18.<index from 1>.0/24"`
 	ExternalCIDR   netip.Prefix `lab:"externalCIDR" doc:"default 10.70.0.0/16"`
 	InternalCIDR   netip.Prefix `lab:"internalCIDR" doc:"default 10.80.0.0/16"`
-	CNI            string       `lab:"cni" enum:"bridge|ptp|flannel" doc:"default bridge"`
+	CNI            string       `lab:"cni" enum:"bridge|ptp|flannel|ippool" doc:"default bridge; ippool has an IPAM of its own and drops what is not from a pod's own address, as Calico does"`
 	Masquerade     string       `lab:"masquerade" enum:"iptables|nftables|kindnet" doc:"who masquerades pods that leave the cluster: a rule of iptables, of nftables, or one as early as kindnet's; default: nobody; flannel does it itself"`
 	KubeProxy      string       `lab:"kubeProxy" enum:"nftables|iptables|ipvs" doc:"default nftables; ipvs needs a kernel with IP virtual servers"`
 	Runtime        string       `lab:"runtime" enum:"process|containerd" doc:"what runs containers: the lab's own kubelet, or the real one with containerd; default process"`
@@ -186,6 +186,13 @@ func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 	in.WAN.Lint(f)
 	if c.Masquerade != "" && c.CNI == CNIFlannel {
 		f.Problem(f.At(&in.Masquerade), "leave it out", "flannel masquerades by itself")
+	}
+	if c.CNI == CNIIPPool && c.PodCIDR.IsValid() {
+		if !c.PodCIDR.Addr().Is4() {
+			f.Problem(f.At(&in.CNI), "take an IPv4 podCIDR", "the blocks of cni: ippool are of IPv4")
+		} else if last := c.Nodes << (32 - blockBits); c.PodCIDR.Bits() > 24 || c.Nodes<<8+last > 1<<(32-c.PodCIDR.Bits()) {
+			f.Problem(f.At(&in.PodCIDR), "take a shorter prefix, such as a /16", "podCIDR %s has no room for the /24 and, beside it, the /%d of each node", c.PodCIDR, blockBits)
+		}
 	}
 	if c.Runtime == RuntimeContainerd && c.CNI != CNIFlannel {
 		f.Problem(f.At(&in.Runtime), "write cni: flannel", "the nodes of cluster %s have containerd, for which there is no CNI profile but flannel", c.Name)

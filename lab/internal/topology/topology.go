@@ -4,6 +4,7 @@
 package topology
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 )
@@ -107,6 +108,9 @@ const (
 	CNIBridge  = "bridge"  // bridge and host-local, routes between the nodes
 	CNIPtP     = "ptp"     // ptp and host-local, routes between the nodes
 	CNIFlannel = "flannel" // flanneld, VXLAN between the nodes
+	// CNIIPPool is as Calico: addresses of blocks of a pool, a route per pod, and
+	// links of pods that only carry what has the pod's own address.
+	CNIIPPool = "ippool"
 
 	ProxyNFTables = "nftables"
 	ProxyIPTables = "iptables"
@@ -123,6 +127,20 @@ const (
 	MasqueradeNFTables = "nftables"
 	MasqueradeKindnet  = "kindnet"
 )
+
+// blockBits is the length of a block, Calico's default (IPPool: blockSize).
+const blockBits = 26
+
+// PodBlock is where the pods of a cluster's n-th node, from 1, have their
+// addresses with CNIIPPool: blocks are given from the end of the podCIDR, so that
+// they are in no node's own podCIDR, which Kubernetes gives from its beginning.
+func PodBlock(podCIDR netip.Prefix, n int) netip.Prefix {
+	b := podCIDR.Masked().Addr().As4()
+	first := binary.BigEndian.Uint32(b[:])
+	size := uint64(1) << (32 - podCIDR.Bits())
+	binary.BigEndian.PutUint32(b[:], uint32(uint64(first)+size-uint64(n)<<(32-blockBits)))
+	return netip.PrefixFrom(netip.AddrFrom4(b), blockBits)
+}
 
 // DefaultMTU is that of Ethernet.
 const DefaultMTU = 1500

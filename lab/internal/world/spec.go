@@ -111,6 +111,19 @@ func (c ClusterSpec) Node(name string) (n NodeSpec, number int, ok bool) {
 	return NodeSpec{}, 0, false
 }
 
+// blocks are where the pods of each node have their addresses, by the name of
+// the node, where the CNI has an IPAM of its own; empty: in their podCIDRs.
+func (c ClusterSpec) blocks() map[string]netip.Prefix {
+	if c.CNI != topology.CNIIPPool {
+		return nil
+	}
+	out := map[string]netip.Prefix{}
+	for i, n := range c.Nodes {
+		out[n.Name] = topology.PodBlock(c.PodCIDR, i+1)
+	}
+	return out
+}
+
 // LoadBalancerNode is the node that the router sends a load balancer's address
 // to, the i-th of the range from 1: one that is there from the start.
 func (c ClusterSpec) LoadBalancerNode(i int) (NodeSpec, bool) {
