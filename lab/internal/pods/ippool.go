@@ -3,6 +3,7 @@ package pods
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -104,6 +105,13 @@ func bareLinks(node *os.File, r *types100.Result) error {
 		for _, a := range addrs {
 			if err := h.AddrDel(l, &a); err != nil {
 				return fmt.Errorf("ip addr del %s dev %s: %w", a.IPNet, i.Name, err)
+			}
+		}
+		// With the last address of a link the kernel removes the link's routes.
+		for _, ip := range r.IPs {
+			to := &net.IPNet{IP: ip.Address.IP, Mask: net.CIDRMask(32, 32)}
+			if err := h.RouteReplace(&netlink.Route{LinkIndex: l.Attrs().Index, Scope: netlink.SCOPE_LINK, Dst: to}); err != nil {
+				return fmt.Errorf("ip route replace %s dev %s: %w", to, i.Name, err)
 			}
 		}
 		for _, s := range []struct{ path, value string }{
