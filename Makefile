@@ -8,7 +8,7 @@ VERSION     := $(shell git describe --tags --always --dirty 2>/dev/null || echo 
 
 # What the lab needs of Debian: QEMU and a kernel with its tools for the vm
 # world; nft and iptables for kube-proxy; the rest to look at what happens.
-PACKAGES := qemu-system-x86 nftables iptables conntrack iproute2 wireguard-tools tcpdump \
+PACKAGES := qemu-system-x86 nftables iptables conntrack ipset iproute2 wireguard-tools tcpdump \
             busybox-static kmod e2fsprogs lz4 cpio runc util-linux jq
 
 export CGO_ENABLED := 0

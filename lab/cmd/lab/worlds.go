@@ -116,9 +116,7 @@ func (c chooser) try(n need, w string) site {
 		overlay = c.overlay
 	}
 	features := append(slices.Clone(n.features), overlay) // auto is none
-	if slices.ContainsFunc(n.topology.Peerings, func(p topology.Peering) bool { return p.Implementation == topology.ImplementationKernel }) {
-		features = append(features, "wireguard")
-	}
+	features = append(features, n.topology.Features()...)
 	here := nativeFeatures(c.probes)
 	has := scenario.Features() // the virtual machine's kernel has them all
 	if w == supervisor.Native || w == kind.World && c.knows() {

@@ -15,6 +15,7 @@ import (
 
 	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
 const (
@@ -98,6 +99,12 @@ func (in *installer) applyPeering(ctx context.Context, p topology.Peering) error
 	if err != nil {
 		return err
 	}
+	if p.Forward != nil {
+		// Only who administers the router knows of its port.
+		i := slices.IndexFunc(in.cfg.Topology.Clusters, func(c topology.Cluster) bool { return c.Name == p.Server })
+		endpoint["addresses"] = []any{world.RouterWAN(i).String()}
+		endpoint["port"] = int64(p.Forward.Port)
+	}
 	if err := applyOne(ctx, dialler, gatewayClient(p, endpoint)); err != nil {
 		return err
 	}
@@ -162,9 +169,13 @@ func tenantNamespace(peer string) *unstructured.Unstructured {
 
 func gatewayServer(p topology.Peering) *unstructured.Unstructured {
 	o := peerObject("GatewayServer", p.Client)
+	endpoint := map[string]any{"serviceType": p.Service, "ports": []any{wireGuardPort}}
+	if p.Forward != nil {
+		endpoint["nodePort"] = int64(p.Forward.NodePort)
+	}
 	spec := map[string]any{
 		"serverTemplateRef": templateRef("WgGatewayServerTemplate", "wireguard-server"+templateSuffix(p)),
-		"endpoint":          map[string]any{"serviceType": p.Service, "ports": []any{wireGuardPort}},
+		"endpoint":          endpoint,
 	}
 	setMTU(spec, p.MTU)
 	o.Object["spec"] = spec

@@ -21,6 +21,7 @@ type Flow struct {
 	Gap   time.Duration `lab:"gap" min:"10ms" max:"10m" doc:"no longer silence since the step began"`
 	Whole bool          `lab:"whole" doc:"since the stream was opened, not only since the step began"`
 	Alive bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
+	For   time.Duration `lab:"for" min:"10ms" max:"10m" doc:"it is watched so long since the step began; default: as long as gap takes"`
 	Lost  *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp)"`
 	// AnsweredBy is for addresses that lead to somebody else, or to one after
 	// the other.
@@ -94,9 +95,9 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	case e.Gap > 0 && s.gap > gap:
 		res.Why = fmt.Sprintf("silent for %v", s.gap.Round(time.Millisecond))
 		res.Final = true
-	case time.Since(row.StepStarted) < watch(gap, fresh):
+	case time.Since(row.StepStarted) < max(e.For, watch(gap, fresh)):
 		// A stream that has just broken looks alive for a while.
-		res.Why, res.Pending = "it has been watched for less than "+watch(gap, fresh).Round(time.Millisecond).String(), true
+		res.Why, res.Pending = "it has been watched for less than "+max(e.For, watch(gap, fresh)).Round(time.Millisecond).String(), true
 	case e.Alive && s.silent > fresh:
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
 	case e.Lost != nil && s.lost > *e.Lost:
@@ -142,6 +143,9 @@ func (e *Flow) String() string {
 	}
 	if e.Whole {
 		s += " since it was opened"
+	}
+	if e.For > 0 {
+		s += fmt.Sprintf(", watched for %v", e.For)
 	}
 	if e.Lost != nil {
 		s += fmt.Sprintf(", at most %d lost", *e.Lost)

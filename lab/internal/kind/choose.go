@@ -87,6 +87,8 @@ func (n *needed) action(a scenario.Action) string {
 		return "probes of the world " + World + " go by the API server, which such a step takes away"
 	case *scenario.NodeLeaves, *scenario.NodeJoins:
 		return "kind makes the nodes of a cluster at once, and for good"
+	case *scenario.Impair:
+		return noRouter
 	case *scenario.NodeReboots:
 		return "kind's library starts no node again"
 	}

@@ -57,9 +57,12 @@ func (r *Refused) cluster(c topology.Cluster, defaultNetwork bool) {
 		why  string
 	}{
 		{"cni", c.CNI == topology.CNIFlannel, "flanneld has no place in kind's nodes"},
+		{"cni", c.CNI == topology.CNIIPPool, "kind's nodes have no IPAM of their own"},
 		{"nodeCIDR", !defaultNetwork, "the engine gives the nodes of all clusters addresses of one network"},
 		{"flat", c.Flat, "the engine gives nodes their addresses, and none of the podCIDR"},
 		{"nat", c.NAT, "all nodes are on one network: no router is between the clusters"},
+		{"wan", c.Impairment != topology.Impairment{}, "no router is between the clusters whose link could do it"},
+		{"icmp", c.BlocksICMP, "no router is between the clusters that could drop it"},
 		{"routedServices", c.RoutedServices, "no router is between the clusters that could have the route"},
 		{"sourceCheck", c.SourceCheck, "the engine's network does not look at sources"},
 		{"rpFilter", c.RPFilter != topology.RPFilterLoose, "reverse-path filters are as the engine and the node image set them"},
@@ -80,6 +83,9 @@ func (r *Refused) peering(p topology.Peering) {
 		r.add(at+"service", "nobody gives Services of kind an address of a load balancer; NodePort works")
 	case topology.ServiceClusterIP:
 		r.add(at+"service", "no router is between the clusters that could lead to a ClusterIP; NodePort works")
+	}
+	if p.Forward != nil {
+		r.add(at+"forward", "no router is between the clusters that could have the port")
 	}
 	if p.Gateways == topology.GatewaysNetNS {
 		r.add(at+"gateways", "network namespaces of nodes are kept by paths of the host, which is a container here")

@@ -247,6 +247,11 @@ func (l *Lab) RebootNode(_ context.Context, cluster, node string) error {
 	return fmt.Errorf("%s/%s reboots: nodes of the world %s can't", cluster, node, World)
 }
 
+// Impair is what other worlds have: kind has no routers.
+func (l *Lab) Impair(_ context.Context, req world.ImpairRequest) error {
+	return fmt.Errorf("impair the link of %s: the world %s has no routers", req.Host, World)
+}
+
 // LeaveNode is what other worlds have.
 func (l *Lab) LeaveNode(_ context.Context, cluster, node string) error {
 	return fmt.Errorf("%s/%s leaves: nodes of the world %s can't", cluster, node, World)

@@ -18,6 +18,7 @@ import (
 const (
 	ModeNFTables = "nftables"
 	ModeIPTables = "iptables"
+	ModeIPVS     = "ipvs"
 )
 
 // keepKubeProxy runs the real kube-proxy in the node's namespace and starts it

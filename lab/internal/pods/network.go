@@ -24,6 +24,7 @@ type network struct {
 	node *os.File // network namespace
 	cni  *libcni.CNIConfig
 	list *libcni.NetworkConfigList
+	bare bool // the node's ends of pods' links have no address
 }
 
 func (n *network) runtime(pod *corev1.Pod, ns *os.File) *libcni.RuntimeConf {
@@ -70,6 +71,9 @@ func (n *network) add(ctx context.Context, pod *corev1.Pod, ns *os.File) ([]neti
 			if a, ok := netip.AddrFromSlice(ip.Address.IP); ok {
 				addrs = append(addrs, a.Unmap())
 			}
+		}
+		if n.bare {
+			return bareLinks(n.node, r)
 		}
 		return nil
 	})

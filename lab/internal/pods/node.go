@@ -328,7 +328,7 @@ func (n *node) keepRoutes(ctx context.Context) {
 			return
 		case <-changed:
 		}
-		want, err := routesTo(store.List(), n.cfg.Name)
+		want, err := routesTo(store.List(), n.cfg.Name, n.cfg.Blocks)
 		err = errors.Join(err, r.sync(want))
 		if err != nil {
 			n.log.Warn("routes to the other nodes", "err", err)
@@ -339,9 +339,9 @@ func (n *node) keepRoutes(ctx context.Context) {
 	}
 }
 
-// routesTo returns the podCIDRs of all nodes but own, and the address of the
-// node behind each.
-func routesTo(nodes []any, own string) (map[netip.Prefix]netip.Addr, error) {
+// routesTo returns where the pods of all nodes but own are, and the address of
+// the node behind each.
+func routesTo(nodes []any, own string, blocks map[string]netip.Prefix) (map[netip.Prefix]netip.Addr, error) {
 	want := map[netip.Prefix]netip.Addr{}
 	var errs []error
 	for _, o := range nodes {
@@ -349,16 +349,13 @@ func routesTo(nodes []any, own string) (map[netip.Prefix]netip.Addr, error) {
 		if !ok || nd.Name == own {
 			continue
 		}
-		for _, cidr := range nd.Spec.PodCIDRs {
-			p, err := netip.ParsePrefix(cidr)
-			if err != nil {
-				errs = append(errs, fmt.Errorf("node %s: podCIDR: %w", nd.Name, err))
-				continue
-			}
+		networks, err := PodNetworks(nd, blocks)
+		errs = append(errs, err)
+		for _, p := range networks {
 			for _, a := range nd.Status.Addresses {
 				via, err := netip.ParseAddr(a.Address)
 				if a.Type == corev1.NodeInternalIP && err == nil && via.Is4() == p.Addr().Is4() {
-					want[p.Masked()] = via
+					want[p] = via
 				}
 			}
 		}

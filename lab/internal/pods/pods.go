@@ -55,6 +55,10 @@ const (
 	CNIBridge = "bridge"
 	// CNIPtP is the same with a link per pod instead of a bridge.
 	CNIPtP = "ptp"
+	// CNIIPPool is ptp and host-local with an IPAM and rules as Calico has them:
+	// addresses of the node's block of a pool, and links of pods that only
+	// carry what has the pod's own address.
+	CNIIPPool = "ippool"
 	// CNIFlannel is flanneld with its plug-in: VXLAN between the nodes, and
 	// its own masquerade.
 	CNIFlannel = "flannel"
@@ -94,10 +98,13 @@ type NodeConfig struct {
 	MTU        int    // of pods; 0: the plug-ins' default
 	// FlannelKubeconfig is for flanneld; required by CNIFlannel.
 	FlannelKubeconfig []byte
-	ServiceCIDR       netip.Prefix
-	ClusterCIDR       netip.Prefix // pods of the whole cluster
+	// Blocks are where the pods of each node have their addresses, by the name of
+	// the node; required by CNIIPPool, empty otherwise.
+	Blocks      map[string]netip.Prefix
+	ServiceCIDR netip.Prefix
+	ClusterCIDR netip.Prefix // pods of the whole cluster
 
-	KubeProxy string // ModeNFTables or ModeIPTables; empty: no kube-proxy
+	KubeProxy string // ModeNFTables, ModeIPTables or ModeIPVS; empty: no kube-proxy
 	// KubeProxyKubeconfig is also what the routes to the other nodes are
 	// computed with: a kubelet may read no Node but its own.
 	KubeProxyKubeconfig []byte
@@ -135,18 +142,20 @@ func (c *NodeConfig) Complete() error {
 	need("ServiceCIDR", !c.ServiceCIDR.IsValid())
 	need("ClusterCIDR", !c.ClusterCIDR.IsValid())
 	need("KubeProxyKubeconfig", len(c.KubeProxyKubeconfig) == 0)
-	if c.KubeProxy != "" && c.KubeProxy != ModeNFTables && c.KubeProxy != ModeIPTables {
-		errs = append(errs, fmt.Errorf("node %s/%s: kube-proxy mode %q: use nftables or iptables", c.Cluster, c.Name, c.KubeProxy))
+	if c.KubeProxy != "" && c.KubeProxy != ModeNFTables && c.KubeProxy != ModeIPTables && c.KubeProxy != ModeIPVS {
+		errs = append(errs, fmt.Errorf("node %s/%s: kube-proxy mode %q: use nftables, iptables or ipvs", c.Cluster, c.Name, c.KubeProxy))
 	}
 	if c.CNI == "" {
 		c.CNI = CNIBridge
 	}
 	switch c.CNI {
 	case CNIBridge, CNIPtP:
+	case CNIIPPool:
+		need("Blocks", len(c.Blocks) == 0)
 	case CNIFlannel:
 		need("FlannelKubeconfig", len(c.FlannelKubeconfig) == 0)
 	default:
-		errs = append(errs, fmt.Errorf("node %s/%s: CNI profile %q is not known; use %s, %s or %s", c.Cluster, c.Name, c.CNI, CNIBridge, CNIPtP, CNIFlannel))
+		errs = append(errs, fmt.Errorf("node %s/%s: CNI profile %q is not known; use %s, %s, %s or %s", c.Cluster, c.Name, c.CNI, CNIBridge, CNIPtP, CNIIPPool, CNIFlannel))
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -30,6 +30,12 @@ func (n *node) newNetwork(ctx context.Context, podCIDRs []netip.Prefix) (*networ
 			return nil, err
 		}
 	}
+	if block, ok := n.cfg.Blocks[n.cfg.Name]; ok {
+		podCIDRs = []netip.Prefix{block}
+		if err := n.guardWorkloads(); err != nil {
+			return nil, fmt.Errorf("rules for the links of pods: %w", err)
+		}
+	}
 	if err := n.masquerade(podCIDRs); err != nil {
 		return nil, fmt.Errorf("masquerade: %w", err)
 	}
@@ -54,6 +60,7 @@ func (n *node) newNetwork(ctx context.Context, podCIDRs []netip.Prefix) (*networ
 		node: n.cfg.NetNS,
 		cni:  libcni.NewCNIConfigWithCacheDir([]string{plugins}, filepath.Join(dir, "cache"), nil),
 		list: list,
+		bare: n.cfg.CNI == CNIIPPool,
 	}, nil
 }
 
@@ -73,7 +80,7 @@ func (n *node) conflist(dir string, podCIDRs []netip.Prefix) ([]byte, error) {
 }
 
 // Conflist is what a distribution with the reference plugins installs on a node:
-// CNIBridge or CNIPtP, with addresses of the node's podCIDRs kept in ipamDir. An
+// CNIBridge, CNIPtP or CNIIPPool, with addresses of the node's podCIDRs kept in ipamDir. An
 // MTU of 0 leaves links as the kernel makes them. There is no masquerade: the
 // plug-ins would masquerade between pods of a cluster, too.
 func Conflist(cni, ipamDir string, mtu int, podCIDRs []netip.Prefix) ([]byte, error) {
@@ -89,7 +96,7 @@ func Conflist(cni, ipamDir string, mtu int, podCIDRs []netip.Prefix) ([]byte, er
 	}
 	ipam := map[string]any{"type": "host-local", "ranges": ranges, "dataDir": ipamDir}
 	plugin := map[string]any{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": false, "hairpinMode": true, "ipam": ipam}
-	if cni == CNIPtP {
+	if cni == CNIPtP || cni == CNIIPPool {
 		ipam["routes"] = routes
 		plugin = map[string]any{"type": "ptp", "ipMasq": false, "ipam": ipam}
 	}

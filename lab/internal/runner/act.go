@@ -106,6 +106,8 @@ func (r *Runner) do(ctx context.Context, row *expect.Row, a scenario.Action, und
 		}
 		row.Flows[a.Name] = f
 		return nil, nil
+	case *scenario.Impair:
+		return nil, r.impair(ctx, row, a, undo)
 	case *scenario.NodeLeaves:
 		return nil, r.moveNode(ctx, row, a.Node.Operand, false, undo)
 	case *scenario.NodeJoins:

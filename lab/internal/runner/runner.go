@@ -32,6 +32,7 @@ type World interface {
 	State(ctx context.Context) ([]world.HostState, error)
 	StopComponent(ctx context.Context, cluster, component string) error
 	StartComponent(ctx context.Context, cluster, component string) error
+	Impair(ctx context.Context, req world.ImpairRequest) error
 	KillContainer(ctx context.Context, target, container string) error
 	JoinNode(ctx context.Context, cluster, node string) error
 	LeaveNode(ctx context.Context, cluster, node string) error

@@ -20,7 +20,7 @@ import (
 )
 
 // An Action is something that a step does: *Apply, *Delete, *Exec, *Kill,
-// *Stop, *Flow, *Rewrite, *NodeLeaves, *NodeJoins, *NodeReboots,
+// *Stop, *Flow, *Impair, *Rewrite, *NodeLeaves, *NodeJoins, *NodeReboots,
 // *NodeDrained, *GatewayMoves, *PodMoves, *Connect, *Disconnect, *Kubectl,
 // *Install, *Upgrade, *Uninstall or *Remember.
 type Action interface {
@@ -90,6 +90,7 @@ func actions() map[string]func() Action {
 		"stop":   func() Action { return &Stop{} },
 		"flow":   func() Action { return &Flow{} },
 
+		"impair":       func() Action { return &Impair{} },
 		"rewrite":      func() Action { return &Rewrite{} },
 		"nodeLeaves":   func() Action { return &NodeLeaves{} },
 		"nodeJoins":    func() Action { return &NodeJoins{} },

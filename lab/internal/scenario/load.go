@@ -126,7 +126,7 @@ func (s *Scenario) findTopology(f *yamlfile.File, in *file, topologies string) b
 func (s *Scenario) lint(f *yamlfile.File) {
 	used := map[string]bool{}
 	unclear := map[yamlfile.Pos]bool{}
-	for _, r := range s.Rows {
+	for i, r := range s.Rows {
 		l := s.newLinter()
 		var steps []Step
 		var names []string
@@ -146,6 +146,7 @@ func (s *Scenario) lint(f *yamlfile.File) {
 			}
 			st.lint(l)
 			steps = append(steps, st)
+			s.Rows[i].needNetem(st.Do)
 		}
 		if len(names) == 0 && len(s.steps) > 0 {
 			f.Problem(yamlfile.PosOf(s.steps[0]), "each step's when leaves it out", "row %s has no step", r.Name)

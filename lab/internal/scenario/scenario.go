@@ -55,10 +55,10 @@ const (
 )
 
 // Features are what a scenario can require of the world: kinds of links, a
-// queueing discipline, nftables' flow tables. WireGuard is the kernel's own;
-// that of user space serves who does not require it.
+// queueing discipline, nftables' flow tables, IP virtual servers. WireGuard is
+// the kernel's own; that of user space serves who does not require it.
 func Features() []string {
-	return []string{"geneve", "vxlan", "wireguard", "dummy", "vrf", "netem", "flowtable"}
+	return []string{"geneve", "vxlan", "wireguard", "dummy", "vrf", topology.FeatureNetem, topology.FeatureIPVS, "flowtable"}
 }
 
 // A Step is a step of a row.

@@ -116,6 +116,7 @@ func (c *Config) wantsCgroup() bool {
 // cniBinaries are what a CNI profile needs beyond the bridge's.
 var cniBinaries = map[string][]string{
 	topology.CNIPtP:     {"cni/ptp"},
+	topology.CNIIPPool:  {"cni/ptp"},
 	topology.CNIFlannel: {"cni/flannel", "flanneld"},
 }
 

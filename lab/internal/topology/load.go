@@ -29,15 +29,17 @@ type clusterFile struct {
 	NodeCIDR       netip.Prefix `lab:"nodeCIDR" doc:"default 172.18.<index from 1>.0/24"`
 	ExternalCIDR   netip.Prefix `lab:"externalCIDR" doc:"default 10.70.0.0/16"`
 	InternalCIDR   netip.Prefix `lab:"internalCIDR" doc:"default 10.80.0.0/16"`
-	CNI            string       `lab:"cni" enum:"bridge|ptp|flannel" doc:"default bridge"`
+	CNI            string       `lab:"cni" enum:"bridge|ptp|flannel|ippool" doc:"default bridge; ippool has an IPAM of its own and drops what is not from a pod's own address, as Calico does"`
 	Masquerade     string       `lab:"masquerade" enum:"iptables|nftables|kindnet" doc:"who masquerades pods that leave the cluster: a rule of iptables, of nftables, or one as early as kindnet's; default: nobody; flannel does it itself"`
-	KubeProxy      string       `lab:"kubeProxy" enum:"nftables|iptables" doc:"default nftables"`
+	KubeProxy      string       `lab:"kubeProxy" enum:"nftables|iptables|ipvs" doc:"default nftables; ipvs needs a kernel with IP virtual servers"`
 	Runtime        string       `lab:"runtime" enum:"process|containerd" doc:"what runs containers: the lab's own kubelet, or the real one with containerd; default process"`
 	Absent         []int        `lab:"absent" min:"1" max:"200" doc:"numbers of nodes that join later, by nodeJoins"`
 	RPFilter       *int         `lab:"rpFilter" min:"0" max:"2" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
 	LoadBalancer   netip.Prefix `lab:"loadBalancerCIDR" doc:"of Services of type LoadBalancer; default 198.51.100.<16 × index from 0>/28"`
 	MTU            int          `lab:"mtu" min:"1280" max:"1500" doc:"of the links of the cluster's machines; default 1500"`
 	WANMTU         int          `lab:"wanMTU" min:"1280" max:"1500" doc:"of the router's link to the wide area network: routers before it send ICMP errors; default 1500"`
+	WAN            Impairment   `lab:"wan" doc:"what the router's link to the wide area network does to what is sent into it; needs netem"`
+	ICMP           string       `lab:"icmp" enum:"drop" doc:"drop: the router drops all ICMP, what it would send itself included, as firewalls do that know no better; default: it forwards and sends it"`
 	NAT            bool         `lab:"nat" doc:"the router hides the nodes behind its own address, so nobody outside reaches them"`
 	RoutedServices bool         `lab:"routedServices" doc:"other clusters' routers have a route to the serviceCIDR"`
 	Flat           bool         `lab:"flat" doc:"the nodeCIDR is part of the podCIDR, as in flat networks"`
@@ -45,20 +47,22 @@ type clusterFile struct {
 }
 
 type peeringFile struct {
-	Server         string `lab:"server,required" doc:"cluster whose gateway listens"`
-	Client         string `lab:"client,required" doc:"cluster whose gateway dials"`
-	Service        string `lab:"service" enum:"ClusterIP|NodePort|LoadBalancer" doc:"default NodePort"`
-	MTU            int    `lab:"mtu" min:"576" max:"65535" doc:"default: derived from the underlay"`
-	Implementation string `lab:"implementation" enum:"auto|kernel|userspace" doc:"of WireGuard; default auto"`
-	Objects        string `lab:"objects" enum:"Configuration|TunnelEndpoint" doc:"what it is written as; default Configuration"`
-	Gateways       string `lab:"gateways" enum:"pod|netns" doc:"where they are: pods, or network namespaces of their nodes; default pod"`
-	Absent         bool   `lab:"absent" doc:"it has no objects from the start: scenarios connect it"`
+	Server         string   `lab:"server,required" doc:"cluster whose gateway listens"`
+	Client         string   `lab:"client,required" doc:"cluster whose gateway dials"`
+	Service        string   `lab:"service" enum:"ClusterIP|NodePort|LoadBalancer" doc:"default NodePort"`
+	MTU            int      `lab:"mtu" min:"576" max:"65535" doc:"default: derived from the underlay"`
+	Implementation string   `lab:"implementation" enum:"auto|kernel|userspace" doc:"of WireGuard; default auto"`
+	Objects        string   `lab:"objects" enum:"Configuration|TunnelEndpoint" doc:"what it is written as; default Configuration"`
+	Gateways       string   `lab:"gateways" enum:"pod|netns" doc:"where they are: pods, or network namespaces of their nodes; default pod"`
+	Forward        *Forward `lab:"forward" doc:"the client dials a port of the server's router, which leads to a node, as with a server behind a home router"`
+	Absent         bool     `lab:"absent" doc:"it has no objects from the start: scenarios connect it"`
 }
 
 type outsideFile struct {
 	Name    string
 	Address netip.Addr `lab:"address" doc:"default: one of the wide area network"`
 	Via     string     `lab:"via" doc:"cluster whose router leads to the address"`
+	WAN     Impairment `lab:"wan" doc:"what its link to the wide area network does to what is sent into it; needs netem"`
 }
 
 type podsFile struct {
@@ -151,6 +155,7 @@ func (t *Topology) addClusters(f *yamlfile.File, in []clusterFile) {
 			PodCIDR: c.PodCIDR, ServiceCIDR: c.ServiceCIDR, NodeCIDR: c.NodeCIDR, ExternalCIDR: c.ExternalCIDR, InternalCIDR: c.InternalCIDR, LoadBalancer: c.LoadBalancer,
 			CNI: c.CNI, Masquerade: c.Masquerade, KubeProxy: c.KubeProxy, Runtime: c.Runtime,
 			MTU: cmp.Or(c.MTU, DefaultMTU), WANMTU: cmp.Or(c.WANMTU, DefaultMTU), NAT: c.NAT, RoutedServices: c.RoutedServices, Flat: c.Flat,
+			Impairment: c.WAN, BlocksICMP: c.ICMP == icmpDrop,
 			RPFilter: RPFilterLoose, SourceCheck: c.SourceCheck,
 		}
 		if c.RPFilter != nil {
@@ -178,8 +183,16 @@ func DefaultNodeCIDR(i int) netip.Prefix {
 
 func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 	checkAbsent(f, in, c)
+	in.WAN.Lint(f)
 	if c.Masquerade != "" && c.CNI == CNIFlannel {
 		f.Problem(f.At(&in.Masquerade), "leave it out", "flannel masquerades by itself")
+	}
+	if c.CNI == CNIIPPool && c.PodCIDR.IsValid() {
+		if !c.PodCIDR.Addr().Is4() {
+			f.Problem(f.At(&in.CNI), "take an IPv4 podCIDR", "the blocks of cni: ippool are of IPv4")
+		} else if last := c.Nodes << (32 - blockBits); c.PodCIDR.Bits() > 24 || c.Nodes<<8+last > 1<<(32-c.PodCIDR.Bits()) {
+			f.Problem(f.At(&in.PodCIDR), "take a shorter prefix, such as a /16", "podCIDR %s has no room for the /24 and, beside it, the /%d of each node", c.PodCIDR, blockBits)
+		}
 	}
 	if c.Runtime == RuntimeContainerd && c.CNI != CNIFlannel {
 		f.Problem(f.At(&in.Runtime), "write cni: flannel", "the nodes of cluster %s have containerd, for which there is no CNI profile but flannel", c.Name)
@@ -201,7 +214,11 @@ func (t *Topology) outside(f *yamlfile.File, o *outsideFile) Outside {
 		}
 	}
 	t.checkOutside(f, o, t.Outside)
-	return Outside{o.Name, o.Address, o.Via}
+	o.WAN.Lint(f)
+	if o.Via != "" && o.WAN != (Impairment{}) {
+		f.Problem(f.At(&o.WAN), "leave it out, or write it at cluster "+o.Via, "%s is behind a router and has no link to the wide area network", o.Name)
+	}
+	return Outside{o.Name, o.Address, o.Via, o.WAN}
 }
 
 func checkAbsent(f *yamlfile.File, in *clusterFile, c Cluster) {
@@ -240,7 +257,7 @@ func (t *Topology) addPeerings(f *yamlfile.File, in []peeringFile) {
 		if p.MTU != 0 && p.Objects == ObjectsTunnelEndpoint {
 			f.Problem(f.At(&p.MTU), "leave it out", "a TunnelEndpoint has no mtu")
 		}
-		out := Peering{p.Server, p.Client, p.Service, p.MTU, p.Implementation, p.Objects, p.Gateways, p.Absent}
+		out := Peering{p.Server, p.Client, p.Service, p.MTU, p.Implementation, p.Objects, p.Gateways, p.Forward, p.Absent}
 		orString(&out.Service, ServiceNodePort)
 		orString(&out.Implementation, ImplementationAuto)
 		orString(&out.Objects, ObjectsConfiguration)
@@ -252,6 +269,7 @@ func (t *Topology) addPeerings(f *yamlfile.File, in []peeringFile) {
 		if out.Gateways == GatewaysNetNS && out.Objects == ObjectsTunnelEndpoint {
 			f.Problem(f.At(&p.Gateways), "leave it out", "a TunnelEndpoint does not say where its gateway is")
 		}
+		t.checkForward(f, p, out)
 		t.Peerings = append(t.Peerings, out)
 	}
 }

@@ -135,8 +135,11 @@ func (t *Topology) checkEndpoint(f *yamlfile.File, in *peeringFile, p Peering) {
 	if !ok || !known || p.Server == p.Client {
 		return
 	}
-	if server.NAT {
-		f.Problem(f.At(&in.Server), fmt.Sprintf("write server: %s, client: %s, or remove nat", p.Client, p.Server), "%s is behind a NAT: nobody can dial it", p.Server)
+	if p.Forward != nil {
+		return // the client dials the router, which the wide area network knows
+	}
+	if server.NAT && p.Service != ServiceLoadBalancer {
+		f.Problem(f.At(&in.Server), fmt.Sprintf("write server: %s, client: %s, or forward, or service: LoadBalancer, or remove nat", p.Client, p.Server), "%s is behind a NAT: nobody can dial its nodes", p.Server)
 		return
 	}
 	at := f.At(&in.Service)

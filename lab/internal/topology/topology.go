@@ -4,6 +4,7 @@
 package topology
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"slices"
 )
@@ -56,6 +57,8 @@ type Cluster struct {
 	LoadBalancer netip.Prefix // of Services of that type; default 198.51.100.<16 × index from 0>/28
 	MTU          int          // of the machines' network; default DefaultMTU
 	WANMTU       int          // of the router's link to the wide area network; default DefaultMTU
+	Impairment   Impairment   // of what the router sends to the wide area network
+	BlocksICMP   bool         // the router drops all ICMP, what it would send itself included
 	NAT          bool         // the router hides the nodes behind its own address, as a home router does
 	// RoutedServices: other networks have a route to the serviceCIDR, as
 	// inside of a company.
@@ -105,9 +108,13 @@ const (
 	CNIBridge  = "bridge"  // bridge and host-local, routes between the nodes
 	CNIPtP     = "ptp"     // ptp and host-local, routes between the nodes
 	CNIFlannel = "flannel" // flanneld, VXLAN between the nodes
+	// CNIIPPool is as Calico: addresses of blocks of a pool, a route per pod, and
+	// links of pods that only carry what has the pod's own address.
+	CNIIPPool = "ippool"
 
 	ProxyNFTables = "nftables"
 	ProxyIPTables = "iptables"
+	ProxyIPVS     = "ipvs" // IP virtual servers, and ipset
 
 	// RuntimeProcess is the lab's own kubelet, for which containers are
 	// processes; RuntimeContainerd the real one with containerd.
@@ -121,8 +128,50 @@ const (
 	MasqueradeKindnet  = "kindnet"
 )
 
+// blockBits is the length of a block, Calico's default (IPPool: blockSize).
+const blockBits = 26
+
+// PodBlock is where the pods of a cluster's n-th node, from 1, have their
+// addresses with CNIIPPool: blocks are given from the end of the podCIDR, so that
+// they are in no node's own podCIDR, which Kubernetes gives from its beginning.
+func PodBlock(podCIDR netip.Prefix, n int) netip.Prefix {
+	b := podCIDR.Masked().Addr().As4()
+	first := binary.BigEndian.Uint32(b[:])
+	size := uint64(1) << (32 - podCIDR.Bits())
+	binary.BigEndian.PutUint32(b[:], uint32(uint64(first)+size-uint64(n)<<(32-blockBits)))
+	return netip.PrefixFrom(netip.AddrFrom4(b), blockBits)
+}
+
 // DefaultMTU is that of Ethernet.
 const DefaultMTU = 1500
+
+// Features that a topology can need of the kernel.
+const (
+	FeatureNetem     = "netem"
+	FeatureIPVS      = "ipvs"
+	FeatureWireGuard = "wireguard" // the kernel's own
+)
+
+// Features are what a topology needs of the kernel, whatever runs in it.
+func (t *Topology) Features() []string {
+	var out []string
+	need := func(feature string, is bool) {
+		if is && !slices.Contains(out, feature) {
+			out = append(out, feature)
+		}
+	}
+	for _, p := range t.Peerings {
+		need(FeatureWireGuard, p.Implementation == ImplementationKernel)
+	}
+	for _, c := range t.Clusters {
+		need(FeatureNetem, c.Impairment != Impairment{})
+		need(FeatureIPVS, c.KubeProxy == ProxyIPVS)
+	}
+	for _, o := range t.Outside {
+		need(FeatureNetem, o.Impairment != Impairment{})
+	}
+	return out
+}
 
 // A Peering joins two clusters by a gateway each. The client dials.
 type Peering struct {
@@ -132,7 +181,19 @@ type Peering struct {
 	Implementation string // of WireGuard; default ImplementationAuto
 	Objects        string // that it is written as; default ObjectsConfiguration
 	Gateways       string // where the gateways are; default GatewaysPod
-	Absent         bool   // scenarios connect it: it has no objects from the start
+	// Forward is the port of the server's router that the client dials; nil: it
+	// dials what the server's gateway says.
+	Forward *Forward
+	Absent  bool // scenarios connect it: it has no objects from the start
+}
+
+// A Forward is a port forwarding of a server's router, as a home or an office
+// router has it: UDP to the router's address on the wide area network at Port
+// goes to a node at NodePort, the one of the gateway's Service.
+type Forward struct {
+	Port     int `lab:"port,required" min:"1" max:"65535" doc:"of the router's address on the wide area network"`
+	NodePort int `lab:"nodePort,required" min:"30000" max:"32767" doc:"of the gateway's Service"`
+	Node     int `lab:"node" min:"1" max:"200" doc:"number of the node that it leads to, from 1; default 1"`
 }
 
 // How the gateway of a server is exposed, and what encrypts.
@@ -162,6 +223,8 @@ type Outside struct {
 	Name    string
 	Address netip.Addr // invalid: one of the wide area network
 	Via     string     // the cluster whose router leads to it; empty: none
+	// Impairment is of what the host sends to the wide area network.
+	Impairment Impairment
 }
 
 // A Pod is a pod that scenarios talk to and from: it runs the lab's probe.

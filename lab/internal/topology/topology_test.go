@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/golden"
@@ -27,6 +28,29 @@ func TestMistakes(t *testing.T) {
 			golden.Assert(t, err.Error()+"\n", strings.TrimSuffix(filepath.Base(path), ".yaml")+".golden")
 		})
 	}
+}
+
+func TestLinks(t *testing.T) {
+	src := "# drawing\n" + `
+clusters:
+  milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, nat: true, icmp: drop, wan: { delay: 40ms, jitter: 5ms, loss: 0.5%, reorder: 2%, rate: 20mbit } }
+  rome:  { nodes: 1, podCIDR: 10.1.0.0/16, serviceCIDR: 10.97.0.0/16, kubeProxy: ipvs }
+  naples:  { nodes: 1, podCIDR: 10.2.0.0/16, serviceCIDR: 10.98.0.0/16, nat: true }
+peerings:
+  - { server: milan, client: rome, forward: { port: 51820, nodePort: 31820 } }
+  - { server: naples, client: rome, service: LoadBalancer }
+outside: { user: { wan: { loss: 100% } } }
+`
+	got, err := topology.Parse("links.yaml", []byte(src))
+	assert.NilError(t, err)
+	milan, rome := got.Clusters[0], got.Clusters[1]
+	assert.Equal(t, milan.Impairment, topology.Impairment{Delay: 40 * time.Millisecond, Jitter: 5 * time.Millisecond, Loss: 0.5, Reorder: 2, Rate: 20e6})
+	assert.Equal(t, milan.Impairment.String(), "delay 40ms, jitter 5ms, loss 0.5%, reorder 2%, rate 20mbit")
+	assert.Equal(t, rome.Impairment.String(), "nothing")
+	assert.Assert(t, milan.BlocksICMP && !rome.BlocksICMP)
+	assert.DeepEqual(t, got.Peerings[0].Forward, &topology.Forward{Port: 51820, NodePort: 31820, Node: 1})
+	assert.Equal(t, got.Outside[0].Impairment.String(), "loss 100%")
+	assert.DeepEqual(t, got.Features(), []string{"netem", "ipvs"})
 }
 
 func TestLoad(t *testing.T) {

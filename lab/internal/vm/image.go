@@ -20,7 +20,7 @@ import (
 // tools are the programs of this machine that the guest gets, with the
 // libraries they need. Those of optional are left out where they are missing.
 var (
-	tools    = []string{"nft", "ip", "bridge", "tc", "ss", "conntrack", "wg", "tcpdump", "modprobe", "perl", "busybox"}
+	tools    = []string{"nft", "ip", "bridge", "tc", "ss", "conntrack", "ipset", "wg", "tcpdump", "modprobe", "perl", "busybox"}
 	optional = []string{"bridge", "tc", "ss", "wg", "tcpdump"}
 	// xtables are names of one program.
 	xtables = []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"}

@@ -226,7 +226,7 @@ func decompress(bz []byte) ([]byte, error) {
 // packages has the Debian package of each program that is run.
 var packages = map[string]string{
 	"qemu-system-x86_64": "qemu-system-x86", "mkfs.ext4": "e2fsprogs", "depmod": "kmod", "modprobe": "kmod", "dpkg-deb": "dpkg", "ldd": "libc-bin",
-	"busybox": "busybox-static", "nft": "nftables", "iptables": "iptables", "ip": "iproute2", "conntrack": "conntrack", "wg": "wireguard-tools", "tcpdump": "tcpdump", "perl": "perl-base",
+	"busybox": "busybox-static", "nft": "nftables", "iptables": "iptables", "ip": "iproute2", "conntrack": "conntrack", "ipset": "ipset", "wg": "wireguard-tools", "tcpdump": "tcpdump", "perl": "perl-base",
 }
 
 // look finds a program, also where root's are.

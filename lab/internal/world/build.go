@@ -111,17 +111,20 @@ func (n *network) buildCluster(c ClusterSpec, add func(*host) error) error {
 		return err
 	}
 	wanPort := fmt.Sprintf("w-router%d", c.Index)
-	if err := Wire(n.root, wanPort, router.ns, "eth1"); err != nil {
+	if err := Wire(n.root, wanPort, router.ns, routerWANInterface); err != nil {
 		return err
 	}
 	if err := n.root.enslave(wanPort, WANHost); err != nil {
 		return err
 	}
 	n.wanPorts = append(n.wanPorts, wanPort)
-	if err := router.ns.AddAddress("eth1", netip.PrefixFrom(c.RouterWAN, n.spec.WAN.Bits())); err != nil {
+	if err := router.ns.AddAddress(routerWANInterface, netip.PrefixFrom(c.RouterWAN, n.spec.WAN.Bits())); err != nil {
 		return err
 	}
-	if err := n.setMTU(wanPort, router, "eth1", c.WANMTU); err != nil {
+	if err := n.setMTU(wanPort, router, routerWANInterface, c.WANMTU); err != nil {
+		return err
+	}
+	if err := router.ns.impair(routerWANInterface, c.Impairment); err != nil {
 		return err
 	}
 	if err := n.routeWAN(router.ns, c); err != nil {
@@ -130,7 +133,7 @@ func (n *network) buildCluster(c ClusterSpec, add func(*host) error) error {
 	if err := n.routeLoadBalancer(router.ns, c); err != nil {
 		return err
 	}
-	if err := router.ns.nft(masquerade(c)); err != nil {
+	if err := router.ns.nft(routerRules(c)); err != nil {
 		return err
 	}
 	if err := add(router); err != nil {

@@ -410,6 +410,12 @@ func (c *Client) KillContainer(ctx context.Context, target, container string) er
 	return c.call(ctx, http.MethodPost, pathKill, killRequest{target, container}, nil)
 }
 
+// Impair changes what a link to the WAN does to the packets that are sent into
+// it.
+func (c *Client) Impair(ctx context.Context, req ImpairRequest) error {
+	return c.call(ctx, http.MethodPost, pathImpair, req, nil)
+}
+
 // Down ends the lab and returns when it is gone.
 func (c *Client) Down(ctx context.Context) error {
 	if err := c.call(ctx, http.MethodPost, PathDown, nil, nil); err != nil {

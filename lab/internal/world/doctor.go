@@ -15,9 +15,11 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/lab/internal/kubelet"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 )
 
 // A Probe is one thing that a lab needs and whether it is there.
@@ -57,7 +59,7 @@ func Doctor(ctx context.Context, binDir string) []Probe {
 		probes = append(probes, probeProgram(t.program, t.pkg, both))
 	}
 	for _, t := range []struct{ program, pkg string }{
-		{"qemu-system-x86_64", "qemu-system-x86"}, {"mkfs.ext4", "e2fsprogs"}, {"depmod", "kmod"}, {"modprobe", "kmod"}, {"busybox", "busybox-static"}, {"dpkg-deb", "dpkg"},
+		{"qemu-system-x86_64", "qemu-system-x86"}, {"ipset", "ipset"}, {"mkfs.ext4", "e2fsprogs"}, {"depmod", "kmod"}, {"modprobe", "kmod"}, {"busybox", "busybox-static"}, {"dpkg-deb", "dpkg"},
 	} {
 		probes = append(probes, probeProgram(t.program, t.pkg, vm))
 	}
@@ -278,7 +280,8 @@ func probeKernel(native []string) []Probe {
 		{"vxlan", link(&netlink.Vxlan{LinkAttrs: attrs("x0"), VxlanId: 1, Port: vxlanOurs}), nil, module},
 		{"dummy", link(&netlink.Dummy{LinkAttrs: attrs("d0")}), nil, module},
 		{"vrf", link(&netlink.Vrf{LinkAttrs: attrs("r0"), Table: 100}), nil, module},
-		{"netem", probeNetem, nil, module},
+		{topology.FeatureNetem, probeNetem, nil, module},
+		{topology.FeatureIPVS, probeIPVS, nil, "use --world vm, or a kernel with the modules ip_vs, ip_vs_rr, ip_set and dummy"},
 		{"flowtable", table("table inet f { flowtable ft { hook ingress priority 0; devices = { lo }; }\nchain c { type filter hook forward priority 0; meta l4proto tcp flow add @ft; }\n}\n"), nil, module},
 	}
 	var probes []Probe
@@ -296,6 +299,39 @@ func probeKernel(native []string) []Probe {
 		probes = append(probes, p)
 	}
 	return probes
+}
+
+// probeIPVS makes what kube-proxy makes in its mode ipvs: a link for addresses, a
+// virtual server that takes its backends in turn, and a set.
+func probeIPVS(ns *Namespace) error {
+	return ns.Do(func() error {
+		family, err := netlink.GenlFamilyGet("IPVS")
+		if err != nil {
+			return fmt.Errorf("IP virtual servers: %w", err)
+		}
+		// enum ip_vs_cmd and the attributes of a service, of linux/ip_vs.h.
+		const newService, service = 1, 1
+		const af, protocol, addr, port, scheduler, flags, timeout, netmask = 1, 2, 3, 4, 6, 7, 8, 9
+		req := nl.NewNetlinkRequest(int(family.ID), unix.NLM_F_ACK)
+		req.AddData(&nl.Genlmsg{Command: newService, Version: 1})
+		vs := nl.NewRtAttr(service|unix.NLA_F_NESTED, nil)
+		vs.AddRtAttr(af, nl.Uint16Attr(unix.AF_INET))
+		vs.AddRtAttr(protocol, nl.Uint16Attr(unix.IPPROTO_UDP))
+		vs.AddRtAttr(addr, append([]byte{192, 0, 2, 1}, make([]byte, 12)...))
+		vs.AddRtAttr(port, []byte{0, 80})
+		vs.AddRtAttr(scheduler, nl.ZeroTerminated("rr"))
+		vs.AddRtAttr(flags, make([]byte, 8))
+		vs.AddRtAttr(timeout, nl.Uint32Attr(0))
+		vs.AddRtAttr(netmask, nl.Uint32Attr(^uint32(0)))
+		req.AddData(vs)
+		if _, err := req.Execute(unix.NETLINK_GENERIC, 0); err != nil {
+			return fmt.Errorf("IP virtual server: %w", err)
+		}
+		if err := netlink.IpsetCreate("probe", "hash:ip,port", netlink.IpsetCreateOptions{}); err != nil {
+			return fmt.Errorf("ipset: %w", err)
+		}
+		return ns.nl.LinkAdd(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Name: "d0"}})
+	})
 }
 
 func probeNetem(ns *Namespace) error {

@@ -46,6 +46,7 @@ const (
 	pathKill       = "/v1/kill"
 	pathJoinNode   = "/v1/node/join"
 	pathLeaveNode  = "/v1/node/leave"
+	pathImpair     = "/v1/impair"
 )
 
 // errorHeader tells the kind of an error to the client, so that errors.Is
@@ -185,6 +186,7 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 	mux.HandleFunc("POST "+pathLeaveNode, answer(func(_ context.Context, r NodeRequest) (struct{}, error) {
 		return struct{}{}, a.leaveNode(r)
 	}))
+	mux.HandleFunc("POST "+pathImpair, answer(func(_ context.Context, r ImpairRequest) (struct{}, error) { return struct{}{}, a.impair(r) }))
 	HandleExec(mux, a.exec)
 	return mux
 }

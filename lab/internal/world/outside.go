@@ -58,7 +58,7 @@ func (n *network) routeWAN(ns *Namespace, own ClusterSpec) error {
 		}
 	}
 	for _, peer := range n.spec.Clusters {
-		if peer.Name == own.Name || peer.NAT {
+		if peer.Name == own.Name {
 			continue
 		}
 		if peer.LoadBalancer.IsValid() {
@@ -66,7 +66,7 @@ func (n *network) routeWAN(ns *Namespace, own ClusterSpec) error {
 				return err
 			}
 		}
-		if !peer.RoutedServices {
+		if !peer.RoutedServices || peer.NAT {
 			continue
 		}
 		if err := add(peer.ServiceCIDR, peer); err != nil {
@@ -127,6 +127,9 @@ func (n *network) buildOutside(o HostSpec, i int, add func(*host) error) error {
 		return err
 	}
 	n.wanPorts = append(n.wanPorts, port)
+	if err := h.ns.impair(NodeInterface, o.Impairment); err != nil {
+		return err
+	}
 	if err := n.routeWAN(h.ns, ClusterSpec{}); err != nil {
 		return err
 	}
@@ -165,10 +168,10 @@ func (n *network) buildBehind(o HostSpec, i int, add func(*host) error) error {
 	return add(h)
 }
 
-// masquerade is the ruleset of a cluster's router: pods reach the outside by
+// routerRules is the ruleset of a cluster's router: pods reach the outside by
 // the router's address; nodes are known there by their own, unless the router
-// hides them, too.
-func masquerade(c ClusterSpec) string {
+// hides them, too. Some ports of its own lead to nodes.
+func routerRules(c ClusterSpec) string {
 	family := "ip"
 	if c.PodCIDR.Addr().Is6() {
 		family = "ip6"
@@ -178,15 +181,43 @@ func masquerade(c ClusterSpec) string {
 	if c.NAT {
 		source = ""
 	}
-	return strings.NewReplacer("FAMILY", family, "SOURCE", source).Replace(`
+	var forwards strings.Builder
+	for _, f := range c.Forwards {
+		fmt.Fprintf(&forwards, "\t\tiifname %q ip daddr %s udp dport %d dnat to %s\n", routerWANInterface, c.RouterWAN, f.Port, f.To)
+	}
+	rules := strings.NewReplacer("FAMILY", family, "SOURCE", source, "WAN", routerWANInterface, "FORWARDS", forwards.String()).Replace(`
 table FAMILY lab {
+	chain prerouting {
+		type nat hook prerouting priority dstnat; policy accept;
+FORWARDS	}
 	chain postrouting {
 		type nat hook postrouting priority srcnat; policy accept;
-		oifname "eth1" SOURCE masquerade
+		oifname "WAN" SOURCE masquerade
 	}
 }
 `)
+	if c.BlocksICMP {
+		rules += blocksICMP
+	}
+	return rules
 }
+
+// blocksICMP drops what a router would forward or send of ICMP, and of ICMPv6
+// what is not the business of the link alone.
+const blocksICMP = `
+table inet lab-icmp {
+	chain forward {
+		type filter hook forward priority filter; policy accept;
+		meta l4proto icmp counter drop
+		icmpv6 type { destination-unreachable, packet-too-big, time-exceeded, parameter-problem, echo-request, echo-reply } counter drop
+	}
+	chain output {
+		type filter hook output priority filter; policy accept;
+		meta l4proto icmp counter drop
+		icmpv6 type { destination-unreachable, packet-too-big, time-exceeded, parameter-problem, echo-request, echo-reply } counter drop
+	}
+}
+`
 
 // serveOutside lets the hosts of no cluster answer probes until ctx ends.
 func (a *agent) serveOutside(ctx context.Context, n *network) error {

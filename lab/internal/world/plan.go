@@ -25,11 +25,12 @@ func Plan(t *topology.Topology) Spec {
 		}
 		cs := ClusterSpec{
 			Name: c.Name, Index: i + 1, LAN: lan,
-			Router: nth(lan, routerHostPart), RouterWAN: nth(s.WAN, i+1), ControlPlane: nth(lan, controlPlaneHostPart),
+			Router: nth(lan, routerHostPart), RouterWAN: RouterWAN(i), ControlPlane: nth(lan, controlPlaneHostPart),
 			PodCIDR: c.PodCIDR, ServiceCIDR: c.ServiceCIDR, ExternalCIDR: c.ExternalCIDR, InternalCIDR: c.InternalCIDR,
 			LoadBalancer: c.LoadBalancer,
 			CNI:          c.CNI, Masquerade: c.Masquerade, KubeProxy: c.KubeProxy, Runtime: c.Runtime,
 			MTU: c.MTU, WANMTU: c.WANMTU, NAT: c.NAT, RoutedServices: c.RoutedServices,
+			Impairment: c.Impairment, BlocksICMP: c.BlocksICMP, Forwards: forwards(t, c, lan),
 			RPFilter: c.RPFilter, SourceCheck: c.SourceCheck,
 		}
 		for n := range c.Nodes {
@@ -40,7 +41,7 @@ func Plan(t *topology.Topology) Spec {
 		s.Clusters = append(s.Clusters, cs)
 	}
 	for i, o := range t.Outside {
-		h := HostSpec{Name: o.Name, Addr: nth(s.WAN, firstOutsideHostPart+i)}
+		h := HostSpec{Name: o.Name, Addr: nth(s.WAN, firstOutsideHostPart+i), Impairment: o.Impairment}
 		if o.Via != "" {
 			// The router has the first address of the host's own network.
 			h = HostSpec{Name: o.Name, Addr: o.Address, LAN: netip.PrefixFrom(o.Address, topology.BehindRouter).Masked(), Via: o.Via}
@@ -49,6 +50,23 @@ func Plan(t *topology.Topology) Spec {
 	}
 	return s
 }
+
+// forwards are the port forwardings of a cluster's router: to the gateways that
+// its peerings say.
+func forwards(t *topology.Topology, c topology.Cluster, lan netip.Prefix) []ForwardSpec {
+	var out []ForwardSpec
+	for _, p := range t.Peerings {
+		if p.Server == c.Name && p.Forward != nil {
+			node := nth(lan, topology.FirstNodeHost+p.Forward.Node-1)
+			out = append(out, ForwardSpec{p.Forward.Port, netip.AddrPortFrom(node, uint16(p.Forward.NodePort))})
+		}
+	}
+	return out
+}
+
+// RouterWAN is the address of the router of the i-th cluster, from 0, on the
+// WAN.
+func RouterWAN(i int) netip.Addr { return nth(topology.WAN, i+1) }
 
 // nth is the n-th address of a network.
 func nth(p netip.Prefix, n int) netip.Addr {

@@ -10,6 +10,8 @@ package world
 
 import (
 	"net/netip"
+
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 )
 
 // A Spec is a world as values: what Plan makes of a topology, and all that the
@@ -44,7 +46,13 @@ type ClusterSpec struct {
 	Runtime      string       `json:"runtime"`    // of containers, one of package topology
 	MTU          int          `json:"mtu"`        // of the LAN
 	WANMTU       int          `json:"wanMTU"`     // of the router's link to the WAN
-	NAT          bool         `json:"nat,omitempty"`
+	// Impairment is of what the router sends to the WAN.
+	Impairment topology.Impairment `json:"impairment,omitzero"`
+	// BlocksICMP: the router drops all ICMP, what it would send itself included.
+	BlocksICMP bool `json:"blocksICMP,omitempty"`
+	NAT        bool `json:"nat,omitempty"`
+	// Forwards are ports of the router's address on the WAN that lead to nodes.
+	Forwards []ForwardSpec `json:"forwards,omitempty"`
 	// RoutedServices: other clusters' routers have a route to the service
 	// addresses.
 	RoutedServices bool `json:"routedServices,omitempty"`
@@ -67,6 +75,15 @@ type HostSpec struct {
 	Addr netip.Addr   `json:"addr"`
 	LAN  netip.Prefix `json:"lan,omitzero"` // its network behind the router
 	Via  string       `json:"via,omitempty"`
+	// Impairment is of what the host sends to the WAN.
+	Impairment topology.Impairment `json:"impairment,omitzero"`
+}
+
+// A ForwardSpec is a port forwarding: UDP to the router's address on the WAN at
+// Port goes to To.
+type ForwardSpec struct {
+	Port int            `json:"port"`
+	To   netip.AddrPort `json:"to"`
 }
 
 // APIServerPort is where every cluster's API server listens.
@@ -92,6 +109,19 @@ func (c ClusterSpec) Node(name string) (n NodeSpec, number int, ok bool) {
 		}
 	}
 	return NodeSpec{}, 0, false
+}
+
+// blocks are where the pods of each node have their addresses, by the name of
+// the node, where the CNI has an IPAM of its own; empty: in their podCIDRs.
+func (c ClusterSpec) blocks() map[string]netip.Prefix {
+	if c.CNI != topology.CNIIPPool {
+		return nil
+	}
+	out := map[string]netip.Prefix{}
+	for i, n := range c.Nodes {
+		out[n.Name] = topology.PodBlock(c.PodCIDR, i+1)
+	}
+	return out
 }
 
 // LoadBalancerNode is the node that the router sends a load balancer's address

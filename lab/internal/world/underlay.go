@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
+	"github.com/isthmus-net/isthmus/lab/internal/pods"
 )
 
 // An underlay is what the network of a cluster's machines has been told of the
@@ -85,7 +86,7 @@ func (u *underlay) watch(ctx context.Context, client kubernetes.Interface) error
 	}
 	defer w.Stop()
 	for {
-		if err := u.apply(podCIDRs(nodes)); err != nil {
+		if err := u.apply(podNetworks(nodes, u.cluster.blocks())); err != nil {
 			return err
 		}
 		e, ok := <-w.ResultChan()
@@ -103,9 +104,9 @@ func (u *underlay) watch(ctx context.Context, client kubernetes.Interface) error
 	}
 }
 
-// podCIDRs are the networks of each node's pods, by the node's address of that
+// podNetworks are the networks of each node's pods, by the node's address of that
 // family.
-func podCIDRs(nodes map[string]*corev1.Node) map[netip.Addr][]netip.Prefix {
+func podNetworks(nodes map[string]*corev1.Node, blocks map[string]netip.Prefix) map[netip.Addr][]netip.Prefix {
 	out := map[netip.Addr][]netip.Prefix{}
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
 		n := nodes[name]
@@ -116,9 +117,10 @@ func podCIDRs(nodes map[string]*corev1.Node) map[netip.Addr][]netip.Prefix {
 				break
 			}
 		}
-		for _, cidr := range n.Spec.PodCIDRs {
-			if p, err := netip.ParsePrefix(cidr); err == nil && via.IsValid() && via.Is4() == p.Addr().Is4() {
-				out[via] = append(out[via], p.Masked())
+		networks, _ := pods.PodNetworks(n, blocks) // the API server refuses what is no CIDR
+		for _, p := range networks {
+			if via.IsValid() && via.Is4() == p.Addr().Is4() {
+				out[via] = append(out[via], p)
 			}
 		}
 	}

@@ -124,9 +124,9 @@ func TestLoadBalancer(t *testing.T) {
 // own, unless the router hides them.
 func TestRouterMasquerade(t *testing.T) {
 	c := ClusterSpec{PodCIDR: netip.MustParsePrefix("10.0.0.0/16"), LAN: netip.MustParsePrefix("10.0.200.0/24")}
-	assert.Check(t, is.Contains(masquerade(c), `oifname "eth1" ip saddr 10.0.0.0/16 ip saddr != 10.0.200.0/24 masquerade`))
+	assert.Check(t, is.Contains(routerRules(c), `oifname "eth1" ip saddr 10.0.0.0/16 ip saddr != 10.0.200.0/24 masquerade`))
 	c.NAT = true
-	assert.Check(t, is.Contains(masquerade(c), `oifname "eth1"  masquerade`))
+	assert.Check(t, is.Contains(routerRules(c), `oifname "eth1"  masquerade`))
 }
 
 func TestNarrowest(t *testing.T) {

@@ -5,11 +5,14 @@ package yamlfiletest
 import (
 	"reflect"
 	"time"
+
+	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
 
 // Unbounded names the fields of a struct, and of the structs in it, that are a
 // number or a duration of a file and lack a bound (the tags min and max).
-// Fields that are not part of the file are not looked at.
+// Fields that are not part of the file are not looked at, nor those of a type
+// that reads its value itself and knows its bounds, such as a share of 0 to 100 %.
 func Unbounded(of any) []string {
 	w := walk{seen: map[reflect.Type]bool{}}
 	w.structure(reflect.TypeOf(of))
@@ -52,6 +55,9 @@ func numeric(t reflect.Type) bool {
 	}
 	if t == reflect.TypeFor[time.Duration]() {
 		return true
+	}
+	if reflect.PointerTo(t).Implements(reflect.TypeFor[yamlfile.Unmarshaler]()) {
+		return false
 	}
 	switch t.Kind() {
 	case reflect.Int, reflect.Int8, reflect.Int16, reflect.Int32, reflect.Int64,

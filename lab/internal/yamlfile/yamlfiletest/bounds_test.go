@@ -4,8 +4,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/goccy/go-yaml/ast"
 	"gotest.tools/v3/assert"
 
+	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile/yamlfiletest"
 )
 
@@ -14,6 +16,11 @@ type inner struct {
 	Bounded time.Duration `lab:"bounded" min:"1s" max:"2s"`
 }
 
+// share reads itself, and so knows its bounds.
+type share float64
+
+func (*share) UnmarshalLab(*yamlfile.File, ast.Node, yamlfile.Subst) {}
+
 type outer struct {
 	List    []int          `lab:"list"`
 	Half    *int           `lab:"half" min:"1"`
@@ -21,6 +28,7 @@ type outer struct {
 	Again   []inner        `lab:"again"`
 	Values  map[string]int `lab:"values"`
 	Text    string         `lab:"text"`
+	Share   share          `lab:"share"`
 	NotFile int
 }
 
