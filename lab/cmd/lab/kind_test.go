@@ -69,7 +69,7 @@ func TestRunWithoutEngine(t *testing.T) {
 	t.Setenv("CI", "")
 	t.Setenv("KIND_EXPERIMENTAL_PROVIDER", "")
 	root := emptyRoot(t)
-	code, stdout, stderr := lab(t, "--root", root, "run", "--world", "kind", "daemon-restart/vxlan", "--fresh")
+	code, stdout, stderr := lab(t, "--root", root, "run", "--world", "kind", "bad-objects/vxlan", "--fresh")
 	assert.Equal(t, code, 4, stdout+stderr)
 	assert.Check(t, is.Contains(stdout, "none of docker, nerdctl, finch, podman is installed (install Docker, Podman or nerdctl"))
 	code, _, stderr = lab(t, "up", "two-clusters", "--world", "kind")
@@ -93,9 +93,9 @@ func TestAsksEngines(t *testing.T) {
 		{[]string{"up", "two-clusters"}, false},
 		{[]string{"up", "two-clusters", "--world", "native"}, false},
 		{[]string{"up", "two-clusters", "--world", "kind"}, true},
-		{[]string{"run", "daemon-restart/vxlan"}, false},
-		{[]string{"run", "daemon-restart/vxlan", "--world", "vm"}, false},
-		{[]string{"run", "daemon-restart/vxlan", "--world", "kind"}, true},
+		{[]string{"run", "bad-objects/vxlan"}, false},
+		{[]string{"run", "bad-objects/vxlan", "--world", "vm"}, false},
+		{[]string{"run", "bad-objects/vxlan", "--world", "kind"}, true},
 		{[]string{"doctor"}, true},
 	} {
 		code, stdout, stderr := lab(t, append([]string{"--root", root}, tt.args...)...)

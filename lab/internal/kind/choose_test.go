@@ -107,7 +107,7 @@ func TestScenarios(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"daemon-restart", "peer-removed", "user-firewall"} {
+	for _, name := range []string{"bad-objects", "peer-removed", "user-firewall"} {
 		assert.Check(t, slices.Contains(run, name), "%s does not run in kind any more: %v", name, run)
 	}
 }
