@@ -64,7 +64,7 @@ func (l *lab) proxy() http.Handler {
 		}
 		return a.dial(ctx)
 	}
-	return &httputil.ReverseProxy{
+	proxy := &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: "agent"}) },
 		Transport:     &http.Transport{DialContext: dial},
 		FlushInterval: -1,
@@ -72,6 +72,16 @@ func (l *lab) proxy() http.Handler {
 			world.WriteError(w, fmt.Errorf("%w: agent: %w", world.ErrNoAnswer, err))
 		},
 	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// The agent may answer before the end of the request was read here. The
+		// server would then close the request with the first byte of the answer,
+		// which ends the connection to the agent in the middle of the answer.
+		if err := http.NewResponseController(w).EnableFullDuplex(); err != nil {
+			world.WriteError(w, fmt.Errorf("pass a request on to the agent: %w", err))
+			return
+		}
+		proxy.ServeHTTP(w, r)
+	})
 }
 
 func (l *lab) currentAgent() *agent {
