@@ -50,15 +50,11 @@ func (e *Flow) Lint(l *Linter) {
 // freshness is how old the last message of a live stream may be.
 const freshness = time.Second
 
-// watch is how long a stream must have been looked at before it has passed:
-// what the step's action did to it may come a moment later, and must then last
-// as long as is too long.
-func (e *Flow) watch() time.Duration {
-	if e.Gap == 0 {
-		return freshness
-	}
-	return e.Gap + 2*freshness
-}
+// watch is how long a stream must have been looked at before it has passed, when
+// it may be silent for so long: what the step's action did to it may come a moment
+// later, and must then last as long as is too long. Both are what they are on
+// this machine now.
+func watch(gap, fresh time.Duration) time.Duration { return gap + 2*fresh }
 
 // Check looks at the stream's reports. Whatever else is expected of a stream,
 // one that somebody else has answered is broken, whenever that was.
@@ -79,6 +75,7 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	}
 	// A machine that does its work slower answers slower, too.
 	gap, fresh := row.Pace.Longer(e.Gap, row.StepStarted), row.Pace.Longer(freshness, row.StepStarted)
+	enough := watch(gap, fresh)
 	impostor := slices.IndexFunc(s.by, func(by prober.Server) bool {
 		return !slices.ContainsFunc(allowed, func(o operand.Operand) bool { return isNamed(by, o) })
 	})
@@ -94,9 +91,9 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	case e.Gap > 0 && s.gap > gap:
 		res.Why = fmt.Sprintf("silent for %v", s.gap.Round(time.Millisecond))
 		res.Final = true
-	case time.Since(row.StepStarted) < e.watch():
+	case time.Since(row.StepStarted) < enough:
 		// A stream that has just broken looks alive for a while.
-		res.Why, res.Pending = "it has been watched for less than "+e.watch().String(), true
+		res.Why, res.Pending = "it has been watched for less than "+enough.Round(time.Millisecond).String(), true
 	case e.Alive && s.silent > fresh:
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
 	case e.Lost != nil && s.lost > *e.Lost:
