@@ -80,6 +80,7 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	}
 	// A machine that does its work slower answers slower, too.
 	gap, fresh := row.Pace.Longer(e.Gap, row.StepStarted), row.Pace.Longer(freshness, row.StepStarted)
+	enough := max(e.For, watch(gap, fresh))
 	impostor := slices.IndexFunc(s.by, func(by prober.Server) bool {
 		return !slices.ContainsFunc(allowed, func(o operand.Operand) bool { return isNamed(by, o) })
 	})
@@ -95,9 +96,9 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	case e.Gap > 0 && s.gap > gap:
 		res.Why = fmt.Sprintf("silent for %v", s.gap.Round(time.Millisecond))
 		res.Final = true
-	case time.Since(row.StepStarted) < max(e.For, watch(gap, fresh)):
+	case time.Since(row.StepStarted) < enough:
 		// A stream that has just broken looks alive for a while.
-		res.Why, res.Pending = "it has been watched for less than "+max(e.For, watch(gap, fresh)).Round(time.Millisecond).String(), true
+		res.Why, res.Pending = "it has been watched for less than "+enough.Round(time.Millisecond).String(), true
 	case e.Alive && s.silent > fresh:
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
 	case e.Lost != nil && s.lost > *e.Lost:

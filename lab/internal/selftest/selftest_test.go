@@ -95,8 +95,8 @@ func rowsOf(run report.Run) (rows, sabotages map[string]report.Row) {
 }
 
 // A reason is what must have failed in a row, and why: regular expressions for
-// the expectation, and for what was wanted, what was got and what explains it, one
-// to a line.
+// the expectation, and for what was wanted, what was got, what explains it, and the
+// hosts that saw request and reply, one to a line.
 type reason struct{ expectation, why string }
 
 // failsFor demands that a row failed once and for all, at a step, for a reason.
@@ -112,7 +112,7 @@ func failsFor(t *testing.T, row report.Row, step string, want reason) {
 	var seen []string
 	for _, s := range row.Steps {
 		for _, f := range s.Failures {
-			text := fmt.Sprintf("want %s\ngot %s\n%s", f.Want, f.Got, f.Why)
+			text := fmt.Sprintf("want %s\ngot %s\n%s\npath %s\nreply %s", f.Want, f.Got, f.Why, strings.Join(f.Path, " "), strings.Join(f.Reply, " "))
 			if s.Name == step && matches(t, want.expectation, f.Expectation) && matches(t, want.why, text) {
 				return
 			}
