@@ -15,13 +15,13 @@ type queue struct {
 	machines int // that may start
 }
 
-// newQueue is for so many labs at a time. Half of them may be emulated machines,
+// newQueue is for so many labs at a time. At most half of them may be emulated machines,
 // which take a processor each for themselves: the control planes outside of
 // them, and what they are measured against, need the rest.
 func newQueue(all []*group, jobs int, emulated bool) *queue {
 	q := &queue{waiting: slices.Clone(all), machines: jobs}
 	if emulated {
-		q.machines = (jobs + 1) / 2
+		q.machines = max(1, jobs/2)
 	}
 	return q
 }

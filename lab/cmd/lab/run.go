@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -16,6 +17,8 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
+	"github.com/isthmus-net/isthmus/lab/internal/vm"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
 
@@ -196,7 +199,7 @@ func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 	for _, g := range all {
 		ran[g] = &groupRun{session: s, group: g}
 	}
-	q := newQueue(all, s.options.jobs, c.emulated())
+	q := newQueue(all, s.options.jobs, s.emulated(ctx, all))
 	var next sync.Mutex // what starts first is printed first
 	start := func() (*group, *part) {
 		next.Lock()
@@ -222,6 +225,20 @@ func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 		s.run.Labs = append(s.run.Labs, ran[g].result)
 		s.run.Scenarios = append(s.run.Scenarios, ran[g].scenarios...)
 	}
+}
+
+// emulated tells whether the virtual machines of groups are emulated: whether a
+// guest boots under KVM is known only when one has been tried.
+func (s *session) emulated(ctx context.Context, all []*group) bool {
+	if !slices.ContainsFunc(all, func(g *group) bool { return g.world == supervisor.VM }) {
+		return false
+	}
+	img, err := buildImage(ctx, s.place, s.out)
+	if err != nil {
+		return true // and the labs will say why
+	}
+	accelerator, _ := vm.Accelerator(ctx, img, "")
+	return accelerator == vm.TCG
 }
 
 // finish writes the results and returns the exit code.

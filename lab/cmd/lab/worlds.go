@@ -178,11 +178,6 @@ func (c chooser) knows() bool {
 	return slices.ContainsFunc(c.probes, func(p world.Probe) bool { return p.Name == "root" && p.OK })
 }
 
-// emulated tells whether virtual machines are likely emulated here.
-func (c chooser) emulated() bool {
-	return !slices.ContainsFunc(c.probes, func(p world.Probe) bool { return p.Name == "KVM" && p.OK })
-}
-
 func (c chooser) isUp(n need, s site) bool {
 	return c.up != nil && c.up(n.topology, s.world, s.overlay)
 }
