@@ -26,7 +26,7 @@ var (
 	xtables = []string{"iptables", "iptables-save", "iptables-restore", "ip6tables", "ip6tables-save", "ip6tables-restore"}
 	// applets are the programs that busybox is in the guest.
 	applets = []string{"cat", "ls", "grep", "head", "tail", "sleep", "mount", "umount", "mkdir", "rm", "cp", "mv", "ln", "ps", "kill", "top", "free", "df",
-		"dmesg", "tar", "id", "env", "true", "false", "echo", "date", "sysctl", "lsmod", "nc", "ping", "vi", "less", "find", "sed", "awk", "tr", "wc", "sort", "uniq", "uname", "hostname", "insmod", "rmmod", "mknod", "cut", "stat", "readlink", "chmod", "touch", "seq", "stty"}
+		"dmesg", "tar", "id", "env", "true", "false", "echo", "date", "sysctl", "lsmod", "nc", "diff", "tee", "ping", "vi", "less", "find", "sed", "awk", "tr", "wc", "sort", "uniq", "uname", "hostname", "insmod", "rmmod", "mknod", "cut", "stat", "readlink", "chmod", "touch", "seq", "stty"}
 	// moduleDirs are the parts of the kernel's modules that the guest gets:
 	// networks, their cryptography, and what they depend on.
 	moduleDirs = []string{"kernel/net", "kernel/drivers/net", "kernel/crypto", "kernel/lib", "kernel/arch/x86/crypto", "kernel/drivers/virtio", "kernel/drivers/block/virtio_blk.ko",
