@@ -78,9 +78,11 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	if err != nil {
 		return missing(res.Want, err)
 	}
-	// A machine that does its work slower answers slower, too.
+	// A machine that does its work slower answers slower, too. What has not
+	// been silent need not be watched for longer there; what is silent is, until
+	// it speaks again or has been silent for too long.
 	gap, fresh := row.Pace.Longer(e.Gap, row.StepStarted), row.Pace.Longer(freshness, row.StepStarted)
-	enough := max(e.For, watch(gap, fresh))
+	enough := max(e.For, watch(e.Gap, freshness))
 	impostor := slices.IndexFunc(s.by, func(by prober.Server) bool {
 		return !slices.ContainsFunc(allowed, func(o operand.Operand) bool { return isNamed(by, o) })
 	})
@@ -101,6 +103,8 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 		res.Why, res.Pending = "it has been watched for less than "+enough.Round(time.Millisecond).String(), true
 	case e.Alive && s.silent > fresh:
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
+	case s.silent > freshness && (e.Alive || e.Gap > 0):
+		res.Why, res.Pending = fmt.Sprintf("it is silent, for %v so far", s.silent.Round(time.Millisecond)), true
 	case e.Lost != nil && s.lost > *e.Lost:
 		res.Why, res.Final = fmt.Sprintf("%d messages were lost", s.lost), true
 	default:
