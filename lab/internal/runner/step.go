@@ -1,0 +1,196 @@
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/pace"
+	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+)
+
+// A ranStep is a step that was run. Without an error and failures, it holds.
+type ranStep struct {
+	report.Step
+	err error
+	// green has how long each expectation took to hold, from when the step began
+	// to look.
+	green []time.Duration
+	// failed are the indices of the expectations that Failures are about, in the
+	// same order; an action is failedAction.
+	failed []int
+	// pending: the last expectation that failed had not been watched for long
+	// enough to say so.
+	pending bool
+}
+
+// failedAction is the index of what a step does, among what it expects.
+const failedAction = -1
+
+func (out *ranStep) fail(index int, f report.Fault) {
+	out.Failures = append(out.Failures, f)
+	out.failed = append(out.failed, index)
+}
+
+// An aim has, by index, the expectations of a step of which a sabotage must break
+// one. Each is looked at for as long as its budget says since the first look, and
+// at least twice.
+type aim map[int]time.Duration
+
+// aimLooks is how often an aim is looked at before it has failed: one look may
+// have failed by chance.
+const aimLooks = 2
+
+// step acts and looks. Without an aim, every expectation is given until the
+// step's time is over.
+func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, at aim, undo *undoList) (out ranStep) {
+	out.Name = st.Name
+	row.StepStarted = time.Now()
+	defer func() { out.Took = report.Duration(time.Since(row.StepStarted)) }()
+	var stop *scenario.Stop
+	var again []*scenario.Exec
+	for _, a := range st.Do {
+		switch a := a.(type) {
+		case *scenario.Stop:
+			stop = a
+			continue
+		case *scenario.Exec:
+			if a.Again {
+				again = append(again, a)
+			}
+		}
+		fault, err := r.act(ctx, row, a, undo)
+		if err != nil {
+			out.err = fmt.Errorf("step %q: %s: %w", st.Name, a, err)
+			return out
+		}
+		if fault != nil {
+			fault.Place = s.Place(st.Pos)
+			out.fail(failedAction, *fault)
+			return out
+		}
+	}
+	if stop != nil {
+		r.whileStopped(ctx, s, row, st, stop, at, &out)
+		return out
+	}
+	r.expectAll(ctx, s, row, st, again, r.allow(st.Within), at, &out)
+	return out
+}
+
+// An allowance is how long something is looked at: for a while since a moment, and
+// for as much longer as the machine has been slower since then.
+type allowance struct {
+	since  time.Time
+	within time.Duration
+	pace   *pace.Meter
+}
+
+func (r *Runner) allow(within time.Duration) allowance {
+	return allowance{time.Now(), within, r.Pace}
+}
+
+// over tells whether it is at an end after a pause.
+func (a allowance) over(pause time.Duration) bool {
+	return time.Since(a.since)+pause > a.pace.Longer(a.within, a.since)
+}
+
+// expectAll looks at each expectation until it holds or the patience is over.
+func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, again []*scenario.Exec, given allowance, at aim, out *ranStep) {
+	began := time.Now()
+	for i, e := range st.Expect {
+		has, looks := given, 1
+		if budget, ok := at[i]; ok {
+			has, looks = r.allow(budget), aimLooks
+		}
+		res, err := r.await(ctx, row, e, again, has, looks)
+		for err == nil && res.Pending && !given.over(0) {
+			res, err = r.await(ctx, row, e, again, given, looks)
+		}
+		if err != nil {
+			out.err = fmt.Errorf("step %q: %s: %w", st.Name, e, err)
+			return
+		}
+		if res.OK {
+			out.Notes = append(out.Notes, res.Notes...)
+			if len(out.green) == i { // of several rounds, the first
+				out.green = append(out.green, time.Since(began))
+			}
+		} else {
+			out.pending = res.Pending
+			out.fail(i, report.Fault{
+				Expectation: e.String(), Place: s.Place(e.Pos),
+				Want: res.Want, Got: res.Got, Why: res.Why, Path: res.Path, Reply: res.Reply,
+			})
+		}
+		if at != nil && !res.OK {
+			return // what a sabotage breaks first is what counts
+		}
+		if !res.OK && e.Name == "reach" {
+			return // source, path and never speak about this probe
+		}
+	}
+}
+
+// await looks again and again, at first at short distances, until the
+// expectation holds or can't hold any more, or until the allowance is over, and
+// at least so many times.
+func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, given allowance, looks int) (expect.Result, error) {
+	pause := 50 * time.Millisecond
+	for n := 1; ; n++ {
+		if n > 1 && e.Name == "output" {
+			for _, a := range again {
+				if _, err := r.exec(ctx, row, a); err != nil {
+					return expect.Result{}, err
+				}
+			}
+		}
+		res, err := e.Check(ctx, row)
+		if err != nil || res.OK || res.Final || n >= looks && given.over(pause) {
+			return res, err
+		}
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return res, ctx.Err()
+		case <-timer.C:
+		}
+		pause = min(pause*2, 500*time.Millisecond)
+	}
+}
+
+// whileStopped ends a component, demands that the expectations hold at once
+// and until its time is over, and starts it again.
+func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, stop *scenario.Stop, at aim, out *ranStep) {
+	if err := r.World.StopComponent(ctx, stop.In, stop.Component); err != nil {
+		out.err = fmt.Errorf("step %q: %s: %w", st.Name, stop, err)
+		return
+	}
+	end := time.Now().Add(stop.For)
+	rounds := 0
+	for time.Now().Before(end) && out.err == nil && len(out.Failures) == 0 {
+		out.Notes = nil
+		r.expectAll(ctx, s, row, st, nil, allowance{since: time.Now(), within: time.Until(end)}, at, out)
+		rounds++
+		pause := time.NewTimer(min(500*time.Millisecond, max(0, time.Until(end))))
+		select {
+		case <-ctx.Done():
+		case <-pause.C:
+		}
+		pause.Stop()
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	out.Notes = append(out.Notes, fmt.Sprintf("held %d times in %v without %s", rounds, stop.For, stop.Component))
+	start := time.Now()
+	if err := r.World.StartComponent(context.WithoutCancel(ctx), stop.In, stop.Component); err != nil {
+		out.err = errors.Join(out.err, fmt.Errorf("step %q: start %s in %s again: %w", st.Name, stop.Component, stop.In, err))
+		return
+	}
+	out.Notes = append(out.Notes, fmt.Sprintf("%s healthy again after %v", stop.Component, time.Since(start).Round(10*time.Millisecond)))
+}
