@@ -80,10 +80,10 @@ LABS := 3
 # few labs as can be; test-all runs the rest.
 GENEVE := \
 	pod-to-pod geneve-ping internal-node notrack user-firewall bad-objects daemon-restart/geneve/milan* \
-	drift/geneve/*/routes drift/geneve/*/tables drift/geneve/milan-gateway/peers api-server-gone/geneve/milan
+	drift/geneve/*/routes drift/geneve/*/tables api-server-gone/geneve/milan
 
 GENEVE_MORE := \
-	gateway-nodeport/geneve/rome-web \
+	drift/geneve/milan-gateway/peers gateway-nodeport/geneve/rome-web \
 	nodeport-return-path/geneve/milan/Cluster/tcp nodeport-return-path/geneve/rome/Local/udp nodeport-from-pod/geneve/*/tcp \
 	nodeport-tuple-collision/geneve/tcp loadbalancer/geneve/*/tcp overlapping-cidrs/geneve/tcp mapped-ip/geneve/*/tcp \
 	masquerade-bypass/geneve/tcp \

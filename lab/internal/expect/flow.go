@@ -54,12 +54,7 @@ const freshness = time.Second
 // watch is how long a stream must have been looked at before it has passed:
 // what the step's action did to it may come a moment later, and must then last
 // as long as is too long.
-func watch(gap, fresh time.Duration) time.Duration {
-	if gap == 0 {
-		return fresh
-	}
-	return gap + 2*fresh
-}
+func watch(gap, fresh time.Duration) time.Duration { return gap + 2*fresh }
 
 // Check looks at the stream's reports. Whatever else is expected of a stream,
 // one that somebody else has answered is broken, whenever that was.
