@@ -31,7 +31,12 @@ func valuePaths(path string, v any, out map[string]bool) {
 // says are without effect.
 func schemaPaths(path string, s, root map[string]any, out, ignored map[string]bool) {
 	if ref, ok := s["$ref"].(string); ok {
-		s = root["definitions"].(map[string]any)[strings.TrimPrefix(ref, "#/definitions/")].(map[string]any)
+		s = root
+		for key := range strings.SplitSeq(strings.TrimPrefix(ref, "#/"), "/") {
+			s = s[key].(map[string]any)
+		}
+		schemaPaths(path, s, root, out, ignored)
+		return
 	}
 	if text, _ := s["description"].(string); strings.HasPrefix(text, "Understood, without effect") {
 		ignored[path] = true

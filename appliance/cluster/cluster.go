@@ -93,6 +93,10 @@ type Snapshot struct {
 	ForeignClusters []ForeignCluster
 	TunnelEndpoints []TunnelEndpoint
 
+	// APIServers are the addresses of the API server itself, to which the
+	// Service default/kubernetes leads.
+	APIServers []netip.Addr
+
 	// Invalid lists what did not parse. The field is left at its zero value
 	// in the object, and dropped from a list.
 	Invalid []InvalidError
@@ -106,6 +110,10 @@ type Options struct {
 	RulePriority uint32         // first priority of the band on nodes; 0: default
 	Pools        []netip.Prefix // where remapped networks are taken from
 	Overlay      Overlay        // empty: Geneve
+	// IPv6 lets peerings carry IPv6, which needs gateways' namespaces that forward it. No
+	// setting of the controller switches it on: a namespace forwards no IPv6
+	// (net.ipv6.conf.all.forwarding is 0 in a new one, and a container can't write it).
+	IPv6 bool
 	// NoTransit says that what comes from one peer never goes on to another.
 	NoTransit bool
 	// Revision tells the controller that plans from those before it: the
@@ -116,9 +124,12 @@ type Options struct {
 // A Node is a Kubernetes Node that is not a virtual one.
 type Node struct {
 	Meta
-	Addresses []netip.Addr   // InternalIPs, in the order of the status
-	PodCIDRs  []netip.Prefix // of spec
-	Ready     bool
+	Addresses []netip.Addr // InternalIPs, in the order of the status
+	// Reached are the names and addresses at which the node can be reached, the
+	// best first: ExternalDNS, ExternalIP, InternalDNS, InternalIP.
+	Reached  []string
+	PodCIDRs []netip.Prefix // of spec
+	Ready    bool
 }
 
 // A Pod is a running pod that matters to routing: a gateway, or a pod whose
@@ -224,6 +235,7 @@ type Connection struct {
 	RemoteID string
 	Type     string // Server or Client
 	Value    string // Connected, Connecting, Error
+	Why      string // of its condition Connected; empty: not known
 }
 
 // A PublicKey is the public key of a remote gateway.
@@ -260,6 +272,7 @@ type InternalNode struct {
 	Overlay       Overlay   // that joins it to gateways; empty: not decided
 	Overlays      []Overlay // that its kernel has; empty: not known yet
 	VTEP          VTEP      // of the VXLAN overlay; zero: not known
+	Needs         []Needed  // addresses that the node can't do without
 	Applied       []Applied
 	Conditions    []Condition
 }
@@ -280,6 +293,12 @@ const (
 type VTEP struct {
 	IP  netip.Addr
 	MAC [6]byte
+}
+
+// A Needed address is one of another host that a node can't do without.
+type Needed struct {
+	IP  netip.Addr
+	For string // APIServer, DNSServer or Router
 }
 
 // A GeneveTunnel joins a node and a gateway.

@@ -103,6 +103,11 @@ type GatewayInput struct {
 	// PeerEndpoint is where the peer is: for a client what its GatewayClient
 	// says, resolved; for a server invalid, for its WireGuard learns it.
 	PeerEndpoint netip.AddrPort
+	// PeerHeard is where WireGuard has last heard the peer; invalid: nowhere yet.
+	PeerHeard netip.Addr
+	// PeerMTU is the longest packet that the network below the peer has room for
+	// in the tunnel, as the peer says; 0: it does not say.
+	PeerMTU      int
 	MTU          int    // of all links; 0: derive from the underlay
 	GenevePort   uint16 // 0: GenevePort
 	RulePriority uint32 // first of the 100 rule priorities that are ours; 0: 300
@@ -148,7 +153,7 @@ func (in NodeInput) HostInterfaces() []string {
 
 // Remotes returns the underlay addresses that the MTU of a link depends on.
 func (in GatewayInput) Remotes() []netip.Addr {
-	out := []netip.Addr{in.PeerEndpoint.Addr()}
+	out := []netip.Addr{in.peerAddr()}
 	for _, n := range in.Nodes {
 		out = append(out, underlayOf(n, in.NodeName))
 	}

@@ -19,3 +19,13 @@ func FewerRules(s netstate.State, numbered, explicit []uint32) netstate.State {
 	}
 	return h.fewerRules(s.Normalized()).Normalized()
 }
+
+// NodesAtOnce lets one rule stand for those of all links to nodes.
+func NodesAtOnce(s netstate.State, numbered []uint32, least int) netstate.State {
+	h := newHost(0, nil)
+	h.gateway = true
+	for _, n := range numbered {
+		h.numbered[n] = true
+	}
+	return h.nodesAtOnce(s.Normalized(), least).Normalized()
+}

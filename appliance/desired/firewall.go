@@ -52,9 +52,13 @@ func (h *host) tables(all []cluster.FirewallConfiguration, selects func(map[stri
 			h.refuse(fc.Meta, "%s", strings.Join(problems, "; "))
 			continue
 		}
-		if field := reservedMark(fc); field != "" && h.reservesMarks {
+		if field := reservedMark(fc); field != "" && h.gateway {
 			h.refuse(fc.Meta, "%s: gateways need the bits 0x%x of marks themselves; write a mark without them, one below %d for instance",
 				field, ReservedMarks, originalByTunnel)
+			continue
+		}
+		if isPrefixTranslation(fc.Labels) && h.gateway {
+			h.prefixTranslation(fc.Meta, table)
 			continue
 		}
 		mapped := fc.Labels[labelFirewallSubcategory] == subcategoryIPMapping
@@ -78,8 +82,8 @@ func (h *host) tables(all []cluster.FirewallConfiguration, selects func(map[stri
 		if mapped {
 			h.mapTo(fc.Meta, table)
 		}
-		for i, c := range table.Chains {
-			if c.Type == "nat" {
+		if table.Family.IsIP() {
+			for i, c := range table.Chains {
 				table.Chains[i].Rules = withMaps(c.Rules, leastMapped)
 			}
 		}
@@ -96,7 +100,7 @@ func compileTable(fc cluster.FirewallConfiguration) (netstate.Table, []string) {
 	case fc.Family == "NETDEV":
 		c.complain("spec.table.family", "chains of family NETDEV are each at a device, and a chain has no field that names one; write INET, IPV4, IPV6, ARP or BRIDGE")
 	case !ok:
-		c.complain("spec.table.family", "%q is none; write INET, IPV4, IPV6, ARP or BRIDGE", fc.Family)
+		c.complain("spec.table.family", "%q is not a table family; write INET, IPV4, IPV6, ARP or BRIDGE", fc.Family)
 	}
 	if !ok {
 		return netstate.Table{}, c.problems
@@ -146,16 +150,16 @@ func (c *tableCompiler) chain(field string, chain cluster.Chain) netstate.Chain 
 		c.complain(field+".name", "%q is reserved; choose another one", chain.Name)
 	}
 	if out.Policy != "accept" && out.Policy != "drop" {
-		c.complain(field+".policy", "%q is none; write accept or drop", chain.Policy)
+		c.complain(field+".policy", "%q is not a policy; write accept or drop", chain.Policy)
 	}
 	switch allowed := c.family.Hooks(chain.Type); {
 	case netstate.FamilyINET.Hooks(chain.Type) == nil:
-		c.complain(field+".type", "%q is none; write filter, nat or route", chain.Type)
+		c.complain(field+".type", "%q is not a type of chain; write filter, nat or route", chain.Type)
 		return out
 	case allowed == nil:
 		c.complain(field+".type", "a table of family %s has no chains of type %s; write filter", c.family, chain.Type)
 	case !slices.Contains(allowed, chain.Hook):
-		c.complain(field+".hook", "%q is none of a %s chain of family %s; write %s",
+		c.complain(field+".hook", "%q is not a hook of a %s chain of family %s; write %s",
 			chain.Hook, chain.Type, c.family, strings.Join(allowed, ", "))
 	}
 	if chain.Type == "nat" && chain.Priority <= conntrackPriority {
@@ -187,7 +191,7 @@ func (c *tableCompiler) filterRule(field string, chain cluster.Chain, r cluster.
 	out := netstate.FirewallRule{Name: r.Name, Counter: r.Counter, Matches: c.matches(field, chain.Hook, r.Name, r.Match)}
 	kind, ok := filterActions[r.Action]
 	if !ok {
-		c.complain(field+".action", "%q is none; write accept, drop, reject, notrack, ctmark, metamarkfromctmark or tcpmssclamp", r.Action)
+		c.complain(field+".action", "%q is not an action; write accept, drop, reject, notrack, ctmark, metamarkfromctmark or tcpmssclamp", r.Action)
 		return out
 	}
 	out.Action.Kind = kind
@@ -247,7 +251,7 @@ func (c *tableCompiler) natRule(field string, chain cluster.Chain, r cluster.NAT
 	case "masquerade":
 		out.Action.Kind = netstate.Masquerade
 	default:
-		c.complain(field+".natType", "%q is none; write dnat, snat or masquerade", r.Type)
+		c.complain(field+".natType", "%q is not a kind of NAT; write dnat, snat or masquerade", r.Type)
 		return out
 	}
 	if allowed := c.family.ActionHooks(out.Action.Kind); allowed != nil && !slices.Contains(allowed, chain.Hook) {
@@ -313,7 +317,7 @@ func (c *tableCompiler) matches(field, hook, name string, matches []cluster.Matc
 			set++
 			n.L4Proto = m.Proto
 			if m.Proto != "tcp" && m.Proto != "udp" {
-				c.complain(field+".proto.value", "%q is none; write tcp or udp", m.Proto)
+				c.complain(field+".proto.value", "%q is not a protocol; write tcp or udp", m.Proto)
 			}
 			if !c.ip() {
 				c.complain(field+".proto", "a table of family %s knows no protocols above IP; match ip or dev", c.family)
@@ -357,7 +361,7 @@ func familyOf(matches []netstate.Match) int {
 
 func (c *tableCompiler) position(field, position, a, b string) {
 	if position != a && position != b {
-		c.complain(field, "%q is none; write %s or %s", position, a, b)
+		c.complain(field, "%q is not a position; write %s or %s", position, a, b)
 	}
 }
 

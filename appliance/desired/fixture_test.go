@@ -187,13 +187,13 @@ func romeGateway() desired.GatewayInput {
 		Tunnels:    []cluster.GeneveTunnel{tunnel("rome", "node-1", 1), tunnel("rome", "node-2", 2), tunnel("rome", "node-3", 3)},
 		Nodes:      nodes,
 		Routes: []cluster.RouteConfiguration{
-			gwExt("rome", "169.254.18.2", nodes, "10.127.64.0/18", "10.70.0.0/16"),
+			gwExt("rome", "169.254.18.2", nodes, "10.127.128.0/18", "10.71.0.0/16"),
 			gwNode(nodes[0], "10.127.65.0/24", "10.127.66.200/32"),
 			gwNode(nodes[1], "10.127.66.0/24"),
 			gwNode(nodes[2], "10.127.67.0/24"),
 		},
 		Firewalls: []cluster.FirewallConfiguration{{
-			Meta:  meta("FirewallConfiguration", "liqo-tenant-rome", "rome-remap-podcidr", fwCategory, "gateway", fwUnique, "rome"),
+			Meta:  meta("FirewallConfiguration", "liqo-tenant-rome", "rome-remap-podcidr", fwCategory, "gateway", fwUnique, "rome", desired.LabelPrefixTranslation, "true"),
 			Table: "remap-podcidr", Family: "IPV4",
 			Chains: []cluster.Chain{
 				{
@@ -202,7 +202,6 @@ func romeGateway() desired.GatewayInput {
 						Name: "out", Type: "dnat", To: prefix("10.127.64.0/18"), ToIsPrefix: true,
 						Match: []cluster.Match{
 							{IP: cluster.AddrRange{From: addr("10.127.128.0"), To: addr("10.127.191.255")}, Position: "dst"},
-							{Negate: true, Dev: "eth0", Position: "in"},
 							{Negate: true, Dev: "liqo-tunnel", Position: "in"},
 						},
 					}},

@@ -51,7 +51,7 @@ func Gateway(in GatewayInput) (netstate.State, []Result) { return compileGateway
 
 func compileGateway(in GatewayInput) *host {
 	h := newHost(in.RulePriority, in.Problems)
-	h.reservesMarks = true
+	h.gateway = true
 	label := cmp.Or(in.NodeLabel, in.NodeName)
 
 	configuration := h.configuration(in)
@@ -61,7 +61,8 @@ func compileGateway(in GatewayInput) *host {
 	h.hostGateway(in)
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
-		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable})
+		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable, PrefixTranslationTable, NodesOnlyTable})
+	h.translatePrefixes(in, configuration)
 	h.keepMarks()
 	h.clampToTunnel()
 	h.mappedHosts(in)
@@ -95,11 +96,7 @@ func (h *host) configuration(in GatewayInput) *cluster.Configuration {
 //	wg set liqo-tunnel listen-port 51840 peer … allowed-ips …
 func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 	own, peer := TunnelAddresses(in.Mode)
-	outer := in.PeerEndpoint.Addr()
-	if !outer.IsValid() {
-		outer = in.PodIP
-	}
-	mtu, problem := ChooseMTU(in.MTU, WireGuardMTU(in.Underlay.To(in.PeerEndpoint.Addr()), outer))
+	mtu, problem := in.TunnelMTU()
 	if problem != "" && c != nil {
 		h.warn(c.Meta, "%s: %s", TunnelInterface, problem)
 	}
@@ -110,8 +107,6 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 		Description: "peer " + in.RemoteID,
 		Forwarding:  true,
 		RPFilter:    rpFilterLoose,
-		// A peer with this cluster's pod CIDR has a pod with this one's address.
-		AcceptLocal: true,
 	})
 	h.state.Addresses = append(h.state.Addresses, netstate.Address{Dev: TunnelInterface, Prefix: own})
 	h.hops[peer] = hop{via: peer, dev: TunnelInterface, onLink: true}
@@ -284,15 +279,8 @@ func (h *host) close(c *cluster.Configuration) {
 //
 //	nft add rule … iifname liqo-tunnel ip daddr 10.80.0.1-10.80.0.3 counter drop
 func (h *host) internalOnly(in GatewayInput) {
-	var ours []netip.Addr
-	for _, n := range in.Nodes {
-		ours = append(ours, n.InternalIP)
-	}
-	for _, f := range in.Fabrics {
-		ours = append(ours, f.InternalIP)
-	}
 	var rules []netstate.FirewallRule
-	for _, r := range ranges(addrs(ours)) {
+	for _, r := range ranges(in.internal()) {
 		rules = append(rules, netstate.FirewallRule{
 			Name: "internal-cidr",
 			Matches: []netstate.Match{
@@ -314,6 +302,18 @@ func (h *host) internalOnly(in GatewayInput) {
 			Priority: asReceived, Policy: "accept", Rules: rules,
 		}},
 	})
+}
+
+// internal returns the addresses of the internal CIDR that nodes and gateways have.
+func (in GatewayInput) internal() []netip.Addr {
+	var all []netip.Addr
+	for _, n := range in.Nodes {
+		all = append(all, n.InternalIP)
+	}
+	for _, f := range in.Fabrics {
+		all = append(all, f.InternalIP)
+	}
+	return addrs(all)
 }
 
 // ranges returns sorted addresses as the fewest ranges that hold them and

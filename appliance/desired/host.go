@@ -14,13 +14,14 @@ import (
 // Priorities of our rules, counted from the first of the band.
 const (
 	firstPriority = 300
-	toMain        = 0  // from a gateway's pod: the main table
+	pastOurs      = 0  // from a gateway's pod: behind our rules
 	toPeer        = 5  // of a gateway's own ICMP errors: the tunnel
 	firstRoutes   = 10 // rules of RouteConfigurations …
 	lastRoutes    = 87 // … up to here
 	mappedHosts   = 88 // to hosts with mapped addresses that no route knows, …
 	mappedToMain  = 89 // … by the main table
 	closing       = 90 // what must not go on to the main table
+	behind        = 91 // our rules end
 )
 
 // RPFilterLoose is the value of rp_filter that accepts a packet if there is
@@ -42,15 +43,17 @@ type host struct {
 	// missing says of links that should be there why they are not.
 	missing map[string]string
 	// mapped holds what FirewallConfigurations map addresses to.
-	mapped      []mappedTarget
-	mappedTable uint32 // number of the routing table to hosts with mapped addresses
+	mapped []mappedTarget
+	// translations are the networks of the peer that have another name here.
+	translations []prefixTranslation
+	mappedTable  uint32 // number of the routing table to hosts with mapped addresses
 	// noWayBack is the link by which nothing leaves that the tunnel brings; empty:
 	// there is none.
 	noWayBack string
-	// reservesMarks is true of gateways, and forPeerTable the number of their
-	// routing table into the tunnel (see icmperrors.go).
-	reservesMarks bool
-	forPeerTable  uint32
+	gateway   bool // which needs marks itself, and translates networks
+	// forPeerTable is the number of a gateway's routing table into the tunnel (see
+	// icmperrors.go).
+	forPeerTable uint32
 	// numbered holds the routing tables that objects name by their number,
 	// explicit the rule priorities that they ask for.
 	numbered, explicit map[uint32]bool
@@ -142,7 +145,8 @@ func (h *host) finish() (netstate.State, []Result) {
 		results = append(results, *r)
 	}
 	slices.SortFunc(results, func(a, b Result) int { return compareRef(a.Object, b.Object) })
-	return h.fewerRules(h.state.Normalized()).Normalized(), results
+	s := h.fewerRules(h.state.Normalized()).Normalized()
+	return h.nodesAtOnce(s, leastMapped).Normalized(), results
 }
 
 // A link is a Geneve link that a GeneveTunnel asks for.
@@ -202,7 +206,10 @@ func (h *host) addLink(l link, port uint16, underlay Underlay) {
 		RPFilter:    rpFilterLoose,
 	})
 	h.state.Addresses = append(h.state.Addresses, netstate.Address{Dev: l.name, Prefix: hostPrefix(l.own)})
-	if l.peer.IsValid() {
+	if l.peer.IsValid() && !l.peer.IsUnspecified() && !l.peer.IsMulticast() {
+		// The kernel learns no neighbour on these links: a machine has room for 1024
+		// that are learned, those of all its namespaces together (arp(7): gc_thresh3).
+		h.state.Neighbors = append(h.state.Neighbors, netstate.Neighbor{Dev: l.name, Addr: l.peer, MAC: macOf(l.peer)})
 		h.hops[l.peer] = hop{via: l.peer, dev: l.name, onLink: true}
 	}
 }

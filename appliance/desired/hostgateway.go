@@ -79,3 +79,16 @@ func (in GatewayInput) fabric() cluster.InternalFabric {
 func (in GatewayInput) Overlay() cluster.Overlay {
 	return cmp.Or(in.fabric().Overlay, cluster.OverlayGeneve)
 }
+
+// ExpectedOverlay is Overlay, but for a gateway that has no InternalFabric, and may get
+// none because its Configuration is refused: then it is what joins the nodes.
+func (in GatewayInput) ExpectedOverlay() cluster.Overlay {
+	if in.fabric().Name == "" {
+		for _, n := range in.Nodes {
+			if n.Overlay != "" && !n.Deleting {
+				return n.Overlay
+			}
+		}
+	}
+	return in.Overlay()
+}

@@ -50,14 +50,42 @@ func reservedMark(fc cluster.FirewallConfiguration) (field string) {
 // that are reserved, and not give them to packets.
 func (h *host) keepMarks() {
 	for _, t := range h.state.Tables {
-		for _, c := range t.Chains {
-			for i, r := range c.Rules {
-				if r.Action.Kind == netstate.SetCTMark || r.Action.Kind == netstate.RestoreCT {
-					c.Rules[i].Action.Mask = ^uint32(ReservedMarks)
+		for i, c := range t.Chains {
+			var rules []netstate.FirewallRule
+			for _, r := range c.Rules {
+				switch {
+				case r.Action.Kind == netstate.SetCTMark && len(r.Action.Map.Entries) > 0:
+					rules = append(rules, keptByMap(r)...)
+					continue
+				case r.Action.Kind == netstate.SetCTMark || r.Action.Kind == netstate.RestoreCT:
+					r.Action.Mask = ^uint32(ReservedMarks)
 				}
+				rules = append(rules, r)
 			}
+			t.Chains[i].Rules = rules
 		}
 	}
+}
+
+// keptByMap returns a rule that takes marks out of a map as rules that leave the
+// reserved bits alone. nftables can't put what a map says and what a connection has
+// together (before Linux 6.13), so there is a rule for connections with each
+// combination of the bits, and each connection matches one of them.
+func keptByMap(r netstate.FirewallRule) []netstate.FirewallRule {
+	var out []netstate.FirewallRule
+	for _, bits := range []uint32{0, originalByTunnel, replyByTunnel, ReservedMarks} {
+		kept := r
+		kept.Matches = slices.Clone(r.Matches)
+		for _, bit := range []uint32{originalByTunnel, replyByTunnel} {
+			kept.Matches = append(kept.Matches, netstate.Match{CTMark: bit, Negate: bits&bit == 0})
+		}
+		kept.Action.Map.Entries = slices.Clone(r.Action.Map.Entries)
+		for i := range kept.Action.Map.Entries {
+			kept.Action.Map.Entries[i].Mark |= bits
+		}
+		out = append(out, kept)
+	}
+	return out
 }
 
 // icmpErrors sees to it that the peer gets the ICMP errors about its packets,

@@ -10,30 +10,58 @@ import (
 // mark from packets with this source alone, and what comes back in such a
 // connection, and is given its mark, has that destination. It is known when the
 // packet is routed, as conntrack has restored it by then. A mark that says less
-// than that has no address.
-func impliedBy(tables []netstate.Table) map[uint32]netip.Addr {
+// than that has no address. Some bits of marks may be for connections only: no packet
+// is given them.
+func impliedBy(tables []netstate.Table, ofConnections uint32) map[uint32]netip.Addr {
 	out := map[uint32]netip.Addr{}
 	for _, t := range tables {
 		for _, chain := range t.Chains {
 			for _, r := range chain.Rules {
-				if r.Action.Kind != netstate.SetCTMark {
-					continue
-				}
-				source := netip.Addr{}
-				for _, m := range r.Matches {
-					// Before source NAT, and after the destination has been translated.
-					if chain.Hook == "forward" && m.Dir == "src" && !m.Negate && m.Addr.From.IsValid() && m.Addr.From == m.Addr.To {
-						source = m.Addr.From
+				for _, m := range markings(chain.Hook, r) {
+					m.mark &^= ofConnections
+					if other, known := out[m.mark]; known && other != m.source {
+						m.source = netip.Addr{}
 					}
+					out[m.mark] = m.source
 				}
-				if other, known := out[r.Action.Mark]; known && other != source {
-					source = netip.Addr{}
-				}
-				out[r.Action.Mark] = source
 			}
 		}
 	}
 	return out
+}
+
+// A marking gives connections a mark.
+type marking struct {
+	mark   uint32
+	source netip.Addr // that every packet has which does so; invalid: they have several
+}
+
+// markings returns what a rule of a hook gives to connections.
+func markings(hook string, r netstate.FirewallRule) []marking {
+	if r.Action.Kind != netstate.SetCTMark {
+		return nil
+	}
+	source := func(dir string, a netstate.AddrRange) netip.Addr {
+		// Before source NAT, and after the destination has been translated.
+		if hook == "forward" && dir == "src" && a.From == a.To {
+			return a.From
+		}
+		return netip.Addr{}
+	}
+	if m := r.Action.Map; len(m.Entries) > 0 {
+		var out []marking
+		for _, e := range m.Entries {
+			out = append(out, marking{e.Mark, source(m.Dir, e.Addr)})
+		}
+		return out
+	}
+	out := marking{mark: r.Action.Mark}
+	for _, m := range r.Matches {
+		if a := source(m.Dir, m.Addr); !m.Negate && a.IsValid() {
+			out.source = a
+		}
+	}
+	return []marking{out}
 }
 
 // withoutMarks leaves out rules by a mark that make no difference: the mark

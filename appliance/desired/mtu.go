@@ -69,6 +69,46 @@ func ChooseMTU(explicit, derived int) (mtu int, problem string) {
 	return explicit, problem
 }
 
+// peerAddr is where the peer is, as far as that is known.
+func (in GatewayInput) peerAddr() netip.Addr {
+	if in.PeerHeard.IsValid() {
+		return in.PeerHeard
+	}
+	return in.PeerEndpoint.Addr()
+}
+
+// Room returns the longest packet that the network below the gateway has room
+// for in the tunnel: what the peer is told.
+func (in GatewayInput) Room() int {
+	peer := in.peerAddr()
+	outer := peer
+	if !outer.IsValid() {
+		outer = in.PodIP
+	}
+	return WireGuardMTU(in.Underlay.To(peer), outer)
+}
+
+// TunnelMTU returns the MTU of the gateway's tunnel. It is no more than the
+// network below the peer has room for: WireGuard pads packets to a multiple of
+// 16 bytes, but to no more than the MTU of its own link, so what is as long as
+// the peer's MTU and goes through a longer one may not fit (whitepaper, 5.4.6;
+// calculate_skb_padding, drivers/net/wireguard/send.c). Without a word from the
+// peer, its room is what ours is. The problem is that of an MTU that somebody
+// wrote.
+func (in GatewayInput) TunnelMTU() (mtu int, problem string) {
+	room := in.Room()
+	switch {
+	case in.PeerMTU < minUnderlay-wireGuardOverIPv6, in.PeerMTU >= room: // it says nothing, or nothing to be believed
+		return ChooseMTU(in.MTU, room)
+	case in.MTU > in.PeerMTU:
+		problem = fmt.Sprintf("mtu %d is more than the %d bytes that fit into the network below the peer, so the tunnel has %[2]d; write %[2]d or less, or 0 to have it derived", in.MTU, in.PeerMTU)
+		return in.PeerMTU, problem
+	case in.MTU > 0:
+		return in.MTU, ""
+	}
+	return in.PeerMTU, ""
+}
+
 // pathMTU gives the routes to peers the MTU of the tunnel that they lead to,
 // where the link takes more: processes of the node know it from the start, and
 // pods learn it from the node, one hop away, and not from a gateway. The routes

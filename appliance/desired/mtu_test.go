@@ -1,8 +1,11 @@
 package desired_test
 
 import (
+	"net/netip"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"gotest.tools/v3/assert"
 
 	"github.com/isthmus-net/isthmus/appliance/desired"
@@ -56,5 +59,53 @@ func TestPathMTU(t *testing.T) {
 			}
 			assert.Assert(t, found, "%s", s)
 		})
+	}
+}
+
+// TestTunnelMTU: a tunnel carries what the networks below both gateways have
+// room for, whoever is heard or dialled where; what somebody wrote is as long as
+// they have room for it.
+func TestTunnelMTU(t *testing.T) {
+	here, there := netip.MustParseAddr("198.51.100.1"), netip.MustParseAddr("203.0.113.1")
+	for _, tt := range []struct {
+		name           string
+		underlay, path int // of the default route, and to the peer
+		peer, written  int
+		room, want     int
+		problem        string
+	}{
+		{name: "the peer says nothing", underlay: 1500, room: 1440, want: 1440},
+		{name: "1500 here, 1450 there", underlay: 1500, peer: 1390, room: 1440, want: 1390},
+		{name: "1500 here, 1400 there", underlay: 1500, peer: 1340, room: 1440, want: 1340},
+		{name: "9000 here, 1500 there", underlay: 9000, peer: 1440, room: 8940, want: 1440},
+		{name: "1380 here, 1420 there", underlay: 1380, peer: 1360, room: 1320, want: 1320},
+		{name: "a narrower path between", underlay: 1500, path: 1420, peer: 1440, room: 1360, want: 1360},
+		{name: "the peer talks nonsense", underlay: 1500, peer: 100, room: 1440, want: 1440},
+		{name: "written, and there is room", underlay: 1500, peer: 1390, written: 1340, room: 1440, want: 1340},
+		{name: "written, and too long for the peer", underlay: 1500, peer: 1390, written: 1420, room: 1440, want: 1390,
+			problem: "mtu 1420 is more than the 1390 bytes that fit into the network below the peer"},
+		{name: "written, and too long for both", underlay: 1500, peer: 1390, written: 1450, room: 1440, want: 1390,
+			problem: "mtu 1450 is more than the 1390 bytes that fit into the network below the peer"},
+		{name: "written, and too long here", underlay: 1500, written: 1450, room: 1440, want: 1450,
+			problem: "mtu 1450 is more than the 1440 bytes that fit into the network below:"},
+	} {
+		for _, mode := range []string{"dialled", "heard"} {
+			t.Run(tt.name+", "+mode, func(t *testing.T) {
+				in := desired.GatewayInput{PodIP: here, MTU: tt.written, PeerMTU: tt.peer, Underlay: desired.Underlay{MTU: tt.underlay}}
+				if mode == "heard" {
+					in.PeerHeard = there
+				} else {
+					in.PeerEndpoint = netip.AddrPortFrom(there, 51840)
+				}
+				if tt.path > 0 {
+					in.Underlay.Paths = map[netip.Addr]int{there: tt.path}
+				}
+				assert.DeepEqual(t, in.Remotes(), []netip.Addr{there}, cmpopts.EquateComparable(netip.Addr{}))
+				mtu, problem := in.TunnelMTU()
+				assert.Equal(t, mtu, tt.want)
+				assert.Equal(t, in.Room(), tt.room)
+				assert.Assert(t, strings.Contains(problem, tt.problem) && (problem == "") == (tt.problem == ""), problem)
+			})
+		}
 	}
 }

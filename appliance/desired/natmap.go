@@ -11,7 +11,7 @@ import (
 
 const (
 	// leastMapped is how many rules that differ in one address become one with
-	// a map. As "lab bench firewall" measures it, a rule that does not match
+	// a map, and how many nodes share one rule of ip-rule(8) (nodesAtOnce). As "lab bench firewall" measures it, a rule that does not match
 	// costs a new connection some 50 ns of 15 µs, and with 2 to 12 rules maps
 	// and rules are within the noise of each other: below eight there is
 	// nothing to win, and rules are easier to read.
@@ -21,11 +21,12 @@ const (
 	maxLookBack = 256
 )
 
-// withMaps returns the rules of a nat chain in which those that differ in one
-// address only have become one rule with a map. A packet's fate stays the same,
-// whatever the packet: the first rule that matches it is still the first. So
-// keys that overlap are not in one map, and a rule moves up to its map only
-// past rules that match no packet of its own.
+// withMaps returns the rules of a chain in which those that translate, or that mark
+// connections, and differ in one address only have become one rule with a map. Those
+// that mark may each be for packets of another link, too. A packet's fate stays the
+// same, whatever the packet: of the rules that match it none comes before one that it
+// came after. So keys that overlap are not in one map, and a rule moves up to its map
+// only past rules that match no packet of its own.
 //
 // What the rules were called is kept with the entries of the map.
 func withMaps(rules []netstate.FirewallRule, least int) []netstate.FirewallRule {
@@ -55,7 +56,8 @@ type natUnit struct {
 	dir    string           // empty: nothing can join
 	others []netstate.Match // of every rule, besides the key
 	keys   []netstate.AddrRange
-	sorted []int // of rules, by key
+	links  []string // of the rules' keys
+	sorted []int    // of rules, by key
 }
 
 // mappedBy merges rules that differ in their source, or destination, only.
@@ -65,7 +67,7 @@ func mappedBy(rules []netstate.FirewallRule, dir string, least int) []netstate.F
 	for i, r := range rules {
 		keys[i] = keyOf(r, dir)
 		if keys[i].ok {
-			keys[i].kind = fmt.Sprint(r.Action.Kind, keys[i].addr.From.Is6(), keys[i].others)
+			keys[i].kind = fmt.Sprint(r.Action.Kind, keys[i].addr.From.Is6(), keys[i].link != "", keys[i].others)
 			alike[keys[i].kind]++
 		}
 	}
@@ -108,18 +110,33 @@ func mappedBy(rules []netstate.FirewallRule, dir string, least int) []netstate.F
 type natKey struct {
 	ok     bool // there is one
 	addr   netstate.AddrRange
+	link   string // that packets came in by; empty: it does not matter, or others says it
 	others []netstate.Match
 	kind   string // the same for rules that may share a map
 }
 
 func keyOf(r netstate.FirewallRule, dir string) natKey {
 	var k natKey
-	nat := r.Action.Kind == netstate.SNAT || r.Action.Kind == netstate.DNAT || r.Action.Kind == netstate.Masquerade
-	if !nat || r.Counter || len(r.Action.Map.Entries) > 0 {
+	if r.Counter || len(r.Action.Map.Entries) > 0 {
+		return k
+	}
+	marks := false
+	switch r.Action.Kind {
+	case netstate.SNAT, netstate.DNAT, netstate.Masquerade:
+	case netstate.SetCTMark:
+		if r.Action.Mask != 0 {
+			return k
+		}
+		marks = true
+	default:
 		return k
 	}
 	found := 0
 	for _, m := range r.Matches {
+		if marks && k.link == "" && m.Dev != "" && m.Dir == "in" && !m.Negate && !strings.HasSuffix(m.Dev, "*") {
+			k.link = m.Dev
+			continue
+		}
 		if m.Addr.From.IsValid() && m.Dir == dir && !m.Negate {
 			k.addr = m.Addr
 			found++
@@ -127,7 +144,7 @@ func keyOf(r netstate.FirewallRule, dir string) natKey {
 		}
 		k.others = append(k.others, m)
 	}
-	k.ok = found == 1
+	k.ok = found == 1 && (k.link == "" || k.addr.From == k.addr.To)
 	return k
 }
 
@@ -141,6 +158,7 @@ func (u *natUnit) join(r netstate.FirewallRule, k natKey) bool {
 	u.sorted = slices.Insert(u.sorted, at, len(u.rules))
 	u.rules = append(u.rules, r)
 	u.keys = append(u.keys, k.addr)
+	u.links = append(u.links, k.link)
 	return true
 }
 
@@ -166,12 +184,14 @@ func (u *natUnit) apart(r netstate.FirewallRule, k natKey, dir string) bool {
 
 // rule returns the unit as one rule.
 func (u *natUnit) rule() netstate.FirewallRule {
-	a := netstate.Action{Kind: u.rules[0].Action.Kind, Map: netstate.AddrMap{Dir: u.dir}}
+	a := netstate.Action{Kind: u.rules[0].Action.Kind, Map: netstate.AddrMap{Dir: u.dir, ByLink: u.links[0] != ""}}
 	name := u.rules[0].Name
 	for _, i := range u.sorted {
 		r := u.rules[i]
-		e := netstate.MapEntry{Addr: u.keys[i], Name: r.Name}
+		e := netstate.MapEntry{Addr: u.keys[i], Link: u.links[i], Name: r.Name}
 		switch {
+		case a.Kind == netstate.SetCTMark:
+			e.Mark = r.Action.Mark
 		case a.Kind == netstate.Masquerade:
 		case r.Action.Prefix:
 			e.To = r.Action.To.Masked()

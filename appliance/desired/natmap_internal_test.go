@@ -53,8 +53,10 @@ func (p packet) satisfies(m netstate.Match) bool {
 	return ok != m.Negate
 }
 
-// fate returns what becomes of a packet: the first rule that matches it says.
+// fate returns what becomes of a packet: the first rule that matches it says, but
+// for those that mark its connection.
 func fate(rules []netstate.FirewallRule, p packet) string {
+	mark := uint32(0)
 next:
 	for _, r := range rules {
 		for _, m := range r.Matches {
@@ -69,11 +71,18 @@ next:
 			if a.Map.Dir == "src" {
 				key = p.src
 			}
-			e, found := a.Map.Find(key)
+			e, found := a.Map.Find(key, p.in)
 			if !found {
 				continue
 			}
-			to = e.To
+			to, a.Mark = e.To, e.Mark
+		}
+		switch a.Kind {
+		case netstate.SetCTMark:
+			mark = a.Mark
+			continue
+		case netstate.Drop:
+			return fmt.Sprintf("drop with mark %d", mark)
 		}
 		if a.Kind == netstate.Masquerade {
 			return "masquerade"
@@ -90,7 +99,7 @@ next:
 		}
 		return fmt.Sprintf("%s to %s", a.Kind, withHostBits(to, old))
 	}
-	return "accept"
+	return fmt.Sprintf("accept with mark %d", mark)
 }
 
 // withHostBits is what "prefix to" does.
@@ -104,7 +113,7 @@ func withHostBits(to netip.Prefix, host netip.Addr) netip.Addr {
 	return a
 }
 
-// randomRules returns rules of a nat chain that overlap, and come in any order.
+// randomRules returns rules of a chain that overlap, and come in any order.
 func randomRules(r *rand.Rand, hook string) []netstate.FirewallRule {
 	six := r.IntN(4) == 0
 	space := func(n int) netip.Addr {
@@ -131,25 +140,33 @@ func randomRules(r *rand.Rand, hook string) []netstate.FirewallRule {
 		return out
 	}
 	kinds := []netstate.ActionKind{netstate.SNAT, netstate.SNAT, netstate.Masquerade}
-	if hook == "prerouting" {
+	switch hook {
+	case "prerouting":
 		kinds = []netstate.ActionKind{netstate.DNAT}
+	case "forward":
+		kinds = []netstate.ActionKind{netstate.SetCTMark, netstate.SetCTMark, netstate.SetCTMark, netstate.Drop}
 	}
 	type form struct {
 		kind   netstate.ActionKind
 		dirs   []string
 		others []netstate.Match
+		byLink bool
 	}
 	var forms []form
 	for range 1 + r.IntN(3) {
 		forms = append(forms, form{
-			kinds[r.IntN(len(kinds))],
-			[][]string{{"dst"}, {"src"}, {"dst", "src"}, {"dst", "dst"}, {}}[min(r.IntN(8), 4)],
-			few(
+			kind: kinds[r.IntN(len(kinds))],
+			dirs: [][]string{{"dst"}, {"src"}, {"dst", "src"}, {"dst", "dst"}, {}}[min(r.IntN(8), 4)],
+			others: few(
 				netstate.Match{L4Proto: []string{"tcp", "udp"}[r.IntN(2)]},
 				netstate.Match{Dir: "dst", Ports: netstate.PortRange{From: uint16(r.IntN(2)), To: 2}},
 				netstate.Match{Dir: "in", Dev: "a"},
 			),
 		})
+		if f := &forms[len(forms)-1]; f.kind == netstate.SetCTMark && r.IntN(2) == 0 { // each with its link
+			f.others = slices.DeleteFunc(f.others, func(m netstate.Match) bool { return m.Dev != "" })
+			f.byLink = true
+		}
 	}
 	var out []netstate.FirewallRule
 	common := address(netip.Addr{})
@@ -168,10 +185,16 @@ func randomRules(r *rand.Rand, hook string) []netstate.FirewallRule {
 			}
 			rule.Matches = append(rule.Matches, netstate.Match{Dir: dir, Addr: netstate.RangeOf(to), Negate: r.IntN(20) == 0})
 		}
-		if rule.Action.Kind != netstate.Masquerade {
-			rule.Action.To = address(first.Addr())
-		} else {
+		switch rule.Action.Kind {
+		case netstate.SetCTMark:
+			rule.Action.Prefix, rule.Action.Mark = false, 1+uint32(r.IntN(9))
+			if f.byLink {
+				rule.Matches = append(rule.Matches, netstate.Match{Dir: "in", Dev: []string{"a", "b"}[r.IntN(2)]})
+			}
+		case netstate.Masquerade, netstate.Drop:
 			rule.Action.Prefix = false
+		default:
+			rule.Action.To = address(first.Addr())
 		}
 		out = append(out, rule)
 	}
@@ -181,17 +204,20 @@ func randomRules(r *rand.Rand, hook string) []netstate.FirewallRule {
 // TestMapsMeanTheSame: whatever the rules are, with maps they do to every packet
 // what they do without.
 func TestMapsMeanTheSame(t *testing.T) {
-	mapped := 0
-	for seed := range uint64(1000) {
+	mapped := map[string]int{}
+	for seed := range uint64(1500) {
 		r := rand.New(rand.NewPCG(seed, 7))
-		hook := []string{"prerouting", "postrouting"}[r.IntN(2)]
+		hook, kind := []string{"prerouting", "postrouting", "forward"}[r.IntN(3)], "nat"
+		if hook == "forward" {
+			kind = "filter"
+		}
 		rules := randomRules(r, hook)
 		least := 2 + r.IntN(4)
 		short := withMaps(rules, least)
 		assert.Assert(t, len(short) <= len(rules))
 		if len(short) < len(rules) {
-			mapped++
-			table := netstate.Table{Family: netstate.FamilyINET, Name: "t", Chains: []netstate.Chain{{Name: "c", Type: "nat", Hook: hook, Rules: short}}}
+			mapped[hook]++
+			table := netstate.Table{Family: netstate.FamilyINET, Name: "t", Chains: []netstate.Chain{{Name: "c", Type: kind, Hook: hook, Rules: short}}}
 			assert.NilError(t, table.Validate())
 			for _, rule := range short {
 				n := len(rule.Action.Map.Entries)
@@ -210,5 +236,7 @@ func TestMapsMeanTheSame(t *testing.T) {
 			assert.Equal(t, fate(short, p), fate(rules, p), "seed %d, %v:\n%v\n%v", seed, p, rules, short)
 		}
 	}
-	assert.Assert(t, mapped > 200, "only %d of the chains have maps", mapped)
+	for _, hook := range []string{"prerouting", "postrouting", "forward"} {
+		assert.Assert(t, mapped[hook] > 70, "only %d of the chains in %s have maps", mapped[hook], hook)
+	}
 }

@@ -20,7 +20,7 @@ func compileNode(in NodeInput) *host {
 
 	h.nodeLinks(in)
 	h.vxlan(in)
-	h.gatewaysToMain(in.Fabrics)
+	h.gatewaysPastOurs(in.Fabrics)
 	h.routes(in.Routes, func(labels map[string]string) bool { return nodeSelectsRoute(labels, label) })
 	h.pathMTU(in.Fabrics)
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return nodeSelectsFirewall(labels, label) },
@@ -88,24 +88,32 @@ func (h *host) nodeLinks(in NodeInput) {
 	}
 }
 
-// gatewaysToMain keeps what a gateway's pod sends to its peer away from the
-// tunnels: where the peer's endpoint is inside a network that is routed to the
-// peer, WireGuard's own packets would be sent into themselves.
+// gatewaysPastOurs sends what comes from a gateway's pod the way that it would
+// take without us, by the rules that a CNI may have for its pods: where the peer's
+// endpoint is inside a network that is routed to the peer, our rules would send
+// WireGuard's own packets into themselves.
 //
-//	ip rule add from 10.127.65.9 lookup main priority 300
-func (h *host) gatewaysToMain(fabrics []cluster.InternalFabric) {
+//	ip rule add from 10.127.65.9 goto 391 priority 300
+//	ip rule add nop priority 391
+func (h *host) gatewaysPastOurs(fabrics []cluster.InternalFabric) {
 	seen := map[netip.Addr]bool{}
+	ends := map[bool]bool{} // by family
 	for _, f := range fabrics {
 		// The address of a gateway in a namespace of its node is the node's.
 		if f.Deleting || !f.GatewayIP.IsValid() || f.HostInterface != "" || seen[f.GatewayIP] {
 			continue
 		}
 		seen[f.GatewayIP] = true
+		v6 := f.GatewayIP.Is6()
+		if !ends[v6] {
+			h.state.Rules = append(h.state.Rules, netstate.Rule{Priority: h.base + behind, IPv6: v6, Nop: true})
+			ends[v6] = true
+		}
 		h.state.Rules = append(h.state.Rules, netstate.Rule{
-			Priority: h.base + toMain,
-			IPv6:     f.GatewayIP.Is6(),
+			Priority: h.base + pastOurs,
+			IPv6:     v6,
 			Src:      hostPrefix(f.GatewayIP),
-			Table:    TableMain,
+			Goto:     h.base + behind,
 		})
 	}
 }

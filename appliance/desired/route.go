@@ -383,7 +383,7 @@ func (h *host) compileRoute(tr cluster.TableRoute) (netstate.Route, string) {
 	case "site", "link", "host", "nowhere":
 		r.Scope = netstate.Scope(tr.Scope)
 	default:
-		return r, fmt.Sprintf(".scope: %q is none; write global, site, link, host or nowhere", tr.Scope)
+		return r, fmt.Sprintf(".scope: %q is not a scope; write global, site, link, host or nowhere", tr.Scope)
 	}
 	if tr.Via.IsValid() {
 		if !station(tr.Via) {

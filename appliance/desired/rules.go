@@ -31,11 +31,12 @@ import (
 //
 // s is normalised.
 func (h *host) fewerRules(s netstate.State) netstate.State {
-	c := compaction{
-		host: h, tables: map[uint32]destinations{}, opaque: map[uint32]bool{},
-		taken: map[uint32]bool{}, named: map[string]uint32{},
+	c := newCompaction(h, s)
+	var ofConnections uint32
+	if h.gateway {
+		ofConnections = ReservedMarks
 	}
-	c.readTables(s)
+	implied := impliedBy(s.Tables, ofConnections)
 	before := map[uint32]bool{}
 	for _, r := range s.Rules {
 		before[r.Table], c.taken[r.Table] = true, true
@@ -43,7 +44,7 @@ func (h *host) fewerRules(s netstate.State) netstate.State {
 	var rules []netstate.Rule
 	for _, v6 := range []bool{false, true} {
 		family := slices.DeleteFunc(slices.Clone(s.Rules), func(r netstate.Rule) bool { return r.Is6() != v6 })
-		family = c.withoutMarks(family, impliedBy(s.Tables))
+		family = c.withoutMarks(family, implied)
 		rules = append(rules, c.emit(c.merge(family))...)
 	}
 	after := map[uint32]bool{}
@@ -86,6 +87,15 @@ type compaction struct {
 	routes []netstate.Route  // of new tables
 }
 
+func newCompaction(h *host, s netstate.State) *compaction {
+	c := compaction{
+		host: h, tables: map[uint32]destinations{}, opaque: map[uint32]bool{},
+		taken: map[uint32]bool{}, named: map[string]uint32{},
+	}
+	c.readTables(s)
+	return &c
+}
+
 // readTables collects the routes of the tables that are known in full.
 func (c *compaction) readTables(s netstate.State) {
 	for _, r := range s.Routes {
@@ -119,7 +129,7 @@ type lookup struct {
 // read returns a rule as a lookup.
 func (c *compaction) read(r netstate.Rule) lookup {
 	l := lookup{Rule: r}
-	if r.Unreachable || kernelTable(r.Table) || c.opaque[r.Table] {
+	if r.Unreachable || r.Goto != 0 || r.Nop || kernelTable(r.Table) || c.opaque[r.Table] {
 		return l
 	}
 	table := c.tables[r.Table]

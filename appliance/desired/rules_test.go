@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -20,30 +21,96 @@ type probe struct {
 	iif      string
 	src, dst netip.Addr
 	mark     uint32
+	asked    bool // by the reverse-path filter, which sends nothing
 }
 
 // A router is what a kernel has of rules, in the order in which it asks them,
-// and of routes: ours, and those of others that are in tables with a number.
+// and of routes: ours, and those of others that are in tables with a number. Some
+// that are forwarded to the peer it refuses.
 type router struct {
 	rules  []netstate.Rule
 	routes []netstate.Route
 	others []netstate.Route
+	refuse []netstate.FirewallRule
+	// filters: it has a reverse-path filter.
+	filters bool
 }
 
 func routerOf(s netstate.State, others []netstate.Route) *router {
 	s = s.Normalized()
-	return &router{rules: s.Rules, routes: s.Routes, others: others}
+	return &router{rules: s.Rules, routes: s.Routes, others: others, refuse: refusals(s)}
+}
+
+// refusals returns the rules that keep what came in by no node's link from the peer.
+func refusals(s netstate.State) []netstate.FirewallRule {
+	for _, t := range s.Tables {
+		if t.Name == desired.NodesOnlyTable {
+			return t.Chains[0].Rules
+		}
+	}
+	return nil
+}
+
+// refuses reports whether a rule of that table matches a packet that goes out by a link.
+func refuses(rule netstate.FirewallRule, p probe, out string) bool {
+	for _, m := range rule.Matches {
+		is := false
+		switch {
+		case m.Dev != "":
+			dev := p.iif
+			if m.Dir == "out" {
+				dev = out
+			}
+			prefix, wild := strings.CutSuffix(m.Dev, "*")
+			is = dev == m.Dev || wild && strings.HasPrefix(dev, prefix)
+		default:
+			a := p.dst
+			if m.Dir == "src" {
+				a = p.src
+			}
+			is = !a.Less(m.Addr.From) && !m.Addr.To.Less(a)
+		}
+		if is == m.Negate {
+			return false
+		}
+	}
+	return !p.asked // the reverse-path filter asks no table
+}
+
+// forward returns where a packet goes that a link is found for.
+func (k *router) forward(p probe, r netstate.Route) string {
+	if p.iif != "lo" && slices.ContainsFunc(k.refuse, func(rule netstate.FirewallRule) bool { return refuses(rule, p, r.Dev) }) {
+		return "unreachable"
+	}
+	// The reverse-path filter (loose): is there a way back, as if it had come by that link?
+	if k.filters && !p.asked && p.iif != "lo" && !p.dst.Is6() {
+		if back := k.route(probe{iif: r.Dev, src: p.dst, dst: p.src, asked: true}); back == "unreachable" || back == "nowhere" {
+			return "unreachable"
+		}
+	}
+	if !r.Via.IsValid() { // on the link: the next hop is the packet's own destination
+		r.Via = p.dst
+	}
+	return fmt.Sprintf("%s %s src %s", r.Via, r.Dev, r.Src)
 }
 
 // route returns where a packet goes.
 func (k *router) route(p probe) string {
+	skipTo := uint32(0)
 	for _, r := range k.rules {
 		switch {
-		case r.Is6() != p.dst.Is6(), r.Not == ((r.IIF == "" || r.IIF == p.iif) && (r.Mark == 0 || r.Mark == p.mark) &&
+		case r.Priority < skipTo, r.Is6() != p.dst.Is6(), r.Not == ((r.IIF == "" || r.IIF == p.iif) && (r.Mark == 0 || r.Mark == p.mark) &&
 			(!r.Src.IsValid() || r.Src.Contains(p.src)) && (!r.Dst.IsValid() || r.Dst.Contains(p.dst))):
 			continue
 		case r.Unreachable:
 			return "unreachable"
+		case r.Nop:
+			continue
+		case r.Goto != 0:
+			if slices.ContainsFunc(k.rules, func(o netstate.Rule) bool { return o.Priority == r.Goto && o.Is6() == r.Is6() }) {
+				skipTo = r.Goto
+			}
+			continue
 		}
 		var best netstate.Route
 		for _, routes := range [][]netstate.Route{k.routes, k.others} {
@@ -57,10 +124,7 @@ func (k *router) route(p probe) string {
 		case best.Type == netstate.Unreachable:
 			return "unreachable"
 		case best.Dev != "":
-			if !best.Via.IsValid() { // on the link: the next hop is the packet's own destination
-				best.Via = p.dst
-			}
-			return fmt.Sprintf("%s %s src %s", best.Via, best.Dev, best.Src)
+			return k.forward(p, best)
 		}
 	}
 	return "nowhere"
@@ -79,7 +143,7 @@ func (k *router) add(r netstate.Rule) {
 // (fib_rules_delrule), and returns it.
 func (k *router) remove(r netstate.Rule) netstate.Rule {
 	i := slices.IndexFunc(k.rules, func(o netstate.Rule) bool {
-		return o.Priority == r.Priority && o.Is6() == r.Is6() && o.Unreachable == r.Unreachable && o.Table == r.Table &&
+		return o.Priority == r.Priority && o.Is6() == r.Is6() && o.Unreachable == r.Unreachable && (o.Goto != 0) == (r.Goto != 0) && o.Nop == r.Nop && o.Table == r.Table &&
 			(r.IIF == "" || r.IIF == o.IIF) && (r.OIF == "" || r.OIF == o.OIF) && (r.Mark == 0 || r.Mark == o.Mark) &&
 			(!r.Src.IsValid() || r.Src == o.Src) && (!r.Dst.IsValid() || r.Dst == o.Dst)
 	})
@@ -95,6 +159,13 @@ func (k *router) remove(r netstate.Rule) netstate.Rule {
 // look after every single step.
 func (k *router) change(to netstate.State, look func(step string)) {
 	c := netstate.Diff(netstate.State{Rules: k.rules, Routes: k.routes}, to)
+	// A table with refusals comes after the rule that it belongs to, and goes before it:
+	// what nobody answers for finds its way to the peer for that long.
+	k.refuse = append(k.refuse, refusals(to)...)
+	for _, r := range c.AddPassRules {
+		k.add(r)
+		look("add " + r.String())
+	}
 	for _, r := range c.AddRoutes {
 		k.routes = append(k.routes, r)
 		look("add " + r.String())
@@ -108,16 +179,22 @@ func (k *router) change(to netstate.State, look func(step string)) {
 		k.add(r)
 		look("add " + r.String())
 	}
-	for _, r := range c.DeleteRules {
+	remove := func(r netstate.Rule) {
 		if gone := k.remove(r); gone != r && gone.Priority != 0 {
 			k.add(gone) // by mistake; it is put back
 			k.remove(r)
 		}
 		look("delete " + r.String())
 	}
+	for _, r := range c.DeleteRules {
+		remove(r)
+	}
 	for _, r := range c.DeleteRoutes {
 		k.routes = slices.DeleteFunc(k.routes, func(o netstate.Route) bool { return o == r })
 		look("delete " + r.String())
+	}
+	for _, r := range c.DeletePassRules {
+		remove(r)
 	}
 }
 
@@ -156,6 +233,12 @@ func probes(states ...netstate.State) []probe {
 							marks[r.Action.Mark] = append(marks[r.Action.Mark], m.Addr.From)
 						}
 					}
+					for _, e := range r.Action.Map.Entries {
+						if r.Action.Kind == netstate.SetCTMark {
+							mark := e.Mark &^ desired.ReservedMarks // as a packet gets it
+							marks[mark] = append(marks[mark], e.Addr.From)
+						}
+					}
 				}
 			}
 		}
@@ -178,14 +261,14 @@ func probes(states ...netstate.State) []probe {
 			for iif := range links {
 				for src := range sources {
 					if src.Is6() == dst.Is6() {
-						out = append(out, probe{iif, src, dst, 0})
+						out = append(out, probe{iif: iif, src: src, dst: dst})
 					}
 				}
 				for mark, stands := range marks {
 					// A connection has a mark because of its source, and its
 					// answers are for that.
 					if len(stands) == 0 || slices.Contains(stands, dst) {
-						out = append(out, probe{iif, addr("203.0.113.7"), dst, mark})
+						out = append(out, probe{iif: iif, src: addr("203.0.113.7"), dst: dst, mark: mark})
 					}
 				}
 			}
@@ -226,6 +309,12 @@ func randomRules(r *rand.Rand) (s netstate.State, others []netstate.Route) {
 		}
 		if r.IntN(2) > 0 {
 			s.Rules = append(s.Rules, netstate.Rule{Priority: 320 + uint32(i), IPv6: v6, IIF: link, Table: 1000})
+		}
+	}
+	if r.IntN(4) == 0 { // some skip these rules
+		s.Rules = append(s.Rules, netstate.Rule{Priority: 395, IPv6: v6, Nop: true})
+		for i := range 1 + r.IntN(2) {
+			s.Rules = append(s.Rules, netstate.Rule{Priority: 290 + uint32(i*r.IntN(30)), IPv6: v6, Src: network(), Goto: 395})
 		}
 	}
 	priorities := r.Perm(20)
@@ -338,16 +427,19 @@ func deployments() []deployment {
 	mapped := romeGateway()
 	mapped.Firewalls = append(mapped.Firewalls, mappedIP("host", "10.70.0.7", "192.168.40.10"))
 	out := []deployment{
-		node("a node", milanNode(), 2+1),
-		node("a node of the VXLAN overlay", overlayNode("node-1"), 1+1),
-		node("a gateway's node", overlayNode("node-2"), 1+1+2),
+		node("a node", milanNode(), 2+1+1),
+		node("a node of the VXLAN overlay", overlayNode("node-1"), 1+1+1),
+		node("a gateway's node", overlayNode("node-2"), 1+1+2+1),
 		node("a namespace's node", hostNode("node-2"), 1+3),
 		gateway("a gateway", romeGateway(), 3+4),
 		gateway("a gateway with mapped hosts", mapped, 3+4),
 		gateway("a gateway of the VXLAN overlay", overlayGateway(), 0),
 		gateway("a gateway in a namespace", hostGateway(), 0),
 		gateway("a gateway of IPv6", sixGateway(), 0),
-		gateway("a large gateway", large(9), 9+4),
+		gateway("a large gateway", large(9), 1+4),
+		gateway("a large gateway with a node whose link is called otherwise", called(large(9), "eth7"), 9+4),
+		gateway("a large gateway that a node has not joined yet", joining(large(9)), 1+4),
+		gateway("a large gateway that marks", marking(large(9)), 1+4),
 		gateway("a crowded gateway", crowded(), 0),
 		gateway("a gateway that marks", marking(romeGateway()), 3+4),
 	}
@@ -358,6 +450,39 @@ func deployments() []deployment {
 		}
 	}
 	return out
+}
+
+// called gives the link to the last node another name.
+func called(in desired.GatewayInput, name string) desired.GatewayInput {
+	n := &in.Nodes[len(in.Nodes)-1]
+	for i := range in.Routes {
+		for j := range in.Routes[i].Rules {
+			r := &in.Routes[i].Rules[j]
+			r.Routes = slices.Clone(r.Routes)
+			if r.IIF == n.GatewayInterface {
+				r.IIF = name
+			}
+			for k := range r.Routes {
+				if r.Routes[k].Dev == n.GatewayInterface {
+					r.Routes[k].Dev = name
+				}
+			}
+		}
+	}
+	n.GatewayInterface = name
+	return in
+}
+
+// joining adds a node whose daemon has not said yet where it is: there is no link to it.
+func joining(in desired.GatewayInput) desired.GatewayInput {
+	for i := range in.Routes {
+		if rc := &in.Routes[i]; strings.HasSuffix(rc.Table, "-gw-ext") {
+			r := rc.Rules[0]
+			r.IIF = "liqo.node-new"
+			rc.Rules = append(slices.Clone(rc.Rules), r)
+		}
+	}
+	return in
 }
 
 // marking adds what the controller plans for connections of nodes.

@@ -21,6 +21,10 @@ const (
 	subcategoryIPMapping  = "ip-mapping"
 )
 
+// LabelPrefixTranslation is "true" on what the controller writes to translate the
+// networks of a remote cluster.
+const LabelPrefixTranslation = "networking.liqo.io/prefix-translation"
+
 // NodeSelects reports whether a RouteConfiguration or FirewallConfiguration
 // with these labels is addressed to the node.
 func NodeSelects(labels map[string]string, node string) bool {

@@ -181,7 +181,12 @@ func (ns *NetNS) RouteTo(dst netip.Addr) (Path, error) {
 	if err != nil {
 		return Path{}, fmt.Errorf("route to %s: link %d: %w", dst, r.LinkIndex, err)
 	}
-	p := Path{Src: src.Unmap(), Dev: l.Attrs().Name, MTU: l.Attrs().MTU}
+	p := Path{Src: src.Unmap(), Dev: l.Attrs().Name, MTU: l.Attrs().MTU, Ours: l.Attrs().Group == linkGroup || l.Attrs().Group == peerGroup}
+	if via, ok := r.Via.(*netlink.Via); ok { // of the other family: RTA_VIA of rtnetlink(7)
+		p.Via, _ = netip.AddrFromSlice(via.Addr)
+	} else if gw, ok := netip.AddrFromSlice(r.Gw); ok {
+		p.Via = gw.Unmap()
+	}
 	if r.MTU != 0 {
 		p.MTU = min(p.MTU, r.MTU)
 	}

@@ -45,7 +45,7 @@ func gateway(edit func(*desired.GatewayInput)) netstate.State {
 		edit(&in)
 	}
 	s, _ := desired.Gateway(in)
-	s.Links, s.Addresses, s.WireGuard = nil, nil, nil
+	s.Links, s.Neighbors, s.Addresses, s.WireGuard = nil, nil, nil, nil
 	return s
 }
 

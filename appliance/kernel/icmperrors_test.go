@@ -95,7 +95,7 @@ func (a addressing) state(t *testing.T, dev string) netstate.State {
 	for _, r := range results {
 		assert.Assert(t, r.OK, "%s: %s", r.Object, r.Message)
 	}
-	s.Links, s.Settings, s.Addresses, s.WireGuard = nil, nil, nil, nil
+	s.Links, s.Neighbors, s.Settings, s.Addresses, s.WireGuard = nil, nil, nil, nil, nil
 	return s
 }
 

@@ -77,6 +77,10 @@ type Path struct {
 	Src netip.Addr
 	Dev string
 	MTU int // of the route if it has one, else of Dev
+	// Via is the router that packets go to first; invalid: none, dst is on the link.
+	Via netip.Addr
+	// Ours says that Dev is a link of ours, or the other end of one.
+	Ours bool
 }
 
 // A Feature is something that a kernel may lack. Err is nil when it is there

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -214,6 +215,8 @@ func TestWalk(t *testing.T) {
 		{Rules: []netstate.Rule{{Priority: 310, Table: 90}, {Priority: 310, Src: prefix("10.0.0.0/8"), Table: 90}, {Priority: 310, IPv6: true, Table: 90}}},
 		{Rules: []netstate.Rule{{Priority: 310, Src: prefix("10.0.0.0/8"), Table: 90}, {Priority: 310, Mark: 2, Table: 90}, {Priority: 310, Mark: 2, Mask: 0xff, Table: 90}}},
 		{Rules: []netstate.Rule{{Priority: 310, IIF: "d0", Table: 90}, {Priority: 390, IIF: "absent", Unreachable: true}, {Priority: 390, IIF: "d0", Unreachable: true, IPv6: true}}},
+		{Rules: []netstate.Rule{{Priority: 300, Src: prefix("10.0.0.7/32"), Goto: 391}, {Priority: 310, Table: 90}, {Priority: 391, Nop: true}, {Priority: 300, Src: prefix("fd00::7/128"), Goto: 391}}},
+		{Rules: []netstate.Rule{{Priority: 300, Src: prefix("10.0.0.7/32"), Goto: 392}, {Priority: 391, Nop: true}, {Priority: 392, Nop: true}, {Priority: 391, IPv6: true, Nop: true}}},
 		{Rules: []netstate.Rule{{Priority: 310, IIF: "d0", OIF: "d1", Dst: prefix("fd00::/8"), Table: 100000}}},
 		{Tables: []netstate.Table{table("a", drop), table("b", accept, drop)}},
 		{Tables: []netstate.Table{table("a", accept), table("b", drop, accept), table("c")}},
@@ -234,7 +237,9 @@ func TestDriftIsSeenAndRepaired(t *testing.T) {
 	nettest.Need(t, "ip", "nft")
 	want := netstate.State{
 		Routes: []netstate.Route{{Table: 90, Dst: prefix("10.1.0.0/16"), Dev: "d0"}, {Table: 90, Dst: prefix("fd01::/64"), Dev: "d0"}},
-		Rules:  []netstate.Rule{{Priority: 310, Src: prefix("10.8.0.0/16"), Table: 90}},
+		Rules: []netstate.Rule{
+			{Priority: 300, Src: prefix("10.8.0.9/32"), Goto: 391}, {Priority: 310, Src: prefix("10.8.0.0/16"), Table: 90}, {Priority: 391, Nop: true},
+		},
 		Tables: []netstate.Table{{Family: netstate.FamilyIPv4, Name: "mine", Chains: []netstate.Chain{{
 			Name: "c", Type: "filter", Hook: "forward", Rules: []netstate.FirewallRule{
 				{Name: "one", Action: netstate.Action{Kind: netstate.Drop}, Counter: true},
@@ -251,6 +256,9 @@ func TestDriftIsSeenAndRepaired(t *testing.T) {
 		{"ip", "route", "add", "10.3.0.0/16", "dev", "d0", "table", "91", "proto", "158"},
 		{"ip", "route", "append", "10.1.0.0/16", "dev", "d0", "table", "90", "metric", "7", "proto", "158"},
 		{"ip", "rule", "del", "priority", "310"},
+		{"ip", "rule", "del", "priority", "391"},
+		{"ip", "rule", "add", "priority", "301", "from", "10.8.0.9", "goto", "391", "proto", "158"},
+		{"ip", "rule", "add", "priority", "391", "goto", "400", "proto", "158"},
 		{"ip", "rule", "add", "priority", "311", "from", "10.8.0.0/16", "lookup", "90", "proto", "158"},
 		{"ip", "rule", "add", "priority", "310", "from", "10.8.0.0/16", "ipproto", "17", "lookup", "90", "proto", "158"},
 		{"nft", "delete table ip isthmus-mine"},
@@ -356,6 +364,18 @@ func TestQueries(t *testing.T) {
 	p, err = ns.RouteTo(addr("203.0.113.9"))
 	assert.NilError(t, err)
 	assert.Equal(t, p, Path{Src: addr("198.51.100.7"), Dev: "d0", MTU: 1400})
+	test.Run("ip", "route", "add", "203.0.113.128/25", "via", "198.51.100.1")
+	p, err = ns.RouteTo(addr("203.0.113.129"))
+	assert.NilError(t, err)
+	assert.Equal(t, p, Path{Src: addr("198.51.100.7"), Dev: "d0", MTU: 1450, Via: addr("198.51.100.1")})
+	test.Run("ip", "route", "add", "203.0.113.64/26", "via", "inet6", "fe80::1", "dev", "d0", "src", "198.51.100.7")
+	p, err = ns.RouteTo(addr("203.0.113.65"))
+	assert.NilError(t, err)
+	assert.Equal(t, p, Path{Src: addr("198.51.100.7"), Dev: "d0", MTU: 1450, Via: addr("fe80::1")})
+	test.Run("ip", "link", "set", "d0", "group", strconv.Itoa(linkGroup))
+	p, err = ns.RouteTo(addr("198.51.100.9"))
+	assert.NilError(t, err)
+	assert.Check(t, p.Ours)
 	_, err = ns.RouteTo(addr("192.0.2.99"))
 	assert.ErrorContains(t, err, "route to 192.0.2.99: network is unreachable")
 

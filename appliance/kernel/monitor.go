@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	nl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
@@ -26,6 +27,8 @@ type monitor struct {
 	links  map[int]linkEvent             // our links, by index, as last seen
 	guests map[int]netstate.Link         // the same of gateways in other namespaces: routes lead there
 	edited map[netstate.TableID]struct{} // since the last settle
+	heard  uint32                        // generation of nftables of the last transaction that was told of
+	news   chan struct{}                 // closed when heard changes
 }
 
 // A linkEvent is what of a link we care about.
@@ -48,6 +51,7 @@ func (ns *NetNS) openMonitor() (*monitor, error) {
 		links:   map[int]linkEvent{},
 		guests:  map[int]netstate.Link{},
 		edited:  map[netstate.TableID]struct{}{},
+		news:    make(chan struct{}),
 	}
 	start := func(family int, groups []uint32, handle func(nl.Message)) error {
 		c, err := nl.Dial(family, nil)
@@ -111,15 +115,16 @@ func (m *monitor) watch(c *nl.Conn, handle func(nl.Message)) {
 			continue
 		}
 		for _, msg := range msgs {
-			if !m.own[msg.Header.PID] {
-				handle(msg)
-			}
+			handle(msg)
 		}
 	}
 }
 
 // route handles a message of rtnetlink.
 func (m *monitor) route(msg nl.Message) {
+	if m.own[msg.Header.PID] {
+		return
+	}
 	b := msg.Data
 	switch msg.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
@@ -142,7 +147,7 @@ func (m *monitor) route(msg nl.Message) {
 		// What the kernel learns and forgets by itself comes from nobody.
 		// It says the same of forwarding entries, but learns none here.
 		index, fam := neighborLink(b)
-		if (fam == unix.AF_BRIDGE || msg.Header.PID != 0) && m.oursOf(index, netstate.KindVXLAN) {
+		if (fam == unix.AF_BRIDGE || msg.Header.PID != 0) && m.hasNeighbors(index) {
 			m.signal()
 		}
 	case unix.RTM_NEWNETCONF:
@@ -189,35 +194,84 @@ func (m *monitor) ours(index int) bool {
 	return ok
 }
 
-// oursOf reports whether the link is ours and of the kind.
-func (m *monitor) oursOf(index int, kind netstate.LinkKind) bool {
+// hasNeighbors reports whether the link is ours, and neighbours on it can be.
+func (m *monitor) hasNeighbors(index int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	l, ok := m.links[index]
-	return ok && l.state.Kind == kind
+	return ok && l.state.Kind.HasNeighbors()
 }
 
-// table handles a message of nftables.
+// table handles a message of nftables. The kernel tells of one transaction
+// after the other, and of each that it is complete.
 func (m *monitor) table(msg nl.Message) {
-	if msg.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES || msg.Header.Type&0xff == unix.NFT_MSG_NEWGEN {
+	if msg.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES {
 		return
 	}
-	if id, ours := tableOf(msg.Data); ours {
-		m.mu.Lock()
+	typ := msg.Header.Type & 0xff
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if typ == unix.NFT_MSG_NEWGEN {
+		m.heard = generationOf(msg.Data)
+		close(m.news)
+		m.news = make(chan struct{})
+		return
+	}
+	id, ours := tableOf(msg.Data)
+	switch {
+	case !ours:
+	case !m.own[msg.Header.PID]:
 		m.edited[id] = struct{}{}
-		m.mu.Unlock()
 		m.signal()
+	case typ == unix.NFT_MSG_NEWTABLE:
+		delete(m.edited, id) // we have replaced what was edited
 	}
 }
 
-// settle tells n which tables somebody else has touched.
-func (m *monitor) settle(n *nft) {
+// hearsLate is how long the monitor may be late. The messages that it has not
+// read are in its socket already, but for those that the kernel had no room for.
+const hearsLate = 100 * time.Millisecond
+
+// hear waits until the monitor has read what was told up to a generation of
+// nftables.
+func (m *monitor) hear(generation uint32) {
+	late := time.After(hearsLate)
+	for {
+		m.mu.Lock()
+		behind, news := int32(m.heard-generation) < 0, m.news
+		m.mu.Unlock()
+		if !behind {
+			return
+		}
+		select {
+		case <-news:
+		case <-late:
+			return
+		}
+	}
+}
+
+// settle tells n which tables somebody else has touched since we wrote them.
+// What the monitor has read may be from before that, so it reads the rest first.
+func (m *monitor) settle(n *nft) error {
+	m.mu.Lock()
+	edits := len(m.edited)
+	m.mu.Unlock()
+	if edits == 0 {
+		return nil
+	}
+	now, err := n.generation()
+	if err != nil {
+		return err
+	}
+	m.hear(now)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for id := range m.edited {
 		n.edited[id] = true
 	}
 	clear(m.edited)
+	return nil
 }
 
 // know tells the monitor which links are ours, for those that were there

@@ -31,22 +31,36 @@ func neighborLink(b []byte) (index int, family uint8) {
 // found a link in.
 func neighborState(b []byte) uint16 { return binary.NativeEndian.Uint16(b[8:]) }
 
-// listNeighbors returns the permanent neighbours of a link of ours, of both
-// families. The others are the kernel's.
-func (ns *NetNS) listNeighbors(l link) ([]netstate.Neighbor, error) {
+// listNeighbors returns the permanent neighbours on links of ours, of both families.
+// The others are the kernel's. A gateway has as many links as its cluster has
+// nodes, so several are asked for at once.
+func (ns *NetNS) listNeighbors(links linkTable) ([]netstate.Neighbor, error) {
+	names := map[int]string{}
+	for _, l := range links.byName {
+		if l.state.Kind.HasNeighbors() { // of ours: others have no state
+			names[l.index] = l.state.Name
+		}
+	}
+	if len(names) == 0 {
+		return nil, nil
+	}
 	a := attrs{neighborHeader(unix.AF_UNSPEC, 0, 0, 0)}
-	a.u32(unix.NDA_IFINDEX, uint32(l.index)) // the kernel filters: a host may have thousands
+	if len(names) == 1 { // the kernel filters: a node may have thousands of others
+		for index := range names {
+			a.u32(unix.NDA_IFINDEX, uint32(index))
+		}
+	}
 	msgs, err := dump(ns.rt.c, unix.RTM_GETNEIGH, a.b)
 	if err != nil {
-		return nil, fmt.Errorf("list neighbours of %s: %w", l.state.Name, err)
+		return nil, fmt.Errorf("list neighbours: %w", err)
 	}
 	var out []netstate.Neighbor
 	for _, m := range msgs {
 		index, fam := neighborLink(m.Data)
-		if index != l.index || fam != unix.AF_INET && fam != unix.AF_INET6 || neighborState(m.Data)&unix.NUD_PERMANENT == 0 {
+		if names[index] == "" || fam != unix.AF_INET && fam != unix.AF_INET6 || neighborState(m.Data)&unix.NUD_PERMANENT == 0 {
 			continue
 		}
-		n := netstate.Neighbor{Dev: l.state.Name}
+		n := netstate.Neighbor{Dev: names[index]}
 		eachAttr(m.Data[unix.SizeofNdMsg:], func(t uint16, v []byte) {
 			switch t {
 			case unix.NDA_DST:

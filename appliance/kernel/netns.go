@@ -244,19 +244,18 @@ func (ns *NetNS) observe(ctx context.Context) (netstate.State, error) {
 		return s, err
 	}
 	s.Settings = links.foreignSettings()
+	if s.Neighbors, err = ns.listNeighbors(links); err != nil {
+		return s, err
+	}
 	for _, l := range links.byName {
 		if l.state.Kind != netstate.KindVXLAN { // of ours: others have no state
-			continue // only there can neighbours and entries be ours
-		}
-		neighbors, err := ns.listNeighbors(l)
-		if err != nil {
-			return s, err
+			continue // only there can entries be ours
 		}
 		entries, err := ns.listFDB(l)
 		if err != nil {
 			return s, err
 		}
-		s.Neighbors, s.FDB = append(s.Neighbors, neighbors...), append(s.FDB, entries...)
+		s.FDB = append(s.FDB, entries...)
 	}
 	for _, l := range links.byName {
 		if l.ours {
@@ -266,7 +265,9 @@ func (ns *NetNS) observe(ctx context.Context) (netstate.State, error) {
 	if s.WireGuard, err = ns.observeWireGuard(links); err != nil {
 		return s, err
 	}
-	ns.mon.settle(ns.nft)
+	if err := ns.mon.settle(ns.nft); err != nil {
+		return s, err
+	}
 	if s.Tables, err = ns.nft.observe(); err != nil {
 		return s, err
 	}
@@ -308,10 +309,10 @@ func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error {
 		ns.addAddresses(c.AddAddresses, links.index),
 		ns.setNeighbors(c.SetNeighbors, links.index),
 		ns.setFDB(c.SetFDB, links.index),
+		ns.addRules(c.AddPassRules),
 		ns.addRoutes(c.AddRoutes, false, links.index),
 		ns.addRoutes(c.ReplaceRoutes, true, links.index),
 		ns.addRules(c.AddRules))
-	ns.mon.settle(ns.nft)
 	errs = slices.Concat(errs, ns.nft.apply(c.SetTables, c.DeleteTables))
 	errs = appendError(errs, "evict", ns.evict(c.Evict))
 
@@ -322,6 +323,7 @@ func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error {
 	errs = slices.Concat(errs,
 		ns.deleteAllRules(c.DeleteRules),
 		ns.deleteRoutes(c.DeleteRoutes, links.index),
+		ns.deleteAllRules(c.DeletePassRules),
 		ns.deleteFDB(c.DeleteFDB, links.index),
 		ns.deleteNeighbors(c.DeleteNeighbors, links.index),
 		ns.deleteAddresses(c.DeleteAddresses, links.index))
@@ -374,7 +376,7 @@ func inTheWay(a, b netstate.Link) bool {
 // another one that has all that the first has and more. It returns nil when
 // that can't happen.
 func (ns *NetNS) collateral(c netstate.Changes, links linkTable) (func() []error, error) {
-	if len(c.DeleteAddresses)+len(c.DeleteRules) == 0 {
+	if len(c.DeleteAddresses)+len(c.DeleteRules)+len(c.DeletePassRules) == 0 {
 		return nil, nil
 	}
 	want, err := ns.listRouting(links)
@@ -384,7 +386,7 @@ func (ns *NetNS) collateral(c netstate.Changes, links linkTable) (func() []error
 	want = want.Normalized()
 	want.Addresses = subtract(want.Addresses, c.DeleteAddresses)
 	want.Routes = subtract(want.Routes, c.DeleteRoutes)
-	want.Rules = subtract(want.Rules, c.DeleteRules)
+	want.Rules = subtract(subtract(want.Rules, c.DeleteRules), c.DeletePassRules)
 	return func() []error {
 		have, err := ns.listRouting(links)
 		if err != nil {
@@ -393,6 +395,7 @@ func (ns *NetNS) collateral(c netstate.Changes, links linkTable) (func() []error
 		lost := netstate.Diff(have, want)
 		return slices.Concat(
 			ns.addAddresses(lost.AddAddresses, links.index),
+			ns.addRules(lost.AddPassRules),
 			ns.addRoutes(lost.AddRoutes, false, links.index),
 			ns.addRules(lost.AddRules))
 	}, nil

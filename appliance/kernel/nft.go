@@ -19,7 +19,7 @@ import (
 // compilerVersion is part of the digest in the kernel: a version of this
 // package that compiles rules differently replaces the tables of the one
 // before.
-const compilerVersion = "2:"
+const compilerVersion = "3:"
 
 // families are those of the kernel.
 var families = map[netstate.Family]nftables.TableFamily{
@@ -327,13 +327,22 @@ func (n *nft) generation() (id uint32, err error) {
 		return 0, fmt.Errorf("generation of nftables: %w", plain(err))
 	}
 	for _, m := range msgs {
-		eachAttr(m.Data[4:], func(t uint16, v []byte) {
-			if t == unix.NFTA_GEN_ID && len(v) == 4 {
-				id = binaryutil.BigEndian.Uint32(v)
-			}
-		})
+		id = generationOf(m.Data)
 	}
 	return id, nil
+}
+
+// generationOf returns the number in a message about a generation.
+func generationOf(b []byte) (id uint32) {
+	if len(b) < 4 {
+		return 0
+	}
+	eachAttr(b[4:], func(t uint16, v []byte) {
+		if t == unix.NFTA_GEN_ID && len(v) == 4 {
+			id = binaryutil.BigEndian.Uint32(v)
+		}
+	})
+	return id
 }
 
 // noNFTables reports whether an error says that the kernel has none.

@@ -41,34 +41,87 @@ func (b *batch) messages() ([]nl.Message, error) {
 	for i := range b.taken {
 		m := &b.taken[i]
 		m.Header.Sequence, m.Header.PID, m.Header.Length = 0, 0, 0 // of the socket that sends it
-		if m.Header.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_NEWSET {
-			m.Data = withIntervalData(m.Data)
+		switch m.Header.Type {
+		case unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWSET:
+			m.Data = withSetData(m.Data)
+		case unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWRULE:
+			withoutHeaderChecksum(m.Data)
 		}
 	}
 	return b.taken, nil
 }
 
-// withIntervalData adds to a message about a map whose values are intervals, a
-// first address and a last one, that they are. The kernel does not care, but
-// nft(8) can't print the rules that use the map without it.
-func withIntervalData(msg []byte) []byte {
-	var key, data uint32
+// noHeaderChecksum is, in an expression that writes into a packet, the place of the
+// header's checksum where the header has none: that of IPv6. The library sends the
+// flags, by which the kernel corrects the checksum of what follows, only together with
+// a checksum of the header.
+const noHeaderChecksum = 0xff
+
+// withoutHeaderChecksum takes such places out of a message about a rule, and leaves the
+// flags, as nft(8) sends them. Linux 7.2 ignores, and does not refuse, a checksum of an
+// IPv6 header.
+func withoutHeaderChecksum(msg []byte) {
+	eachAttr(msg[4:], func(t uint16, v []byte) {
+		if t != unix.NFTA_RULE_EXPRESSIONS {
+			return
+		}
+		eachAttr(v, func(_ uint16, v []byte) {
+			payload := false
+			eachAttr(v, func(t uint16, v []byte) { // the name comes first
+				switch {
+				case t == unix.NFTA_EXPR_NAME:
+					payload = asString(v) == "payload"
+				case t == unix.NFTA_EXPR_DATA && payload:
+					withoutChecksum(v)
+				}
+			})
+		})
+	})
+}
+
+func withoutChecksum(expression []byte) {
+	var kind, place []byte
+	eachAttr(expression, func(t uint16, v []byte) {
+		switch t {
+		case unix.NFTA_PAYLOAD_CSUM_TYPE:
+			kind = v
+		case unix.NFTA_PAYLOAD_CSUM_OFFSET:
+			place = v
+		}
+	})
+	if len(kind) == 4 && len(place) == 4 && binaryutil.BigEndian.Uint32(place) == noHeaderChecksum {
+		clear(kind) // NFT_PAYLOAD_CSUM_NONE
+		clear(place)
+	}
+}
+
+// withSetData adds to a message about a map what its values are: marks, or intervals
+// of a first address and a last one. The kernel does not care, but nft(8) can't print
+// the rules that use the map without it.
+func withSetData(msg []byte) []byte {
+	// As nft(8) numbers the byte orders of a host and of the network.
+	const hostEndian, bigEndian = 1, 2
+	var key, data, dataType uint32
 	eachAttr(msg[4:], func(t uint16, v []byte) {
 		switch t {
 		case unix.NFTA_SET_KEY_LEN:
 			key = binaryutil.BigEndian.Uint32(v)
 		case unix.NFTA_SET_DATA_LEN:
 			data = binaryutil.BigEndian.Uint32(v)
+		case unix.NFTA_SET_DATA_TYPE:
+			dataType = binaryutil.BigEndian.Uint32(v)
 		}
 	})
-	if data != 2*key {
+	text := userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, bigEndian)
+	switch {
+	case dataType == nftables.TypeMark.GetNFTMagic():
+		text = userdata.AppendUint32(text, userdata.NFTNL_UDATA_SET_DATABYTEORDER, hostEndian)
+	case data == 2*key:
+		text = userdata.AppendUint32(text, userdata.NFTNL_UDATA_SET_DATABYTEORDER, bigEndian)
+		text = userdata.AppendUint32(text, userdata.NFTNL_UDATA_SET_DATA_INTERVAL, 1)
+	default:
 		return msg
 	}
-	// As nft(8) has it: both in the byte order of the network.
-	const bigEndian = 2
-	text := userdata.AppendUint32(nil, userdata.NFTNL_UDATA_SET_KEYBYTEORDER, bigEndian)
-	text = userdata.AppendUint32(text, userdata.NFTNL_UDATA_SET_DATABYTEORDER, bigEndian)
-	text = userdata.AppendUint32(text, userdata.NFTNL_UDATA_SET_DATA_INTERVAL, 1)
 	a := attrs{b: slices.Clone(msg)}
 	a.bytes(unix.NFTA_SET_USERDATA, text) // of two attributes the kernel takes the last
 	return a.b

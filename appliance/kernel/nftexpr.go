@@ -3,6 +3,7 @@ package kernel
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"strings"
 
 	"github.com/google/nftables"
@@ -18,8 +19,9 @@ const (
 
 	ipv4SourceOffset, ipv4DestinationOffset, ipv4ChecksumOffset = 12, 16, 10
 	ipv6SourceOffset, ipv6DestinationOffset                     = 8, 24
-	ipv6NextHeaderOffset, ipv6HeaderLen, icmpv6ChecksumOffset   = 6, 40, 2
-	arpSourceOffset, arpTargetOffset                            = 14, 24 // of IPv4 addresses, on links with MAC addresses (RFC 826)
+	// Behind the header of an ICMP error (RFC 792) is that of the packet that it quotes.
+	quotedOffset                     = 8
+	arpSourceOffset, arpTargetOffset = 14, 24 // of IPv4 addresses, on links with MAC addresses (RFC 826)
 
 	tcpFlagsOffset     = 13
 	tcpSYN, tcpRST     = 0x02, 0x04
@@ -135,6 +137,16 @@ func (c *compiler) ip(is6 bool) {
 
 func (c *compiler) match(r netstate.FirewallRule, m netstate.Match) error {
 	switch {
+	case m.Of == netstate.OfQuoted: // @th,160,32 & 0xffff0000 == 0x0a000000
+		c.emit(quotedPayload(m.Dir == "src"))
+		c.addresses(m)
+	case m.Of == netstate.OfConnection: // ct original ip saddr 10.0.0.0-10.255.255.255
+		ct := &expr.Ct{Key: expr.CtKeySRC, Register: reg1, Direction: ctOriginal}
+		if m.Dir == "dst" {
+			ct.Key = expr.CtKeyDST
+		}
+		c.emit(ct)
+		c.between(m.Negate, m.Addr.From.AsSlice(), m.Addr.To.AsSlice())
 	case m.Addr.From.IsValid() && c.family == netstate.FamilyARP: // arp saddr ip 10.0.0.0/8
 		p := &expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: arpSourceOffset, Len: 4}
 		if m.Dir == "dst" {
@@ -173,8 +185,7 @@ func (c *compiler) match(r netstate.FirewallRule, m netstate.Match) error {
 			key = expr.MetaKeyOIFNAME
 		}
 		c.emit(&expr.Meta{Key: key, Register: reg1})
-		name := make([]byte, unix.IFNAMSIZ)
-		copy(name, m.Dev)
+		name := linkName(m.Dev)
 		if prefix, ok := strings.CutSuffix(m.Dev, "*"); ok {
 			name = []byte(prefix)
 		}
@@ -238,6 +249,13 @@ func addressPayload(is6, source bool) *expr.Payload {
 	return p
 }
 
+// quotedPayload loads an address of the packet that an ICMP error quotes.
+func quotedPayload(source bool) *expr.Payload {
+	p := addressPayload(false, source)
+	p.Base, p.Offset = expr.PayloadBaseTransportHeader, quotedOffset+p.Offset
+	return p
+}
+
 // addresses compares the address in register 1.
 func (c *compiler) addresses(m netstate.Match) {
 	p, ok := m.Addr.AsPrefix()
@@ -245,13 +263,9 @@ func (c *compiler) addresses(m netstate.Match) {
 		c.between(m.Negate, m.Addr.From.AsSlice(), m.Addr.To.AsSlice())
 		return
 	}
-	n := p.Addr().BitLen() / 8
-	mask := make([]byte, n)
-	for i := range p.Bits() {
-		mask[i/8] |= 0x80 >> (i % 8)
-	}
+	mask := net.CIDRMask(p.Bits(), p.Addr().BitLen())
 	c.emit(
-		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: uint32(n), Mask: mask, Xor: make([]byte, n)},
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))},
 		&expr.Cmp{Op: equal(m.Negate), Register: reg1, Data: p.Masked().Addr().AsSlice()})
 }
 
@@ -338,19 +352,40 @@ func (c *compiler) action(a netstate.Action) error {
 		p.DestRegister, p.SourceRegister, p.OperationType = 0, reg1, expr.PayloadWrite
 		p.CsumType, p.CsumOffset, p.CsumFlags = expr.CsumTypeInet, ipv4ChecksumOffset, unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR
 		if addr.Is6() {
-			// IPv6 has no checksum of its own. The library sends no flags
-			// without one, so we name that of ICMPv6, which covers the
-			// address, by its place behind a header without extensions.
-			p.CsumOffset, p.CsumFlags = ipv6HeaderLen+icmpv6ChecksumOffset, 0
-			c.emit( // ip6 nexthdr icmpv6
-				&expr.Payload{DestRegister: reg1, Base: expr.PayloadBaseNetworkHeader, Offset: ipv6NextHeaderOffset, Len: 1},
-				&expr.Cmp{Op: expr.CmpOpEq, Register: reg1, Data: []byte{unix.IPPROTO_ICMPV6}})
+			p.CsumOffset = noHeaderChecksum
 		}
 		c.emit(&expr.Immediate{Register: reg1, Data: addr.AsSlice()}, p)
+	case netstate.SetPrefix: // ip saddr set ip saddr & 0.0.255.255 | 10.0.0.0 accept
+		c.setPrefix(a)
 	default:
 		return fmt.Errorf("action %q: unknown", a.Kind)
 	}
 	return nil
+}
+
+// setPrefix replaces the prefix of an address, corrects the checksums, and ends the
+// chain. The checksum of an ICMP error covers the packet that it quotes, but no
+// change of that packet's header together with the header's own checksum: one's
+// complement sums of the two cancel out (RFC 1624).
+func (c *compiler) setPrefix(a netstate.Action) {
+	load := addressPayload(false, a.Dir == "src")
+	checksum, flags := uint32(ipv4ChecksumOffset), uint32(unix.NFT_PAYLOAD_L4CSUM_PSEUDOHDR)
+	if a.Of == netstate.OfQuoted {
+		load = quotedPayload(a.Dir == "src")
+		checksum, flags = quotedOffset+ipv4ChecksumOffset, 0
+	}
+	to := a.To.Masked()
+	host := net.CIDRMask(to.Bits(), to.Addr().BitLen())
+	for i := range host {
+		host[i] = ^host[i]
+	}
+	c.emit(load,
+		&expr.Bitwise{SourceRegister: reg1, DestRegister: reg1, Len: load.Len, Mask: host, Xor: to.Addr().AsSlice()},
+		&expr.Payload{
+			OperationType: expr.PayloadWrite, SourceRegister: reg1, Base: load.Base, Offset: load.Offset, Len: load.Len,
+			CsumType: expr.CsumTypeInet, CsumOffset: checksum, CsumFlags: flags,
+		},
+		&expr.Verdict{Kind: expr.VerdictAccept})
 }
 
 // natOf is NAT to the address in register 1.
@@ -377,6 +412,11 @@ func (c *compiler) nat(a netstate.Action) {
 		&expr.Immediate{Register: reg1, Data: to.From.AsSlice()},
 		&expr.Immediate{Register: reg2, Data: to.To.AsSlice()},
 		n)
+}
+
+// linkName is a link's name as the kernel compares it.
+func linkName(name string) []byte {
+	return append([]byte(name), make([]byte, unix.IFNAMSIZ-len(name))...)
 }
 
 func be16(v uint16) []byte { return binary.BigEndian.AppendUint16(nil, v) }

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 
 	"github.com/google/nftables"
+	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
 
 	"github.com/isthmus-net/isthmus/appliance/netstate"
@@ -14,11 +15,12 @@ import (
 // IPv6 addresses it is register 2.
 const reg1Second = 9
 
-// mapped is NAT with a map:
+// mapped is an action with a map:
 //
 //	dnat ip to ip daddr map { 10.70.0.7 : 192.168.40.10, … }
 //	dnat ip prefix to ip daddr map { 10.71.1.0/24 : 10.1.1.0/24, … }
 //	ip daddr { 192.168.40.10, … } masquerade
+//	ct mark set iifname . ip saddr map { "liqo.node-1" . 10.80.0.2 : 0x2, … }
 func (c *compiler) mapped(a netstate.Action) error {
 	m := a.Map
 	is6 := m.Entries[0].Addr.From.Is6()
@@ -28,23 +30,42 @@ func (c *compiler) mapped(a netstate.Action) error {
 		address = nftables.TypeIP6Addr
 	}
 	set := nftables.Set{KeyType: address, Interval: a.Prefix || m.Intervals()}
-	if a.Kind != netstate.Masquerade {
+	switch a.Kind {
+	case netstate.Masquerade:
+	case netstate.SetCTMark:
+		set.IsMap, set.DataType = true, nftables.TypeMark
+	default:
 		set.IsMap, set.DataType = true, address
+	}
+	if m.ByLink {
+		var err error
+		if set.KeyType, err = nftables.ConcatSetType(nftables.TypeIFName, address); err != nil {
+			return err
+		}
 	}
 	if a.Prefix { // the value is the first address and the last
 		set.DataType.Bytes *= 2
 	}
-	s, err := c.addSet(set, mapElements(m, set.Interval, a.Prefix))
+	s, err := c.addSet(set, mapElements(a, set.Interval))
 	if err != nil {
 		return err
 	}
 	lookup := &expr.Lookup{SourceRegister: reg1, SetName: s.Name, SetID: s.ID}
-	c.emit(addressPayload(is6, m.Dir == "src"), lookup)
+	load := addressPayload(is6, m.Dir == "src")
+	if m.ByLink {
+		load.DestRegister = reg2 // behind the name, which takes all of register 1
+		c.emit(&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1})
+	}
+	c.emit(load, lookup)
 	if a.Kind == netstate.Masquerade {
 		c.emit(&expr.Masq{})
 		return nil
 	}
 	lookup.IsDestRegSet, lookup.DestRegister = true, reg1
+	if a.Kind == netstate.SetCTMark {
+		c.emit(&expr.Ct{Key: expr.CtKeyMARK, Register: reg1, SourceRegister: true})
+		return nil
+	}
 	n := natOf(a.Kind, is6)
 	if a.Prefix {
 		n.Prefix, n.RegAddrMax = true, reg1Second
@@ -60,7 +81,8 @@ func (c *compiler) mapped(a netstate.Action) error {
 // begins with an element that has the value, and ends where the next one
 // begins, or with an element that has none; nft(8) lets the first of these be
 // at zero.
-func mapElements(m netstate.AddrMap, intervals, prefix bool) []nftables.SetElement {
+func mapElements(a netstate.Action, intervals bool) []nftables.SetElement {
+	m := a.Map
 	out := make([]nftables.SetElement, 0, len(m.Entries))
 	next := netip.IPv4Unspecified() // address behind the last interval; invalid: there is none
 	if m.Entries[0].Addr.From.Is6() {
@@ -72,9 +94,14 @@ func mapElements(m netstate.AddrMap, intervals, prefix bool) []nftables.SetEleme
 			end()
 		}
 		element := nftables.SetElement{Key: e.Addr.From.AsSlice(), Comment: e.Name}
+		if m.ByLink {
+			element.Key = append(linkName(e.Link), element.Key...)
+		}
 		switch {
+		case a.Kind == netstate.SetCTMark:
+			element.Val = binaryutil.NativeEndian.PutUint32(e.Mark)
 		case !e.To.IsValid():
-		case prefix:
+		case a.Prefix:
 			to := netstate.RangeOf(e.To)
 			element.Val = append(to.From.AsSlice(), to.To.AsSlice()...)
 		default:

@@ -17,12 +17,17 @@ import (
 // that is where its packets went last. [netstate.Diff] finds nothing to do
 // afterwards: the link's alias goes on naming the endpoint that is configured.
 //
+// With newPort the device gets another port of the kernel's choice: what is
+// between the two may remember a way that leads nowhere for the one that it has.
+// So does conntrack where a NodePort is dialled before kube-proxy knows of it,
+// for as long as somebody dials (nf_conntrack_udp_timeout is 30 s).
+//
 // WireGuard by itself holds on to a session that its peer has lost for 15 s
 // (https://www.wireguard.com/papers/wireguard.pdf, KEEPALIVE_TIMEOUT and
 // REKEY_TIMEOUT in §6), and has no other means to hurry it.
 //
 // After an error the peer may be missing: a pass adds it.
-func (ns *NetNS) Rehandshake(dev string, key netstate.Key, endpoint netip.AddrPort) error {
+func (ns *NetNS) Rehandshake(dev string, key netstate.Key, endpoint netip.AddrPort, newPort bool) error {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	d, err := ns.readWireGuard(dev)
@@ -33,7 +38,11 @@ func (ns *NetNS) Rehandshake(dev string, key netstate.Key, endpoint netip.AddrPo
 	if i < 0 {
 		return fmt.Errorf("wireguard %s: there is no peer %s", dev, key)
 	}
-	if err := ns.wireGuard(dev).set(wgtypes.Config{Peers: anew(d.Peers[i], endpoint)}); err != nil {
+	c := wgtypes.Config{Peers: anew(d.Peers[i], endpoint)}
+	if newPort {
+		c.ListenPort = new(int)
+	}
+	if err := ns.wireGuard(dev).set(c); err != nil {
 		return fmt.Errorf("wireguard %s: add peer %s anew: %w", dev, key, err)
 	}
 	return nil

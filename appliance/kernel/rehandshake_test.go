@@ -112,7 +112,7 @@ func TestRehandshake(t *testing.T) {
 		for range times {
 			client.rest(t)
 			began := time.Now()
-			assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}))
+			assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}, false))
 			assert.Equal(t, place(), "192.0.2.1:51840")
 			left := netstate.Diff(observe(t, client.NetNS), want)
 			assert.Assert(t, left.Empty(), left.String())
@@ -141,17 +141,28 @@ func TestRehandshake(t *testing.T) {
 		}
 
 		// An endpoint that is given is taken, one that leads nowhere too.
-		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.MustParseAddrPort("192.0.2.99:51840")))
+		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.MustParseAddrPort("192.0.2.99:51840"), false))
 		assert.Equal(t, place(), "192.0.2.99:51840")
-		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.MustParseAddrPort("192.0.2.1:51840")))
+		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.MustParseAddrPort("192.0.2.1:51840"), false))
 		exchange(t, client, server, "169.254.18.1")
 		left := netstate.Diff(observe(t, client.NetNS), want)
 		assert.Assert(t, left.Empty(), left.String())
 
+		// A port of its own stays, unless another one is asked for.
+		before := observe(t, client.NetNS).WireGuard[0].ListenPort
+		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}, false))
+		assert.Equal(t, observe(t, client.NetNS).WireGuard[0].ListenPort, before)
+		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}, true))
+		after := observe(t, client.NetNS).WireGuard[0].ListenPort
+		assert.Assert(t, after != 0 && after != before, "port %d, then %d", before, after)
+		exchange(t, client, server, "169.254.18.1")
+		left = netstate.Diff(observe(t, client.NetNS), want)
+		assert.Assert(t, left.Empty(), left.String())
+
 		// Errors name public keys only.
-		err := client.Rehandshake(tunnel, public(3), netip.AddrPort{})
+		err := client.Rehandshake(tunnel, public(3), netip.AddrPort{}, false)
 		assert.ErrorContains(t, err, "there is no peer "+public(3).String())
-		assert.ErrorContains(t, client.Rehandshake("absent", public(1), netip.AddrPort{}), "absent")
+		assert.ErrorContains(t, client.Rehandshake("absent", public(1), netip.AddrPort{}, false), "absent")
 		assert.Assert(t, !strings.Contains(err.Error(), wgtypes.Key(key(2)).String()))
 	})
 }
@@ -178,7 +189,7 @@ func TestServerReplaced(t *testing.T) {
 		assert.ErrorContains(t, err, "timeout") // else the session was not lost
 
 		start := time.Now()
-		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}))
+		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}, false))
 		send(t, out, netip.MustParseAddrPort("169.254.18.1:7000"))
 		receive(t, in)
 		took := time.Since(start)

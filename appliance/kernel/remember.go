@@ -148,11 +148,14 @@ func (ns *NetNS) readWireGuard(dev string) (*wgtypes.Device, error) {
 	return d, err
 }
 
-// watchPeers reads our devices every so often until stop is closed: a peer
-// moves without a pass.
+// watchPeers reads our devices every so often until stop is closed: a peer moves
+// without a pass, and WireGuard tells nobody that it is configured otherwise
+// (drivers/net/wireguard/netlink.c of Linux 6.1 has no multicast group). What a
+// pass has configured is announced, too: somebody may have changed it since.
 func (ns *NetNS) watchPeers(stop <-chan struct{}) {
 	tick := time.NewTicker(rememberEvery)
 	defer tick.Stop()
+	was := map[string]string{} // by device
 	for {
 		select {
 		case <-stop:
@@ -161,7 +164,14 @@ func (ns *NetNS) watchPeers(stop <-chan struct{}) {
 		}
 		ns.mu.Lock()
 		for dev := range ns.memory.last {
-			_, _ = ns.readWireGuard(dev) // of one that is gone there is nothing to learn
+			d, err := ns.readWireGuard(dev)
+			if err != nil {
+				continue // of one that is gone its link has told
+			}
+			if now := configuration(dev, d, alias{}).String(); now != was[dev] {
+				was[dev] = now
+				ns.mon.signal()
+			}
 		}
 		ns.mu.Unlock()
 	}

@@ -286,8 +286,9 @@ func parseRule(b []byte) (netstate.Rule, bool) {
 	if tos != 0 {
 		other = append(other, fmt.Sprintf("tos 0x%x", tos))
 	}
-	// The detached flags say that no link of the name is there now.
-	if flags&^(unix.FIB_RULE_IIF_DETACHED|unix.FIB_RULE_OIF_DETACHED|unix.FIB_RULE_INVERT) != 0 {
+	// The detached flags say that no link of the name is there now, and the
+	// unresolved one that there is no rule to go to.
+	if flags&^(unix.FIB_RULE_IIF_DETACHED|unix.FIB_RULE_OIF_DETACHED|unix.FIB_RULE_UNRESOLVED|unix.FIB_RULE_INVERT) != 0 {
 		other = append(other, fmt.Sprintf("flags 0x%x", flags))
 	}
 	ours := false
@@ -299,6 +300,8 @@ func parseRule(b []byte) (netstate.Rule, bool) {
 			r.Priority = asU32(v)
 		case unix.FRA_TABLE:
 			r.Table = asU32(v)
+		case unix.FRA_GOTO:
+			r.Goto = asU32(v)
 		case unix.FRA_SRC:
 			r.Src = netip.PrefixFrom(asAddr(v), srcBits)
 		case unix.FRA_DST:
@@ -327,6 +330,9 @@ func parseRule(b []byte) (netstate.Rule, bool) {
 	case unix.FR_ACT_TO_TBL:
 	case unix.FR_ACT_UNREACHABLE:
 		r.Unreachable = true
+	case unix.FR_ACT_GOTO:
+	case unix.FR_ACT_NOP:
+		r.Nop = true
 	default:
 		other = append(other, fmt.Sprintf("action#%d", action))
 	}
@@ -364,7 +370,8 @@ func (ns *NetNS) deleteAllRules(rs []netstate.Rule) []error {
 		if err != nil {
 			return []error{err}
 		}
-		left = netstate.Diff(netstate.State{Rules: have}, netstate.State{Rules: subtract(have, rs)}).DeleteRules
+		again := netstate.Diff(netstate.State{Rules: have}, netstate.State{Rules: subtract(have, rs)})
+		left = slices.Concat(again.DeleteRules, again.DeletePassRules)
 	}
 	return nil // the next pass will see
 }
@@ -397,6 +404,10 @@ func encodeRule(r netstate.Rule) []byte {
 	switch {
 	case r.Unreachable:
 		action = unix.FR_ACT_UNREACHABLE
+	case r.Goto != 0:
+		action = unix.FR_ACT_GOTO
+	case r.Nop:
+		action = unix.FR_ACT_NOP
 	case r.Table < 256:
 		table = uint8(r.Table)
 	}
@@ -425,8 +436,11 @@ func encodeRule(r netstate.Rule) []byte {
 		a.ip(unix.FRA_DST, r.Dst.Masked().Addr())
 	}
 	a.u32(unix.FRA_PRIORITY, r.Priority)
-	if !r.Unreachable && action == unix.FR_ACT_TO_TBL {
+	switch action {
+	case unix.FR_ACT_TO_TBL:
 		a.u32(unix.FRA_TABLE, r.Table)
+	case unix.FR_ACT_GOTO:
+		a.u32(unix.FRA_GOTO, r.Goto)
 	}
 	if r.IIF != "" {
 		a.str(unix.FRA_IIFNAME, r.IIF)

@@ -57,7 +57,7 @@ func (ns *NetNS) serve(l netstate.Link) error {
 	}); err != nil {
 		return err
 	}
-	bind := conn.NewStdNetBind()
+	bind := conn.Bind(singlyBind{conn.NewStdNetBind()})
 	if ns.elsewhere {
 		t = nsTUN{t, ns.Do}
 	}
@@ -226,3 +226,27 @@ func (b nsBind) Open(port uint16) (fns []conn.ReceiveFunc, actual uint16, err er
 	})
 	return fns, actual, err
 }
+
+// singlyBind sends one by one what the kernel refuses to send together. It cuts
+// several datagrams out of one (UDP_SEGMENT) only where each fits into what it
+// knows of the path's MTU, and says that they are too long otherwise; a datagram
+// alone it fragments (udp_send_skb and ip_make_skb, net/ipv4). What was sent
+// already of a batch arrives twice; WireGuard takes a packet once only.
+type singlyBind struct{ conn.Bind }
+
+// Send sends all that can be sent.
+func (b singlyBind) Send(bufs [][]byte, to conn.Endpoint) error {
+	err := b.Bind.Send(bufs, to)
+	if len(bufs) < 2 || !tooLong(err) {
+		return err
+	}
+	var errs []error
+	for i := range bufs {
+		errs = append(errs, b.Bind.Send(bufs[i:i+1], to))
+	}
+	return errors.Join(errs...)
+}
+
+// tooLong tells whether the kernel refuses to cut datagrams of that length:
+// older ones say EINVAL.
+func tooLong(err error) bool { return errors.Is(err, unix.EMSGSIZE) || errors.Is(err, unix.EINVAL) }

@@ -57,21 +57,27 @@ func (ns *NetNS) observeWireGuard(links linkTable) ([]netstate.WireGuard, error)
 			errs = append(errs, fmt.Errorf("wireguard %s: %w", name, err))
 			continue
 		}
-		w := netstate.WireGuard{Dev: name, ListenPort: uint16(d.ListenPort), PublicKey: netstate.Key(d.PublicKey)}
-		for _, p := range d.Peers {
-			peer := netstate.WireGuardPeer{
-				PublicKey:  netstate.Key(p.PublicKey),
-				AllowedIPs: prefixes(p.AllowedIPs),
-				Keepalive:  int(p.PersistentKeepaliveInterval / time.Second),
-			}
-			if p.Endpoint != nil { // else it has lost what it was given
-				peer.Endpoint = l.alias.endpointOf(peer.PublicKey)
-			}
-			w.Peers = append(w.Peers, peer)
-		}
-		out = append(out, w)
+		out = append(out, configuration(name, d, l.alias))
 	}
 	return out, errors.Join(errs...)
+}
+
+// configuration is what a device is configured to, with the endpoints that the
+// alias of its link says. What peers learn and count is not part of it.
+func configuration(name string, d *wgtypes.Device, a alias) netstate.WireGuard {
+	w := netstate.WireGuard{Dev: name, ListenPort: uint16(d.ListenPort), PublicKey: netstate.Key(d.PublicKey)}
+	for _, p := range d.Peers {
+		peer := netstate.WireGuardPeer{
+			PublicKey:  netstate.Key(p.PublicKey),
+			AllowedIPs: prefixes(p.AllowedIPs),
+			Keepalive:  int(p.PersistentKeepaliveInterval / time.Second),
+		}
+		if p.Endpoint != nil { // else it has lost what it was given
+			peer.Endpoint = a.endpointOf(peer.PublicKey)
+		}
+		w.Peers = append(w.Peers, peer)
+	}
+	return w
 }
 
 // setWireGuard brings a device to the configuration, changing only what

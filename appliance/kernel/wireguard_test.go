@@ -362,3 +362,35 @@ func TestWireGuardByHand(t *testing.T) {
 		})
 	}
 }
+
+// TestPeersByHand removes a peer, gives another what it may send and changes the
+// port as wg does, of which the kernel tells nobody: it is announced all the same.
+func TestPeersByHand(t *testing.T) {
+	both(t, func(t *testing.T, impl Implementation) {
+		server, _ := tunnelSides(t, impl)
+		converge(t, server.NetNS, serverState())
+		port := 51999
+		for name, c := range map[string]wgtypes.Config{
+			"a peer is removed":        {Peers: []wgtypes.PeerConfig{{PublicKey: wgtypes.Key(public(2)), Remove: true}}},
+			"a peer may send nothing":  {Peers: []wgtypes.PeerConfig{{PublicKey: wgtypes.Key(public(2)), UpdateOnly: true, ReplaceAllowedIPs: true}}},
+			"the port is another":      {ListenPort: &port},
+			"somebody else's peer too": {Peers: []wgtypes.PeerConfig{{PublicKey: wgtypes.Key(public(3))}}},
+		} {
+			quiet(t, server.NetNS, serverState())
+			server.mu.Lock() // so that nobody looks before it is done
+			for len(server.Changed()) > 0 {
+				<-server.Changed()
+			}
+			err := server.wireGuard(tunnel).set(c)
+			server.mu.Unlock()
+			assert.NilError(t, err, name)
+			select {
+			case <-server.Changed():
+			case <-time.After(5 * time.Second):
+				t.Fatal(name + ": it is not announced")
+			}
+			assert.Assert(t, !netstate.Diff(observe(t, server.NetNS), serverState()).Empty(), name+": it is not seen")
+			converge(t, server.NetNS, serverState())
+		}
+	})
+}

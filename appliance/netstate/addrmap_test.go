@@ -19,8 +19,19 @@ func entry(key, to string) MapEntry {
 	return e
 }
 
+// marked is an entry of a map for marks.
+func marked(key, link string, mark uint32) MapEntry {
+	return MapEntry{Addr: RangeOf(prefix(key)), Link: link, Mark: mark}
+}
+
+// natTable is a table with one rule, in a chain of type nat if that is what the
+// action is for.
 func natTable(f Family, hook string, a Action, ms ...Match) Table {
-	return Table{Family: f, Name: "t", Chains: []Chain{{Name: "c", Type: "nat", Hook: hook, Rules: []FirewallRule{{Name: "r", Matches: ms, Action: a}}}}}
+	kind := "nat"
+	if a.Kind == SetCTMark {
+		kind = "filter"
+	}
+	return Table{Family: f, Name: "t", Chains: []Chain{{Name: "c", Type: kind, Hook: hook, Rules: []FirewallRule{{Name: "r", Matches: ms, Action: a}}}}}
 }
 
 func TestMapText(t *testing.T) {
@@ -32,13 +43,17 @@ func TestMapText(t *testing.T) {
 		action Action
 		want   string
 	}{
-		{FamilyIPv4, "prerouting", Action{Kind: DNAT, Map: AddrMap{"dst", []MapEntry{one, two}}},
+		{FamilyIPv4, "prerouting", Action{Kind: DNAT, Map: AddrMap{Dir: "dst", Entries: []MapEntry{one, two}}},
 			`dnat to ip daddr map { 10.70.0.7 comment "ip-1" : 192.168.40.10, 10.70.0.8 : 192.168.40.11 }`},
-		{FamilyINET, "postrouting", Action{Kind: SNAT, Map: AddrMap{"src", []MapEntry{entry("fd00::/64", "fd70::1/128")}}},
+		{FamilyINET, "postrouting", Action{Kind: SNAT, Map: AddrMap{Dir: "src", Entries: []MapEntry{entry("fd00::/64", "fd70::1/128")}}},
 			`snat ip6 to ip6 saddr map { fd00::/64 : fd70::1 }`},
-		{FamilyIPv4, "prerouting", Action{Kind: DNAT, Prefix: true, Map: AddrMap{"dst", []MapEntry{entry("10.71.1.0/24", "10.1.1.0/24"), entry("10.71.2.7/32", "10.1.2.7/32")}}},
+		{FamilyIPv4, "prerouting", Action{Kind: DNAT, Prefix: true, Map: AddrMap{Dir: "dst", Entries: []MapEntry{entry("10.71.1.0/24", "10.1.1.0/24"), entry("10.71.2.7/32", "10.1.2.7/32")}}},
 			`dnat ip prefix to ip daddr map { 10.71.1.0/24 : 10.1.1.0/24, 10.71.2.7 : 10.1.2.7/32 }`},
-		{FamilyIPv6, "postrouting", Action{Kind: Masquerade, Map: AddrMap{"dst", []MapEntry{entry("fd40::1/128", ""), entry("fd40::2/128", "")}}},
+		{FamilyIPv4, "forward", Action{Kind: SetCTMark, Map: AddrMap{Dir: "src", Entries: []MapEntry{marked("10.80.0.2/32", "", 2), marked("10.80.0.3/32", "", 3)}}},
+			`ct mark set ip saddr map { 10.80.0.2 : 0x2, 10.80.0.3 : 0x3 }`},
+		{FamilyIPv4, "forward", Action{Kind: SetCTMark, Map: AddrMap{Dir: "src", ByLink: true, Entries: []MapEntry{marked("10.80.0.2/32", "liqo.a", 2)}}},
+			`ct mark set iifname . ip saddr map { "liqo.a" . 10.80.0.2 : 0x2 }`},
+		{FamilyIPv6, "postrouting", Action{Kind: Masquerade, Map: AddrMap{Dir: "dst", Entries: []MapEntry{entry("fd40::1/128", ""), entry("fd40::2/128", "")}}},
 			`ip6 daddr { fd40::1, fd40::2 } masquerade`},
 	} {
 		table := natTable(tt.family, tt.hook, tt.action)
@@ -49,11 +64,16 @@ func TestMapText(t *testing.T) {
 
 func TestValidateMap(t *testing.T) {
 	key := entry("10.70.0.7/32", "192.168.40.10/32")
-	with := func(kind ActionKind, es ...MapEntry) Action { return Action{Kind: kind, Map: AddrMap{"dst", es}} }
+	with := func(kind ActionKind, es ...MapEntry) Action {
+		return Action{Kind: kind, Map: AddrMap{Dir: "dst", Entries: es}}
+	}
 	odd := func(f func(*Action)) Action {
 		a := with(DNAT, key)
 		f(&a)
 		return a
+	}
+	byLink := func(es ...MapEntry) Action {
+		return Action{Kind: SetCTMark, Map: AddrMap{Dir: "src", ByLink: true, Entries: es}}
 	}
 	for _, tt := range []struct {
 		action Action
@@ -67,6 +87,14 @@ func TestValidateMap(t *testing.T) {
 		{with(DNAT, entry("10.70.0.7/32", "")), "10.70.0.7: no new address"},
 		{with(Masquerade, key), "only at postrouting"},
 		{with(Drop, key), "map: drop takes no map"},
+		{with(SetCTMark, entry("10.70.0.7/32", "10.1.0.1/32")), "10.70.0.7: ct mark set takes no address"},
+		{with(DNAT, MapEntry{Addr: key.Addr, To: key.To, Mark: 1}), "10.70.0.7: dnat takes no mark"},
+		{with(SetCTMark, marked("10.70.0.7/32", "liqo.a", 1)), `10.70.0.7: link "liqo.a": must be the name of one link where the map is by link, and empty elsewhere`},
+		{odd(func(a *Action) { a.Map.ByLink = true }), "map: dnat in prerouting takes no map by link"},
+		{byLink(marked("10.70.0.7/32", "", 1)), `10.70.0.7: link "": must be`},
+		{byLink(marked("10.70.0.7/32", "liqo.*", 1)), `10.70.0.7: link "liqo.*": must be`},
+		{byLink(marked("10.70.0.0/24", "liqo.a", 1)), "10.70.0.0/24: must be one address where the map is by link"},
+		{Action{Kind: SetCTMark, Mark: 1, Map: AddrMap{Dir: "src", Entries: []MapEntry{marked("10.70.0.7/32", "", 1)}}}, "map: mark 0x1: the map says it"},
 		{with(DNAT, MapEntry{Addr: AddrRange{addr("10.0.0.2"), addr("10.0.0.1")}}), "map: 10.0.0.2-10.0.0.1: not a range"},
 		{odd(func(a *Action) { a.Map.Dir = "in" }), `map: position "in": must be src or dst`},
 		{odd(func(a *Action) { a.To = prefix("10.0.0.1/32") }), "map: to 10.0.0.1/32: the map says it"},
@@ -76,6 +104,8 @@ func TestValidateMap(t *testing.T) {
 	}
 	masquerade := with(Masquerade, key)
 	assert.Check(t, is.ErrorContains(natTable(FamilyIPv4, "postrouting", masquerade).Validate(), "10.70.0.7: masquerade takes no address"))
+	assert.Check(t, is.ErrorContains(natTable(FamilyIPv4, "output", byLink(marked("10.70.0.7/32", "liqo.a", 1))).Validate(), "ct mark set in output takes no map by link"))
+	assert.Check(t, is.ErrorContains(natTable(FamilyBridge, "forward", Action{Kind: SetCTMark, Map: AddrMap{Dir: "src", Entries: []MapEntry{marked("10.70.0.7/32", "", 1)}}}).Validate(), "takes no map in a table of family bridge"))
 	counted := natTable(FamilyIPv4, "prerouting", with(DNAT, key))
 	counted.Chains[0].Rules[0].Counter = true
 	assert.Check(t, is.ErrorContains(counted.Validate(), "counter: it would count what is not in the map"))
@@ -104,12 +134,12 @@ func TestMapFinds(t *testing.T) {
 					want = e
 				}
 			}
-			got, found := m.Find(last(i))
+			got, found := m.Find(last(i), "")
 			assert.Equal(t, got, want)
 			assert.Equal(t, found, want.To.IsValid())
 		}
 		other := table
-		other.Chains = natTable(FamilyIPv4, "prerouting", Action{Kind: DNAT, Map: AddrMap{"dst", append([]MapEntry{}, m.Entries...)}}).Chains
+		other.Chains = natTable(FamilyIPv4, "prerouting", Action{Kind: DNAT, Map: AddrMap{Dir: "dst", Entries: append([]MapEntry{}, m.Entries...)}}).Chains
 		observed := table
 		observed.Seen = table.Digest()
 		assert.Assert(t, Diff(State{Tables: []Table{observed}}, State{Tables: []Table{other}}).Empty())

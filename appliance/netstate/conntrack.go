@@ -25,7 +25,7 @@ func (t Table) Translations() []Translation {
 	if t.Seen != "" {
 		return t.Made
 	}
-	if !t.Family.isIP() {
+	if !t.Family.IsIP() {
 		return nil
 	}
 	var out []Translation
@@ -143,13 +143,13 @@ func (t Translation) to(c Connection) netip.Addr {
 	a := t.Rule.Action
 	dst := a.To
 	if len(a.Map.Entries) > 0 {
-		e, _ := a.Map.Find(t.key(c))
+		e, _ := a.Map.Find(t.key(c), "")
 		dst = e.To
 	}
 	if !dst.IsValid() || !a.Prefix {
 		return dst.Addr()
 	}
-	return withHostBits(dst, t.original(c))
+	return WithHostBits(dst, t.original(c))
 }
 
 // key returns the address that the rule looks up in its map.
@@ -158,17 +158,6 @@ func (t Translation) key(c Connection) netip.Addr {
 		return t.packet(c).Dst
 	}
 	return c.Orig.Src
-}
-
-// withHostBits returns the address that has the bits of the prefix, and all
-// others of another address.
-func withHostBits(p netip.Prefix, host netip.Addr) netip.Addr {
-	out, bits := p.Addr().AsSlice(), host.AsSlice()
-	for i := p.Bits(); i < len(out)*8 && i < len(bits)*8; i++ {
-		out[i/8] = out[i/8]&^(0x80>>(i%8)) | bits[i/8]&(0x80>>(i%8))
-	}
-	a, _ := netip.AddrFromSlice(out)
-	return a
 }
 
 // packet returns what the rule's hook sees of the packet that began a
@@ -186,7 +175,7 @@ func (t Translation) packet(c Connection) Tuple {
 func (t Translation) covers(c Connection) bool {
 	p := t.packet(c)
 	if m := t.Rule.Action.Map; len(m.Entries) > 0 {
-		if _, ok := m.Find(t.key(c)); !ok {
+		if _, ok := m.Find(t.key(c), ""); !ok {
 			return false
 		}
 	}

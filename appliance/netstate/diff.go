@@ -19,14 +19,18 @@ type Changes struct {
 	AddAddresses               []Address
 	SetNeighbors               []Neighbor // added, or replaced where they are
 	SetFDB                     []FDBEntry // likewise
-	AddRoutes, ReplaceRoutes   []Route
-	AddRules                   []Rule
-	SetTables                  []Table
-	Evict                      []Eviction // of SetTables and DeleteTables, after both
+	// AddPassRules are rules that lead behind others, and where they lead to: they
+	// keep packets from the routes that follow.
+	AddPassRules             []Rule
+	AddRoutes, ReplaceRoutes []Route
+	AddRules                 []Rule
+	SetTables                []Table
+	Evict                    []Eviction // of SetTables and DeleteTables, after both
 
 	DeleteTables    []TableID
 	DeleteRules     []Rule
 	DeleteRoutes    []Route
+	DeletePassRules []Rule
 	DeleteFDB       []FDBEntry
 	DeleteNeighbors []Neighbor
 	DeleteAddresses []Address
@@ -49,8 +53,8 @@ func (c Changes) Empty() bool { return c.Len() == 0 }
 // is part of the change of a table.
 func (c Changes) Len() int {
 	return len(c.AddLinks) + len(c.ChangeLinks) + len(c.RecreateLinks) + len(c.SetWireGuard) +
-		len(c.SetSettings) + len(c.AddAddresses) + len(c.SetNeighbors) + len(c.SetFDB) + len(c.AddRoutes) + len(c.ReplaceRoutes) + len(c.AddRules) + len(c.SetTables) +
-		len(c.DeleteTables) + len(c.DeleteRules) + len(c.DeleteRoutes) +
+		len(c.SetSettings) + len(c.AddAddresses) + len(c.SetNeighbors) + len(c.SetFDB) + len(c.AddPassRules) + len(c.AddRoutes) + len(c.ReplaceRoutes) + len(c.AddRules) + len(c.SetTables) +
+		len(c.DeleteTables) + len(c.DeleteRules) + len(c.DeleteRoutes) + len(c.DeletePassRules) +
 		len(c.DeleteFDB) + len(c.DeleteNeighbors) + len(c.DeleteAddresses) + len(c.DeleteLinks)
 }
 
@@ -71,16 +75,39 @@ func Diff(observed, desired State) Changes {
 	diffFDB(&c, without(observed.FDB, func(e FDBEntry) bool { return onFresh(e.Dev) }), desired.FDB)
 	standing := standingRoutes(c.DeleteLinks, desired.Routes)
 	diffRoutes(&c, without(observed.Routes, func(r Route) bool { return r.Dev != "" && onFresh(r.Dev) && !standing(r) }), desired.Routes)
-	c.AddRules, c.DeleteRules = diffSets(observed.Rules, desired.Rules, Rule.normal, compareRules)
-	// Rules come in the order in which they are asked and go in reverse, so no
-	// packet meets a rule that others before it were to keep it from. What ends a
-	// lookup goes last: without it, packets would leave by the main table.
-	slices.SortFunc(c.DeleteRules, func(a, b Rule) int {
-		return cmp.Or(compareBools(a.Unreachable, b.Unreachable), compareRules(b, a))
-	})
+	diffRules(&c, observed.Rules, desired.Rules)
 	diffTables(&c, observed.Tables, desired.Tables)
 	diffTranslations(&c, observed.Tables, desired.Tables)
 	return c
+}
+
+// diffRules orders the changes of rules so that no packet takes a way that is
+// neither the old nor the new one. Rules come in the order in which they are asked
+// and go in reverse: no packet meets a rule that others before it were to keep it
+// from. What ends a lookup goes last: without it, packets would leave by the main
+// table. Rules that lead behind others are there before these and their routes
+// are, and as long; where they lead to is there before them.
+func diffRules(c *Changes, observed, desired []Rule) {
+	add, remove := diffSets(observed, desired, Rule.normal, compareRules)
+	for _, r := range add {
+		if r.passes() {
+			c.AddPassRules = append(c.AddPassRules, r)
+		} else {
+			c.AddRules = append(c.AddRules, r)
+		}
+	}
+	for _, r := range remove {
+		if r.passes() {
+			c.DeletePassRules = append(c.DeletePassRules, r)
+		} else {
+			c.DeleteRules = append(c.DeleteRules, r)
+		}
+	}
+	slices.SortStableFunc(c.AddPassRules, func(a, b Rule) int { return compareBools(b.Nop, a.Nop) })
+	slices.SortFunc(c.DeleteRules, func(a, b Rule) int {
+		return cmp.Or(compareBools(a.Unreachable, b.Unreachable), compareRules(b, a))
+	})
+	slices.SortStableFunc(c.DeletePassRules, func(a, b Rule) int { return compareBools(a.Nop, b.Nop) })
 }
 
 // diffLinks returns the names of the observed links that will not be there

@@ -65,6 +65,7 @@ func TestDiff(t *testing.T) {
 	second := r
 	second.Metric = 7
 	rule := Rule{Priority: 310, Src: prefix("10.0.0.0/8"), Table: 9}
+	pass, end := Rule{Priority: 300, Src: prefix("10.0.0.7/32"), Goto: 391}, Rule{Priority: 391, Nop: true}
 	odd := rule
 	odd.Other = "ipproto udp"
 
@@ -132,6 +133,10 @@ func TestDiff(t *testing.T) {
 			State{Routes: []Route{moved, {Table: 9, Dst: prefix("10.80.0.2/32"), Dev: "g", Scope: ScopeLink}}},
 			Changes{AddRoutes: []Route{{Table: 9, Dst: prefix("10.80.0.2/32"), Dev: "g", Scope: ScopeLink}, moved}}},
 		{"rule with a selector of its own", State{Rules: []Rule{odd}}, State{Rules: []Rule{rule}}, Changes{AddRules: []Rule{rule}, DeleteRules: []Rule{odd}}},
+		{"rules that lead behind others", State{}, State{Rules: []Rule{pass, end, rule}}, Changes{AddPassRules: []Rule{end, pass}, AddRules: []Rule{rule}}},
+		{"and no more", State{Rules: []Rule{pass, end, rule}}, State{}, Changes{DeleteRules: []Rule{rule}, DeletePassRules: []Rule{pass, end}}},
+		{"elsewhere", State{Rules: []Rule{pass, end}}, State{Rules: []Rule{{Priority: 300, Src: pass.Src, Goto: 392}, end}},
+			Changes{AddPassRules: []Rule{{Priority: 300, Src: pass.Src, Goto: 392}}, DeletePassRules: []Rule{pass}}},
 		{"rules of both families differ", State{Rules: []Rule{{Priority: 1, Table: 1}}}, State{Rules: []Rule{{Priority: 1, Table: 1, IPv6: true}}},
 			Changes{AddRules: []Rule{{Priority: 1, Table: 1, IPv6: true}}, DeleteRules: []Rule{{Priority: 1, Table: 1}}}},
 

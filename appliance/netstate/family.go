@@ -9,8 +9,8 @@ var (
 	arpHooks = []string{"input", "output"} // linux/netfilter_arp.h knows no other that anybody calls
 )
 
-// isIP reports whether every packet of the family is one of IP.
-func (f Family) isIP() bool { return f == FamilyINET || f == FamilyIPv4 || f == FamilyIPv6 }
+// IsIP reports whether every packet of the family is one of IP.
+func (f Family) IsIP() bool { return f == FamilyINET || f == FamilyIPv4 || f == FamilyIPv6 }
 
 // Hooks returns where a chain of a type may be in a table of the family (nft(8),
 // "ADDRESS FAMILIES" and "CHAINS"); none: the family has no chains of the type.
@@ -18,11 +18,11 @@ func (f Family) Hooks(chainType string) []string {
 	switch {
 	case chainType == "filter" && f == FamilyARP:
 		return arpHooks
-	case chainType == "filter" && (f.isIP() || f == FamilyBridge):
+	case chainType == "filter" && (f.IsIP() || f == FamilyBridge):
 		return ipHooks
-	case chainType == "nat" && f.isIP():
+	case chainType == "nat" && f.IsIP():
 		return []string{"prerouting", "input", "output", "postrouting"}
-	case chainType == "route" && f.isIP():
+	case chainType == "route" && f.IsIP():
 		return []string{"output"}
 	}
 	return nil
@@ -61,6 +61,10 @@ func (f Family) ActionHooks(kind ActionKind) []string {
 		return []string{"postrouting", "input"}
 	case Masquerade:
 		return []string{"postrouting"}
+	case SetPrefix:
+		if f != FamilyIPv4 {
+			return nil // checksums of IPv6 are elsewhere
+		}
 	}
 	return ipHooks
 }

@@ -42,6 +42,9 @@ type neighborKey struct {
 
 func (n Neighbor) key() neighborKey { return neighborKey{n.Dev, n.Addr} }
 
+// HasNeighbors reports whether neighbours on links of this kind can be ours.
+func (k LinkKind) HasNeighbors() bool { return k == KindGeneve || k == KindVXLAN }
+
 // station reports whether the address is that of one station: neither of a
 // group nor nobody's.
 func (m MAC) station() bool { return m[0]&1 == 0 && m != MAC{} }
@@ -163,8 +166,8 @@ func (e FDBEntry) validate(l Link) error {
 // there is none.
 func (n Neighbor) validate(l Link) error {
 	switch {
-	case l.Kind != KindVXLAN:
-		return errors.New("dev is not a vxlan link of this state")
+	case !l.Kind.HasNeighbors():
+		return errors.New("dev is not a geneve or vxlan link of this state")
 	case !unicast(n.Addr):
 		return errors.New("must be a unicast address")
 	case !n.MAC.station():

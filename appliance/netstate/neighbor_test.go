@@ -120,7 +120,8 @@ func TestValidateStations(t *testing.T) {
 		{fdb(FDBEntry{"x", mac, addr("2001:db8::2")}), "dst is not of the family of the link's local address 172.18.1.11"},
 
 		{neighbors(Neighbor{"x", addr("10.80.0.2"), mac}, Neighbor{"x", addr("fd80::2"), mac}), ""},
-		{neighbors(Neighbor{"g", addr("10.80.0.2"), mac}), "neigh 10.80.0.2 dev g lladdr 02:00:00:00:00:01 nud permanent: dev is not a vxlan link"},
+		{neighbors(Neighbor{"g", addr("10.80.0.2"), mac}), ""},
+		{neighbors(Neighbor{"eth0", addr("10.80.0.2"), mac}), "neigh 10.80.0.2 dev eth0 lladdr 02:00:00:00:00:01 nud permanent: dev is not a geneve or vxlan link"},
 		{neighbors(Neighbor{"x", addr("10.80.0.2"), mac}, Neighbor{"x", addr("::ffff:10.80.0.2"), MAC{2}}), "contradicts 10.80.0.2 dev x lladdr 02:00:00:00:00:01"},
 		{neighbors(Neighbor{"x", addr("ff02::1"), mac}), "must be a unicast address"},
 		{neighbors(Neighbor{"x", netip.Addr{}, mac}), "must be a unicast address"},

@@ -167,10 +167,15 @@ type Rule struct {
 	// Not makes it a rule for all packets of the family that the selectors are
 	// not for (ip-rule(8) "not").
 	Not bool
-	// Table is where to look; Unreachable ends the lookup with an error
-	// (ENETUNREACH, counted in IpInNoRoutes) instead.
+	// Table is the routing table to look in. The other three are used instead of
+	// it. Unreachable ends the lookup with an error (ENETUNREACH, counted in
+	// IpInNoRoutes). Goto is the priority of a later rule: the lookup goes on
+	// there, and if there is no such rule, with the next one. Nop does nothing; it
+	// is there so that a Goto can lead to it.
 	Table       uint32
 	Unreachable bool
+	Goto        uint32
+	Nop         bool
 	// Other is set only in observed rules: selectors that the appliance
 	// never writes, so that such a rule differs from every desired one.
 	Other string

@@ -2,6 +2,7 @@ package netstate
 
 import (
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"net/netip"
@@ -116,6 +117,14 @@ func (m Match) text(r FirewallRule, f Family) string {
 		not = "!= "
 	}
 	switch {
+	case m.Of == OfQuoted:
+		return fmt.Sprintf("%s %s", quotedAddress(m.Dir), m.quotedText())
+	case m.Of == OfConnection:
+		// Of a prefix nft(8) 1.0.6 makes something else here.
+		if m.Addr.From != m.Addr.To {
+			return fmt.Sprintf("ct original ip %saddr %s%s-%s", m.Dir[:1], not, m.Addr.From, m.Addr.To)
+		}
+		return fmt.Sprintf("ct original ip %saddr %s%s", m.Dir[:1], not, m.Addr.From)
 	case m.Addr.From.IsValid() && f == FamilyARP:
 		return fmt.Sprintf("arp %saddr ip %s%s", m.Dir[:1], not, m.Addr)
 	case m.Addr.From.IsValid():
@@ -156,6 +165,9 @@ func (m Match) text(r FirewallRule, f Family) string {
 func (a Action) text(f Family, l4proto string) string {
 	switch a.Kind {
 	case SetCTMark:
+		if len(a.Map.Entries) > 0 {
+			return fmt.Sprintf("ct mark set %s map %s", a.Map.key(), a.elements())
+		}
 		if a.Mask != 0 {
 			return fmt.Sprintf("ct mark set ct mark & 0x%x | 0x%x", ^a.Mask, a.Mark)
 		}
@@ -174,10 +186,9 @@ func (a Action) text(f Family, l4proto string) string {
 		}
 		return "tcp flags & (syn | rst) == syn tcp option maxseg size set " + to
 	case SetSource:
-		if a.To.Addr().Is6() {
-			return fmt.Sprintf("ip6 nexthdr icmpv6 ip6 saddr set %s", a.To.Addr())
-		}
 		return fmt.Sprintf("%s saddr set %s", ipKeyword(a.To.Addr()), a.To.Addr())
+	case SetPrefix:
+		return a.prefixText()
 	case SNAT, DNAT:
 		if len(a.Map.Entries) > 0 {
 			return a.mapText(f)
@@ -192,12 +203,61 @@ func (a Action) text(f Family, l4proto string) string {
 		return fmt.Sprintf("%s%s to %s", a.Kind, family, a.To.Addr())
 	case Masquerade:
 		if len(a.Map.Entries) > 0 {
-			return fmt.Sprintf("%s %s masquerade", a.Map.key(), a.Map.elements(false))
+			return fmt.Sprintf("%s %s masquerade", a.Map.key(), a.elements())
 		}
 		return string(a.Kind)
 	default:
 		return string(a.Kind)
 	}
+}
+
+// Offsets, in bits, of the addresses in the packet that an ICMP error quotes,
+// from the beginning of the message: its own header has 8 bytes (RFC 792), then
+// comes that of the packet (RFC 791).
+const quotedSourceBit, quotedDestinationBit = (8 + 12) * 8, (8 + 16) * 8
+
+// quotedAddress is an address of the packet that an ICMP error quotes. nft(8) has
+// no name for it.
+func quotedAddress(dir string) string {
+	if dir == "src" {
+		return fmt.Sprintf("@th,%d,32", quotedSourceBit)
+	}
+	return fmt.Sprintf("@th,%d,32", quotedDestinationBit)
+}
+
+// quotedText is what a quoted address is compared with. The match is one prefix.
+func (m Match) quotedText() string {
+	op := "=="
+	if m.Negate {
+		op = "!="
+	}
+	p, _ := m.Addr.AsPrefix()
+	if p.IsSingleIP() {
+		return fmt.Sprintf("%s 0x%x", op, number(p.Addr()))
+	}
+	return fmt.Sprintf("& 0x%x %s 0x%x", ^hostBits(p), op, number(p.Addr()))
+}
+
+// prefixText returns an action that replaces a prefix.
+func (a Action) prefixText() string {
+	to := a.To.Masked()
+	if a.Of == OfQuoted {
+		field := quotedAddress(a.Dir)
+		return fmt.Sprintf("%s set %s & 0x%x | 0x%x accept", field, field, hostBits(to), number(to.Addr()))
+	}
+	field := fmt.Sprintf("%s %saddr", ipKeyword(to.Addr()), a.Dir[:1])
+	var mask [4]byte
+	binary.BigEndian.PutUint32(mask[:], hostBits(to))
+	return fmt.Sprintf("%s set %s & %s | %s accept", field, field, netip.AddrFrom4(mask), to.Addr())
+}
+
+// hostBits are the bits of an IPv4 address that are not of its prefix.
+func hostBits(p netip.Prefix) uint32 { return uint32(1<<(32-p.Bits()) - 1) }
+
+// number is an IPv4 address as a number.
+func number(a netip.Addr) uint32 {
+	b := a.As4()
+	return binary.BigEndian.Uint32(b[:])
 }
 
 // mapText returns an action whose address comes out of a map. As nft(8) prints
@@ -210,7 +270,7 @@ func (a Action) mapText(f Family) string {
 	if a.Prefix {
 		to = "prefix to"
 	}
-	return fmt.Sprintf("%s%s %s %s map %s", a.Kind, family, to, a.Map.key(), a.Map.elements(a.Prefix))
+	return fmt.Sprintf("%s%s %s %s map %s", a.Kind, family, to, a.Map.key(), a.elements())
 }
 
 func ipKeyword(a netip.Addr) string {
@@ -250,6 +310,11 @@ func (r AddrRange) AsPrefix() (netip.Prefix, bool) {
 	return netip.PrefixFrom(r.From, bits), true
 }
 
+func (r AddrRange) isPrefix() bool {
+	_, ok := r.AsPrefix()
+	return ok
+}
+
 func bit(b []byte, i int) bool { return b[i/8]&(0x80>>(i%8)) != 0 }
 
 // RangeOf returns the addresses of a prefix.
@@ -261,6 +326,17 @@ func RangeOf(p netip.Prefix) AddrRange {
 	}
 	last, _ := netip.AddrFromSlice(to)
 	return AddrRange{p.Addr(), last}
+}
+
+// WithHostBits returns the address that has the bits of the prefix, and all others
+// of another address.
+func WithHostBits(p netip.Prefix, host netip.Addr) netip.Addr {
+	out, bits := p.Addr().AsSlice(), host.AsSlice()
+	for i := p.Bits(); i < len(out)*8 && i < len(bits)*8; i++ {
+		out[i/8] = out[i/8]&^(0x80>>(i%8)) | bits[i/8]&(0x80>>(i%8))
+	}
+	a, _ := netip.AddrFromSlice(out)
+	return a
 }
 
 // String returns the range as a port or "from-to".

@@ -92,11 +92,17 @@ func (r Rule) normal() Rule {
 	if r.Mask == ^uint32(0) {
 		r.Mask = 0
 	}
-	if r.Unreachable {
+	if !r.looksUp() {
 		r.Table = 0
 	}
 	return r
 }
+
+// looksUp reports whether the rule leads to a table.
+func (r Rule) looksUp() bool { return !r.Unreachable && !r.passes() }
+
+// passes reports whether the rule leads behind others, or is where one leads to.
+func (r Rule) passes() bool { return r.Goto != 0 || r.Nop }
 
 // Is6 reports whether the rule is one of IPv6.
 func (r Rule) Is6() bool {
@@ -147,7 +153,8 @@ func compareRules(a, b Rule) int {
 	return cmp.Or(cmp.Compare(a.Priority, b.Priority), compareBools(a.Is6(), b.Is6()),
 		a.Src.Compare(b.Src), a.Dst.Compare(b.Dst), cmp.Compare(a.IIF, b.IIF), cmp.Compare(a.OIF, b.OIF),
 		cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Mask, b.Mask), cmp.Compare(a.Table, b.Table),
-		compareBools(a.Unreachable, b.Unreachable), compareBools(a.Not, b.Not), cmp.Compare(a.Other, b.Other))
+		compareBools(a.Unreachable, b.Unreachable), cmp.Compare(a.Goto, b.Goto), compareBools(a.Nop, b.Nop),
+		compareBools(a.Not, b.Not), cmp.Compare(a.Other, b.Other))
 }
 
 func compareTableIDs(a, b TableID) int {

@@ -126,6 +126,10 @@ func (r Rule) String() string {
 	switch {
 	case r.Unreachable:
 		b.WriteString(" unreachable")
+	case r.Goto != 0:
+		fmt.Fprintf(&b, " goto %d", r.Goto)
+	case r.Nop:
+		b.WriteString(" nop")
 	case r.Table == 254:
 		b.WriteString(" lookup main")
 	default:
@@ -214,6 +218,7 @@ func (c Changes) String() string {
 	lines(&b, "+ addr ", c.AddAddresses)
 	lines(&b, "~ neigh ", c.SetNeighbors)
 	lines(&b, "~ fdb ", c.SetFDB)
+	lines(&b, "+ rule ", c.AddPassRules)
 	lines(&b, "+ route ", c.AddRoutes)
 	lines(&b, "~ route ", c.ReplaceRoutes)
 	lines(&b, "+ rule ", c.AddRules)
@@ -222,6 +227,7 @@ func (c Changes) String() string {
 	lines(&b, "- ", c.Evict)
 	lines(&b, "- rule ", c.DeleteRules)
 	lines(&b, "- route ", c.DeleteRoutes)
+	lines(&b, "- rule ", c.DeletePassRules)
 	lines(&b, "- fdb ", c.DeleteFDB)
 	lines(&b, "- neigh ", c.DeleteNeighbors)
 	lines(&b, "- addr ", c.DeleteAddresses)

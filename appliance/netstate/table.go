@@ -55,8 +55,10 @@ type Match struct {
 	Negate bool
 	// Dir is "src" or "dst" for addresses and ports, "in" or "out" for
 	// devices.
-	Dir     string
-	Addr    AddrRange
+	Dir  string
+	Addr AddrRange
+	// Of says whose address is looked at.
+	Of      Header
 	Ports   PortRange
 	L4Proto string // tcp, udp, icmp, icmpv6
 	Dev     string
@@ -74,6 +76,18 @@ type Match struct {
 	CTMark uint32
 }
 
+// A Header says where an address is.
+type Header string
+
+// The headers. Those besides the packet's own are looked at in tables of IPv4 only.
+const (
+	OfPacket Header = "" // the packet's own
+	// OfQuoted is the header of the packet that an ICMP error is about (RFC 792),
+	// OfConnection that of the packet that began the connection, before any NAT.
+	OfQuoted     Header = "quoted"
+	OfConnection Header = "ct original"
+)
+
 // An AddrRange is an inclusive range of addresses.
 type AddrRange struct{ From, To netip.Addr }
 
@@ -89,7 +103,7 @@ const (
 	Drop       ActionKind = "drop"
 	Reject     ActionKind = "reject"
 	NoTrack    ActionKind = "notrack"
-	SetCTMark  ActionKind = "ct mark set"        // Action.Mark
+	SetCTMark  ActionKind = "ct mark set"        // Action.Mark or Action.Map
 	RestoreCT  ActionKind = "meta mark set ct"   // to the connection's mark
 	SetMark    ActionKind = "meta mark set"      // Action.Mark; in a route chain the packet is routed anew
 	ClampMSS   ActionKind = "tcp maxseg set"     // Action.MSS, 0: the route's MTU
@@ -97,6 +111,10 @@ const (
 	DNAT       ActionKind = "dnat"               // Action.To or Action.Map
 	Masquerade ActionKind = "masquerade"         // Action.Map, if only for the addresses in it
 	SetSource  ActionKind = "source address set" // stateless, to Action.To's address; checksums corrected
+	// SetPrefix gives one address of the packet, which Action.Dir and Action.Of name,
+	// the prefix Action.To. It is stateless, keeps the host bits, corrects checksums,
+	// and ends the chain, so no rule sees what another has made.
+	SetPrefix ActionKind = "prefix set"
 )
 
 // An Action is what a rule does.
@@ -111,6 +129,10 @@ type Action struct {
 	// the bits of the prefix replaced (nft(8) "prefix to").
 	To     netip.Prefix
 	Prefix bool
+	// Dir ("src" or "dst") and Of name the address that SetPrefix changes: one of the
+	// packet itself, or of the packet that an ICMP error quotes.
+	Dir string
+	Of  Header
 	// Map, if it has entries, stands for one rule for each of them. The rule
 	// does not match a packet whose address has no entry.
 	Map AddrMap

@@ -140,8 +140,10 @@ func (r Rule) validate() error {
 	switch {
 	case r.Src.IsValid() && r.Dst.IsValid() && unmap(r.Src).Addr().Is4() != unmap(r.Dst).Addr().Is4():
 		return errors.New("from and to are of different families")
-	case !r.Unreachable && r.Table == 0:
+	case r.looksUp() && r.Table == 0:
 		return errors.New("table 0: must be 1 or more")
+	case r.Goto != 0 && r.Goto <= r.Priority:
+		return fmt.Errorf("goto %d: must be greater than the rule's own priority", r.Goto)
 	case r.Priority == 0:
 		return errors.New("priority 0: belongs to the local table")
 	case len(r.IIF) > maxName || len(r.OIF) > maxName:
@@ -274,6 +276,10 @@ func (m Match) validate(c Chain, f Family, is6, known bool) error {
 		return fmt.Errorf("addresses %s to %s: not a range", m.Addr.From, m.Addr.To)
 	case f == FamilyARP && m.Addr == AddrRange{} && m.Dev == "":
 		return errors.New("of a packet of ARP only the addresses and the device can be looked at")
+	case m.Of != OfPacket && (f != FamilyIPv4 || m.Addr == AddrRange{}):
+		return fmt.Errorf("header %q: only addresses are looked at there, in tables of family ip", m.Of)
+	case m.Of == OfQuoted && !m.Addr.isPrefix():
+		return fmt.Errorf("quoted address %s: must be a prefix", m.Addr)
 	case m.Addr != AddrRange{} && m.Addr.From.Is6() != is6:
 		return fmt.Errorf("address %s: the rule is about the other IP family", m.Addr)
 	case m.Ports.To < m.Ports.From:
@@ -291,7 +297,7 @@ func (m Match) validate(c Chain, f Family, is6, known bool) error {
 func (a Action) validate(r FirewallRule, c Chain, f Family, is6, known bool) error {
 	nat := a.Kind == SNAT || a.Kind == DNAT || a.Kind == Masquerade
 	switch a.Kind {
-	case Accept, Drop, Reject, NoTrack, SetCTMark, RestoreCT, SetMark, ClampMSS, SNAT, DNAT, Masquerade, SetSource:
+	case Accept, Drop, Reject, NoTrack, SetCTMark, RestoreCT, SetMark, ClampMSS, SNAT, DNAT, Masquerade, SetSource, SetPrefix:
 	default:
 		return fmt.Errorf("action %q: unknown", a.Kind)
 	}
@@ -318,10 +324,16 @@ func (a Action) validate(r FirewallRule, c Chain, f Family, is6, known bool) err
 	case len(a.Map.Entries) > 0 && r.Counter:
 		return errors.New("counter: it would count what is not in the map, too")
 	case len(a.Map.Entries) > 0:
-		if err := a.Map.validate(a, is6); err != nil {
+		if err := a.Map.validate(a, c, f, is6); err != nil {
 			return fmt.Errorf("map: %w", err)
 		}
-	case (a.Kind == SNAT || a.Kind == DNAT || a.Kind == SetSource) && !a.To.IsValid():
+	case a.Kind == SetPrefix && (a.Dir != "src" && a.Dir != "dst" || a.Of != OfPacket && a.Of != OfQuoted):
+		return fmt.Errorf("%s: must name the source or the destination, of the packet or of the quoted one", a.Kind)
+	case a.Kind == SetPrefix && a.Of == OfQuoted && !slices.ContainsFunc(r.Matches, func(m Match) bool { return m.ICMPError && !m.Negate }):
+		return fmt.Errorf("%s: only ICMP errors quote a packet, and the rule must match them", a.Kind)
+	case a.Kind == SetPrefix && c.Type != "filter":
+		return fmt.Errorf("%s: only in chains of type filter, not %s", a.Kind, c.Type)
+	case (a.Kind == SNAT || a.Kind == DNAT || a.Kind == SetSource || a.Kind == SetPrefix) && !a.To.IsValid():
 		return fmt.Errorf("%s: no address", a.Kind)
 	case a.Kind == SetSource && a.To.Addr().Is6() && !slices.ContainsFunc(r.Matches, func(m Match) bool { return m.ICMPError && !m.Negate }):
 		return errors.New("source address set: in IPv6 only for ICMP errors, the rule must match them")

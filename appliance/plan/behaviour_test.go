@@ -115,6 +115,58 @@ func TestEndpointNodes(t *testing.T) {
 	}
 }
 
+// A gateway has one pod, whatever its template says, and whoever wrote that is told.
+func TestOnePod(t *testing.T) {
+	w := twoNodes(t, "milan", "10.10.0.0/16")
+	w.yaml(strings.NewReplacer("name: wireguard-client", "name: two", "replicas: 1", "replicas: 2").Replace(strings.SplitAfter(templates, "---\n")[1]))
+	w.namespace("rome")
+	w.client("rome").Spec.ClientTemplateRef.Name = "two"
+	r := plan.Cluster(w.snapshot())
+	var said []string
+	for _, e := range r.Events {
+		said = append(said, e.Reason+": "+e.Message)
+	}
+	assert.DeepEqual(t, said, []string{plan.ReasonNotUsed + ": WgGatewayClientTemplate liqo/two: spec.template.spec.deployment.spec.replicas: 2 is taken as 1, for two pods would have one key, and the remote cluster would send to whichever it has heard last: write 1"})
+	w.settle()
+	assert.Equal(t, *get[*appsv1.Deployment](w, "liqo-tenant-rome", "gw-rome").Spec.Replicas, int32(1))
+}
+
+// Of a node's names and addresses the peer is told the one that reaches farthest,
+// and the next one when that is gone.
+func TestEndpointAddress(t *testing.T) {
+	w := twoNodes(t, "milan", "10.10.0.0/16")
+	w.namespace("rome")
+	w.server("rome", corev1.ServiceTypeNodePort)
+	w.settle()
+	get[*corev1.Service](w, "liqo-tenant-rome", "gw-rome").Spec.Ports[0].NodePort = 30123
+	w.kubelet("node-1", "node-2")
+	node := get[*corev1.Node](w, "", "node-2")
+	all := []corev1.NodeAddress{
+		{Type: corev1.NodeHostName, Address: "node-2"}, {Type: corev1.NodeInternalIP, Address: "172.18.1.12"},
+		{Type: corev1.NodeInternalDNS, Address: "node-2.internal"}, {Type: corev1.NodeExternalIP, Address: "203.0.113.12"},
+		{Type: corev1.NodeExternalIP, Address: "not an address"}, {Type: corev1.NodeExternalDNS, Address: "node-2.example.org"},
+	}
+	for _, test := range []struct {
+		has  []corev1.NodeAddress
+		want string
+	}{
+		{all, "[node-2.example.org]"},
+		{all[:5], "[203.0.113.12]"},
+		{all[:3], "[node-2.internal]"},
+		{all[:2], "[172.18.1.12]"},
+		{all[4:5], ""},
+	} {
+		node.Status.Addresses = test.has
+		got := ""
+		for _, o := range plan.Cluster(w.snapshot()).Statuses {
+			if g, ok := o.(*v1beta1.GatewayServer); ok && g.Status.Endpoint != nil {
+				got = fmt.Sprint(g.Status.Endpoint.Addresses[:1])
+			}
+		}
+		assert.Equal(t, got, test.want)
+	}
+}
+
 // The keys are announced only when they exist, and a gateway that is being
 // replaced keeps its fabric.
 func TestGatewayPodGone(t *testing.T) {
@@ -348,6 +400,7 @@ func TestPure(t *testing.T) {
 // goes into the cluster's own unique local range.
 func TestIPv6(t *testing.T) {
 	w := newWorld(t, "milan")
+	w.options.IPv6 = true
 	w.create(&corev1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: "liqo"}})
 	w.yaml(templates)
 	w.node("node-1", "2001:db8::11", "fd10:0:0:1::/64")

@@ -40,7 +40,7 @@ func (p *planner) checkRemoteID(m cluster.Meta, id string) {
 func (p *planner) checkClusterID(m cluster.Meta, field, id string) {
 	switch {
 	case !clusterID.MatchString(id):
-		p.refuse(m, ReasonBadRemoteID, "%s: %q is no cluster ID: use at most 63 lower-case letters, digits and hyphens, as the remote cluster's ConfigMap %s says",
+		p.refuse(m, ReasonBadRemoteID, "%s: %q is not a cluster ID; use at most 63 lower-case letters, digits and hyphens, as the remote cluster's ConfigMap %s says",
 			field, id, v1beta1.ClusterIDConfigMap)
 		return
 	case id == p.s.ID:
@@ -94,6 +94,10 @@ func (p *planner) checkCIDRs(c *cluster.Configuration) {
 		p.refuse(c.Meta, ReasonNoCIDRs, "spec.remote.cidr is empty: list the pod and external CIDRs of cluster %s", c.RemoteID)
 	}
 	for i, a := range all {
+		if why := p.notCarried(a.cidr); why != "" {
+			p.refuse(c.Meta, ReasonFamily, "%s %v is of IPv6, %s: list the IPv4 networks of cluster %s", a.field, a.cidr, why, c.RemoteID)
+			return
+		}
 		if nobody, is := inUnusable(a.cidr); is {
 			p.refuse(c.Meta, ReasonBadAddress, "%s %v is in %v, where no pod and no host of another cluster is: correct it to a network of cluster %s", a.field, a.cidr, nobody, c.RemoteID)
 		}
@@ -107,6 +111,14 @@ func (p *planner) checkCIDRs(c *cluster.Configuration) {
 			}
 		}
 	}
+}
+
+// notCarried says why a network of a peer can't be reached if it is of IPv6; empty: it can.
+func (p *planner) notCarried(cidr netip.Prefix) string {
+	if !cidr.IsValid() || cidr.Addr().Is4() || p.s.Options.IPv6 {
+		return ""
+	}
+	return "which peerings do not carry yet, because the network of a gateway's pod does not forward it"
 }
 
 // checkLocalCIDRs remarks where c says something else of this cluster's networks
@@ -164,6 +176,7 @@ func (p *planner) writeConfigurations() {
 			o.Status.Remote = &v1beta1.ClusterConfig{CIDR: v1beta1.ClusterConfigCIDR{
 				Pod: apiCIDRs(peer.remap.Pod), External: apiCIDRs(peer.remap.External),
 			}}
+			o.Status.Conditions = append(o.Status.Conditions, p.hostsUndisturbed(peer))
 			if local := p.local.cidrs(); !made(c.Meta) && len(c.Local.All()) == 0 && len(local.Pod) > 0 {
 				p.out.Applies = append(p.out.Applies, &v1beta1.Configuration{
 					TypeMeta: typeMeta("Configuration"), ObjectMeta: existing(c.Meta),

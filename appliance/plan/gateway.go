@@ -296,14 +296,14 @@ func (p *planner) endpoint(g *cluster.Gateway, pod *cluster.Pod) *v1beta1.Endpoi
 	}
 }
 
-// nodeAddresses returns the address of the node that pod runs on.
+// nodeAddresses returns the best name or address of the node that pod runs on.
 func (p *planner) nodeAddresses(pod *cluster.Pod) []string {
 	if pod == nil {
 		return nil
 	}
 	for _, n := range p.s.Nodes {
-		if n.Name == pod.Node && len(n.Addresses) > 0 {
-			return []string{n.Addresses[0].String()}
+		if n.Name == pod.Node && len(n.Reached) > 0 {
+			return []string{n.Reached[0]}
 		}
 	}
 	return nil
@@ -324,8 +324,8 @@ func (p *planner) nodePortAddresses(pod *cluster.Pod) []string {
 	}
 	nodes := slices.SortedFunc(slices.Values(p.s.Nodes), func(a, b cluster.Node) int { return cmp.Compare(a.Name, b.Name) })
 	for _, n := range nodes {
-		if n.Name != pod.Node && n.Ready && len(n.Addresses) > 0 && len(addresses) < nodePortNodes {
-			addresses = append(addresses, n.Addresses[0].String())
+		if n.Name != pod.Node && n.Ready && len(n.Reached) > 0 && len(addresses) < nodePortNodes {
+			addresses = append(addresses, n.Reached[0])
 		}
 	}
 	return addresses

@@ -394,7 +394,7 @@ const (
 )
 
 // gatewayToPeer returns how a gateway reaches its peer and, for what comes
-// from a node, the peer's networks as the peer calls them.
+// from a node, the peer's networks as this cluster calls them.
 func (p *planner) gatewayToPeer(peer *peering) *v1beta1.RouteConfiguration {
 	m := owned(Name(peer.id, "gw-ext"), peer.id, peer.config.Meta)
 	m.Labels[v1beta1.LabelRouteCategory], m.Labels[v1beta1.LabelRouteUnique] = v1beta1.CategoryGateway, peer.id
@@ -406,7 +406,7 @@ func (p *planner) gatewayToPeer(peer *peering) *v1beta1.RouteConfiguration {
 	o.Spec.Table.Rules = append(o.Spec.Table.Rules, direct(next, v1beta1.TunnelInterface))
 	// The routes are the same for all nodes, and shared by their rules.
 	var routes []v1beta1.Route
-	for _, cidr := range peer.config.Remote.All() {
+	for _, cidr := range peer.inGateway() {
 		route := via(cidr.Masked(), next, v1beta1.TunnelInterface)
 		if !cidr.Addr().Is4() { // the tunnel has no neighbours: the link is enough
 			route.Gw, route.Onlink, route.Scope = nil, nil, ptr(v1beta1.LinkScope)

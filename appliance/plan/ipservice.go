@@ -121,17 +121,17 @@ func servicePorts(s *corev1.ServiceSpec) (ports []discoveryv1.EndpointPort, prob
 		}
 		switch {
 		case port.Port < 1 || port.Port > 65535:
-			return nil, fmt.Sprintf("%s.port: %d is no port: write 1 to 65535", at, port.Port)
+			return nil, fmt.Sprintf("%s.port: %d is not a port; write 1 to 65535", at, port.Port)
 		case port.TargetPort.Type == intstr.String && target == 0:
 			return nil, fmt.Sprintf("%s.targetPort: %q is the name of a port of pods, and there are none: write a number", at, port.TargetPort.StrVal)
 		case target < 1 || target > 65535:
-			return nil, fmt.Sprintf("%s.targetPort: %d is no port: write 1 to 65535", at, target)
+			return nil, fmt.Sprintf("%s.targetPort: %d is not a port; write 1 to 65535", at, target)
 		case protocol != corev1.ProtocolTCP && protocol != corev1.ProtocolUDP && protocol != corev1.ProtocolSCTP:
-			return nil, fmt.Sprintf("%s.protocol: %q is none: write TCP, UDP or SCTP", at, port.Protocol)
+			return nil, fmt.Sprintf("%s.protocol: %q is not a protocol of Services; write TCP, UDP or SCTP", at, port.Protocol)
 		case port.Name == "" && len(s.Ports) > 1:
 			return nil, at + ".name is empty: give each of several ports a name"
 		case port.Name != "" && len(validation.IsDNS1123Label(port.Name)) > 0:
-			return nil, fmt.Sprintf("%s.name: %q is no name of a port: write lower-case letters, digits and hyphens", at, port.Name)
+			return nil, fmt.Sprintf("%s.name: %q is not a name for a port; write lower-case letters, digits and hyphens", at, port.Name)
 		case names[port.Name] || numbers[number]:
 			return nil, fmt.Sprintf("%s: %s %s is there twice: remove one", at, port.Name, number)
 		}

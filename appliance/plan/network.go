@@ -69,6 +69,7 @@ type peerNetwork struct {
 // networks that can't be remapped, other local ones, those of peers.
 func (p *planner) networks() {
 	peers := p.peerNetworks()
+	p.peers, p.needs = peers, p.neededAddresses()
 	var exact, movable []*cluster.Network
 	for i := range p.s.Networks {
 		n := &p.s.Networks[i]
@@ -98,26 +99,36 @@ func (p *planner) networks() {
 		p.checkNetwork(n)
 	}
 
-	var taken ipam.Set
-	for _, cidr := range unusable() {
+	// Who has a network keeps it unless it is taken. A new one has to avoid, besides,
+	// what hosts need: a network that changes ends all connections to a peer, so that
+	// one with such an address in it gets a condition instead.
+	var taken, avoid ipam.Set
+	take := func(cidr netip.Prefix) {
 		taken.Add(cidr)
+		avoid.Add(cidr)
+	}
+	for _, x := range p.needs {
+		avoid.Add(host(x.ip))
+	}
+	for _, cidr := range unusable() {
+		take(cidr)
 	}
 	for _, n := range p.s.Nodes {
 		for _, a := range n.Addresses {
-			taken.Add(host(a))
+			take(host(a))
 		}
 		for _, cidr := range n.PodCIDRs {
-			taken.Add(cidr)
+			take(cidr)
 		}
 	}
-	p.exactNetworks(exact, &taken)
+	p.exactNetworks(exact, take)
 	pools := p.pools()
 
 	keep := func(n *cluster.Network, wanted netip.Prefix) bool {
 		if n == nil || !n.Status.IsValid() || n.Status.Bits() != wanted.Bits() || taken.Overlaps(n.Status) {
 			return false
 		}
-		taken.Add(n.Status)
+		take(n.Status)
 		return true
 	}
 	for _, n := range movable {
@@ -134,12 +145,12 @@ func (p *planner) networks() {
 		if _, has := p.local.given[keyOf(n.Ref)]; has || !p.sound(n.Meta) {
 			continue
 		}
-		cidr, ok := ipam.Remap(n.CIDR, taken, pools)
+		cidr, ok := ipam.Remap(n.CIDR, avoid, pools)
 		if !ok {
-			p.refuse(n.Meta, ReasonPoolsExhausted, "spec.cidr %v is taken, and the pools %v have no free network of this size: add a pool or choose another CIDR", n.CIDR, pools)
+			p.refuse(n.Meta, ReasonPoolsExhausted, "spec.cidr %v overlaps %s, and the pools %v have no free network of this size: add a pool or choose another CIDR", n.CIDR, p.holderOf(n.CIDR, peers), pools)
 			continue
 		}
-		taken.Add(cidr)
+		take(cidr)
 		p.local.given[keyOf(n.Ref)] = cidr
 	}
 	waiting := p.missingNetworks()
@@ -147,8 +158,8 @@ func (p *planner) networks() {
 		wish := p.wish(x)
 		switch {
 		case !wish.IsValid() || x.given.IsValid() || waiting != "":
-		case !taken.Overlaps(wish):
-			taken.Add(wish)
+		case !avoid.Overlaps(wish):
+			take(wish)
 			x.given = wish
 		default:
 			p.refuseWish(x, wish, peers)
@@ -164,15 +175,15 @@ func (p *planner) networks() {
 		if x.given.IsValid() || p.wish(x).IsValid() {
 			continue
 		}
-		cidr, ok := ipam.Remap(x.cidr, taken, pools)
+		cidr, ok := ipam.Remap(x.cidr, avoid, pools)
 		if !ok {
-			p.refuse(x.peer.config.Meta, ReasonPoolsExhausted, "%s %v is taken, and the pools %v have no free network of this size: add a pool", x.field, x.cidr, pools)
+			p.refuse(x.peer.config.Meta, ReasonPoolsExhausted, "%s %v overlaps %s, and the pools %v have no free network of this size: add a pool", x.field, x.cidr, p.holderOf(x.cidr, peers), pools)
 			continue
 		}
 		if x.has != nil && x.has.Status.IsValid() {
 			p.remark(x.peer.config.Meta, Normal, ReasonMoved, "%s %v was known as %v, which is now in use by this cluster; it is %v from now on", x.field, x.cidr, x.has.Status, cidr)
 		}
-		taken.Add(cidr)
+		take(cidr)
 		x.given = cidr
 	}
 	p.writeNetworks(peers, waiting)
@@ -192,7 +203,7 @@ func (p *planner) checkNetwork(n *cluster.Network) {
 // exactNetworks gives those that can't be remapped the CIDR that they ask for.
 // Pod, service and reserved networks may overlap each other: they only say
 // what is in use.
-func (p *planner) exactNetworks(list []*cluster.Network, taken *ipam.Set) {
+func (p *planner) exactNetworks(list []*cluster.Network, take func(netip.Prefix)) {
 	var before []*cluster.Network
 	for _, n := range list {
 		if !p.sound(n.Meta) {
@@ -215,7 +226,7 @@ func (p *planner) exactNetworks(list []*cluster.Network, taken *ipam.Set) {
 			continue
 		}
 		before = append(before, n)
-		taken.Add(n.CIDR)
+		take(n.CIDR)
 		p.local.given[keyOf(n.Ref)] = n.CIDR
 	}
 }
@@ -315,7 +326,7 @@ func (p *planner) writeNetworks(peers []*peerNetwork, waiting string) {
 			p.wait(peer.config.Meta, ReasonOverlaps, "a network that its TunnelEndpoint asks for is taken: see the condition of that")
 		case !p.sound(peer.config.Meta):
 		case len(internal) > 0 && internal[0].Addr().Is4() != peer.config.Remote.All()[0].Addr().Is4():
-			p.refuse(peer.config.Meta, ReasonFamily, "spec.remote.cidr is of another address family than the internal CIDR %v of this cluster, by which nodes and gateways reach each other", internal[0])
+			p.refuse(peer.config.Meta, ReasonFamily, "spec.remote.cidr is of another address family than the internal CIDR %v of this cluster, by which nodes and gateways reach each other: list the networks of its family, or install with ipam.internalCIDR of the other one", internal[0])
 		default:
 			peer.ready = true
 		}

@@ -70,6 +70,8 @@ type planner struct {
 	endpoints  map[string]*cluster.TunnelEndpoint
 	superseded map[objectKey]bool
 	local      localNetworks
+	peers      []*peerNetwork // of all peerings
+	needs      []need         // of this cluster's hosts, by address
 	// ips are those that stay, oldest first. Of them, ownIPs are planned.
 	ips    []*address
 	ownIPs map[objectKey]netip.Addr

@@ -125,7 +125,7 @@ func (p *planner) moduleConditions(id string) []corev1beta1.Condition {
 	}
 	out = append(out, condition(kind, status, "Gateway"+string(status), "%d of %d pods of Deployment %s/%s are ready", ready, replicas, g.Namespace, name))
 
-	value := p.connection(g)
+	value, why := p.connection(g)
 	status = corev1beta1.ConditionStatusNotReady
 	switch v1beta1.ConnectionStatusValue(value) {
 	case v1beta1.Connected:
@@ -135,17 +135,21 @@ func (p *planner) moduleConditions(id string) []corev1beta1.Condition {
 	case v1beta1.ConnectionError:
 		status = corev1beta1.ConditionStatusError
 	}
-	return append(out, condition(corev1beta1.NetworkConnectionStatus, status, "Connection"+string(status), "Connection %s/%s is %s", g.Namespace, name, cmp.Or(value, "not reported yet")))
+	return append(out, condition(corev1beta1.NetworkConnectionStatus, status, "Connection"+string(status), "Connection %s/%s is %s%s", g.Namespace, name, cmp.Or(value, "not reported yet"), why))
 }
 
 // connection returns what the gateway g reported: Connected, Connecting or
-// Error; empty: nothing yet.
-func (p *planner) connection(g *cluster.Gateway) string {
+// Error; empty: nothing yet. why is to follow it in a sentence, unless all is well.
+func (p *planner) connection(g *cluster.Gateway) (value, why string) {
 	i := slices.IndexFunc(p.s.Connections, func(c cluster.Connection) bool {
 		return c.Namespace == g.Namespace && c.Name == GatewayName(g.Name)
 	})
 	if i < 0 {
-		return ""
+		return "", ""
 	}
-	return p.s.Connections[i].Value
+	c := p.s.Connections[i]
+	if c.Why != "" && v1beta1.ConnectionStatusValue(c.Value) != v1beta1.Connected {
+		why = ": " + c.Why
+	}
+	return c.Value, why
 }

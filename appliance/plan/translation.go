@@ -78,14 +78,19 @@ func (p *planner) masqueradeBypass(peer *peering) {
 	v6, cfg := peer.ipv6(), peer.config.Name
 	name := Name(cfg, "masquerade-bypass")
 	c := chain("pre-postrouting", v1beta1.ChainTypeNAT, v1beta1.ChainHookPostrouting, beforeCNI)
-	rule := func(prefix string, source, destination netip.Prefix) {
+	rule := func(prefix string, source, destination netip.Prefix, more ...v1beta1.Match) {
 		c.Rules.NatRules = append(c.Rules.NatRules, translate(v1beta1.NatTypeSource,
-			ruleName(prefix, cfg, source.String(), destination.String()), source, from(source), to(destination)))
+			ruleName(prefix, cfg, source.String(), destination.String()), source, append([]v1beta1.Match{from(source), to(destination)}, more...)...))
 	}
 	local := slices.Concat(p.localPods(v6), ofFamily(p.local.ofType(v1beta1.NetworkTypeInternal), v6))
 	for _, remote := range ofFamily(peer.remapped(), v6) {
 		for _, l := range local {
-			rule("podcidr", l, remote)
+			// What the gateway itself sends there is for the peer's gateway.
+			if dials(peer.gateway, remote) && l.Contains(p.gatewayIP(peer)) {
+				rule("podcidr", l, remote, not(from(host(p.gatewayIP(peer)))))
+			} else {
+				rule("podcidr", l, remote)
+			}
 		}
 	}
 	for _, remote := range ofFamily(peer.remapped(), v6) {
@@ -101,9 +106,20 @@ func (p *planner) masqueradeBypass(peer *peering) {
 	if len(c.Rules.NatRules) == 0 {
 		return
 	}
-	o := firewallConfiguration(forAllNodes(owned(name, peer.id, peer.config.Meta)), name, v6)
+	// Nodes have the tables of all peerings, whose Configurations may have one name.
+	table := Name(peer.id, "masquerade-bypass")
+	o := firewallConfiguration(forAllNodes(owned(name, peer.id, peer.config.Meta)), table, v6)
 	o.Spec.Table.Chains = []v1beta1.Chain{c}
 	p.add(o)
+}
+
+// dials reports whether a client's gateway may dial an address in a network. What
+// stands behind a name is not known here.
+func dials(g *cluster.Gateway, network netip.Prefix) bool {
+	return g != nil && g.Role == cluster.Client && slices.ContainsFunc(g.Addresses, func(s string) bool {
+		a, err := netip.ParseAddr(s)
+		return err == nil && network.Contains(a)
+	})
 }
 
 // geneveGateway returns the address of the pod whose Geneve packets the CNI of
@@ -118,7 +134,10 @@ func (p *planner) geneveGateway(peer *peering) (netip.Addr, bool) {
 
 // remaps plans, for the gateway, the way between the networks of the peer as it
 // calls them itself and as this cluster does: the destination of what goes
-// there, the source of what comes from there, host bits kept.
+// there, the source of what comes from there, host bits kept. The object has the hooks
+// that the API knows for NAT, as its users expect. The gateway reads the label, and
+// translates where the tunnel ends (desired, table prefix-translation): all its other
+// rules see the addresses that this cluster uses.
 func (p *planner) remaps(peer *peering, what string, original, remapped []netip.Prefix) {
 	outgoing := chain("outgoing", v1beta1.ChainTypeNAT, v1beta1.ChainHookPrerouting, v1beta1.ChainPriorityNATDest)
 	incoming := chain("incoming", v1beta1.ChainTypeNAT, v1beta1.ChainHookPostrouting, v1beta1.ChainPriorityNATSource)
@@ -136,9 +155,22 @@ func (p *planner) remaps(peer *peering, what string, original, remapped []netip.
 		return
 	}
 	m := owned(Name(peer.config.Name, what), peer.id, peer.config.Meta)
+	if !peer.ipv6() {
+		m.Labels[v1beta1.LabelPrefixTranslation] = "true"
+	}
 	o := firewallConfiguration(forPeerGateway(m, peer.id), what, peer.ipv6())
 	o.Spec.Table.Chains = []v1beta1.Chain{outgoing, incoming}
 	p.add(o)
+}
+
+// inGateway returns the networks of the peer as its gateway sees them between the
+// tunnel's edges. Those of IPv6 are translated by connection tracking still, so there
+// they are the peer's own.
+func (peer *peering) inGateway() []netip.Prefix {
+	if peer.ipv6() {
+		return peer.config.Remote.All()
+	}
+	return peer.remapped()
 }
 
 // unknownSource plans, for the gateway, that the peer sees one address, which it
@@ -157,7 +189,7 @@ func (p *planner) unknownSource(peer *peering) {
 	for _, l := range p.localPods(v6) {
 		c.Rules.NatRules = append(c.Rules.NatRules, translate(v1beta1.NatTypeSource, ruleName("podcidr", peer.config.Name, l.String()), l, tunnel, from(l)))
 	}
-	for _, remote := range ofFamily(peer.config.Remote.All(), v6) {
+	for _, remote := range ofFamily(peer.inGateway(), v6) {
 		c.Rules.NatRules = append(c.Rules.NatRules, translate(v1beta1.NatTypeSource,
 			ruleName("service-nodeport", peer.config.Name, remote.String()), u, tunnel, to(remote)))
 	}

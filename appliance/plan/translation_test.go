@@ -3,6 +3,7 @@ package plan_test
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -104,14 +105,62 @@ func TestRemaps(t *testing.T) {
 	assert.Assert(t, firewallOf(w, "liqo-tenant-rome", "rome-remap-externalcidr") != nil)
 }
 
+// Where the peer's gateway has an address of the peer's own network, the tunnel's
+// packets are masqueraded as the CNI likes, and pods' packets are not.
+func TestBypassAndEndpointOfThePeersNetwork(t *testing.T) {
+	for _, test := range []struct {
+		name, endpoint string
+		gateway        bool // has rules of its own
+	}{
+		{"outside", "203.0.113.7", false},
+		{"a name", "gateway.example.com", false},
+		{"inside", "10.20.3.14", true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := twoNodes(t, "milan", "10.10.0.0/16")
+			w.namespace("rome")
+			w.configure("rome", "10.20.0.0/16", "10.71.0.0/16")
+			w.client("rome").Spec.Endpoint.Addresses = []string{test.endpoint}
+			w.settle()
+			w.kubelet("node-2")
+			w.settle()
+			fabric := get[*v1beta1.InternalFabric](w, "liqo-tenant-rome", "rome")
+			not := ""
+			if test.gateway {
+				not = fmt.Sprintf(" !src=%s", fabric.Spec.GatewayIP)
+			}
+			rules := natRules(firewallOf(w, "liqo-tenant-rome", "rome-masquerade-bypass"))
+			assert.Assert(t, slices.Contains(rules, "pre-postrouting src=10.10.0.0/16 dst=10.20.0.0/16"+not+" snat 10.10.0.0/16"), "%q", rules)
+			assert.Assert(t, slices.Contains(rules, "pre-postrouting src=10.10.0.0/16 dst=10.71.0.0/16 snat 10.10.0.0/16"), "%q", rules)
+		})
+	}
+}
+
+// Configurations of two peers, each in its tenant namespace, may have one name: nodes
+// have a table for each.
+func TestConfigurationsOfOneName(t *testing.T) {
+	w := twoNodes(t, "milan", "10.10.0.0/16")
+	for i, remote := range []string{"rome", "oslo"} {
+		w.namespace(remote)
+		c := w.configure(remote, fmt.Sprintf("10.%d.0.0/16", 20+i), fmt.Sprintf("10.%d.0.0/16", 71+i))
+		w.remove("Configuration", c.Namespace, c.Name)
+		c.Name = "peer"
+		w.create(c)
+		w.server(remote, corev1.ServiceTypeNodePort)
+	}
+	w.settle()
+	assert.Equal(t, firewallOf(w, "liqo-tenant-rome", "peer-masquerade-bypass").Spec.Table.Name, "rome-masquerade-bypass")
+	assert.Equal(t, firewallOf(w, "liqo-tenant-oslo", "peer-masquerade-bypass").Spec.Table.Name, "oslo-masquerade-bypass")
+}
+
 // What is no pod's has the first address of the external network for the peer;
 // pods keep theirs. The rules come in that order.
 func TestUnknownSource(t *testing.T) {
 	w := overlapping(t, cluster.OverlayGeneve, "rome")
 	assert.DeepEqual(t, natRules(get[*v1beta1.FirewallConfiguration](w, "liqo-tenant-rome", "rome-unknown-source")), []string{
 		"pre-postrouting out=liqo-tunnel src=10.10.0.0/16 snat 10.10.0.0/16",
-		"pre-postrouting out=liqo-tunnel dst=10.10.0.0/16 snat 10.70.0.0",
-		"pre-postrouting out=liqo-tunnel dst=10.70.0.0/16 snat 10.70.0.0",
+		"pre-postrouting out=liqo-tunnel dst=10.0.0.0/16 snat 10.70.0.0",
+		"pre-postrouting out=liqo-tunnel dst=10.1.0.0/16 snat 10.70.0.0",
 	})
 }
 

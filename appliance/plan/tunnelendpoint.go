@@ -100,6 +100,10 @@ func (p *planner) checkEndpoint(e *cluster.TunnelEndpoint) {
 		field string
 		cidr  netip.Prefix
 	}{{"spec.remotePodCIDR", e.Pod.Remote}, {"spec.remoteExternalCIDR", e.External.Remote}} {
+		if why := p.notCarried(x.cidr); why != "" {
+			p.refuse(e.Meta, ReasonFamily, "%s %v is of IPv6, %s: write the IPv4 network of cluster %s", x.field, x.cidr, why, e.RemoteID)
+			return
+		}
 		if nobody, is := inUnusable(x.cidr); is {
 			p.refuse(e.Meta, ReasonBadAddress, "%s %v is in %v, where no pod and no host of another cluster is: correct it to a network of cluster %s", x.field, x.cidr, nobody, e.RemoteID)
 		}
@@ -166,11 +170,15 @@ func (p *planner) wish(x *peerNetwork) netip.Prefix {
 // refuseWish says that a network that a TunnelEndpoint asks for is taken, and
 // by whom.
 func (p *planner) refuseWish(x *peerNetwork, wish netip.Prefix, peers []*peerNetwork) {
-	e, field := p.endpoints[x.peer.id], "spec.remoteNATPodCIDR"
+	p.refuse(p.endpoints[x.peer.id].Meta, ReasonOverlaps, "%s %v overlaps %s: write a network of this size that is free, or None to have one chosen", wishField(x), wish, p.holderOf(wish, peers))
+}
+
+// wishField is where a TunnelEndpoint says by which network it wants to reach a peer's.
+func wishField(x *peerNetwork) string {
 	if x.kind == v1beta1.CIDRTypeExternal {
-		field = "spec.remoteNATExternalCIDR"
+		return "spec.remoteNATExternalCIDR"
 	}
-	p.refuse(e.Meta, ReasonOverlaps, "%s %v overlaps %s: write a network of this size that is free, or None to have one chosen", field, wish, p.holderOf(wish, peers))
+	return "spec.remoteNATPodCIDR"
 }
 
 // holderOf says what overlaps a network.
@@ -191,6 +199,9 @@ func (p *planner) holderOf(wanted netip.Prefix, peers []*peerNetwork) string {
 				return "the podCIDR of " + n.Ref.String() + " (" + cidr.String() + ")"
 			}
 		}
+	}
+	if list := neededIn(p.needs, wanted); len(list) > 0 {
+		return list[0].String()
 	}
 	for _, x := range peers {
 		if x.given.IsValid() && x.given.Overlaps(wanted) {

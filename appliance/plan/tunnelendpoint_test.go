@@ -339,7 +339,7 @@ func TestTunnelEndpointContradicts(t *testing.T) {
 		{"bad key", func(s *netv1alpha1.TunnelEndpointSpec) { s.BackendConfig["publicKey"] = "AAAA" }, plan.ReasonInvalidField, []string{"spec.backend_config.publicKey"}},
 		{"no port", func(s *netv1alpha1.TunnelEndpointSpec) { delete(s.BackendConfig, "port") }, plan.ReasonNoEndpoint, []string{"spec.backend_config.port is missing"}},
 		{"overlapping itself", func(s *netv1alpha1.TunnelEndpointSpec) { s.RemoteExternalCIDR = "10.20.8.0/24" }, plan.ReasonSelfOverlap, []string{"spec.remoteExternalCIDR 10.20.8.0/24 overlaps"}},
-		{"two families", func(s *netv1alpha1.TunnelEndpointSpec) { s.RemoteExternalCIDR = "fd00::/64" }, plan.ReasonFamily, []string{"address families"}},
+		{"IPv6", func(s *netv1alpha1.TunnelEndpointSpec) { s.RemoteExternalCIDR = "fd00::/64" }, plan.ReasonFamily, []string{"spec.remoteExternalCIDR fd00::/64 is of IPv6, which peerings do not carry yet"}},
 		{"another size", func(s *netv1alpha1.TunnelEndpointSpec) { s.RemoteNATPodCIDR = "10.22.0.0/17" }, plan.ReasonInvalidField, []string{"spec.remoteNATPodCIDR 10.22.0.0/17 is not of the size"}},
 		{"another cluster's namespace", func(s *netv1alpha1.TunnelEndpointSpec) { s.ClusterIdentity.ClusterID = "paris" }, plan.ReasonIDMismatch, []string{"spec.clusterIdentity.clusterID", `belongs to the peering with "rome"`}},
 		{"this cluster", func(s *netv1alpha1.TunnelEndpointSpec) { s.ClusterIdentity.ClusterID = "milan" }, plan.ReasonRemoteIsLocal, []string{"ID of this cluster"}},

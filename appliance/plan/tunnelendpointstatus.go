@@ -79,7 +79,7 @@ func (p *planner) endpointStatus(e *cluster.TunnelEndpoint, status *netv1alpha1.
 		status.Phase = netv1alpha1.PhaseProcessed
 		status.GatewayIP = peer.pod.IPs[0].String()
 	}
-	value := p.connection(g)
+	value, _ := p.connection(g)
 	status.Connection.Status = netv1alpha1.ConnectionStatus(cmp.Or(value, string(netv1alpha1.Connecting)))
 	status.Connection.StatusMessage = p.waitsFor(e, peer)
 	if status.Connection.Status == netv1alpha1.Connected {

@@ -48,6 +48,8 @@ const (
 	ReasonNotApplied     = "NotApplied"
 	ReasonContradicts    = "Contradicts"
 	ReasonNotUsed        = "NotUsed"
+	ReasonUndisturbed    = "HostsUndisturbed"
+	ReasonTakesOver      = "TakesOverHosts"
 
 	ReasonOverlayUnsupported = "OverlayUnsupported"
 	ReasonNeedsVXLAN         = "NeedsVXLAN"

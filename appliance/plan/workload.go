@@ -110,8 +110,20 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 	} else if len(w.deployment.Spec.Template.Spec.Containers) == 0 {
 		p.refuse(g.Meta, ReasonBadTemplate, "%s %s/%s: spec.template.spec.deployment.spec.template.spec.containers is empty: add the gateway", kind, namespace, name)
 	} else {
+		p.onePod(g, w, fmt.Sprintf("%s %s/%s", kind, namespace, name))
 		p.checkHostNetwork(g, w, fmt.Sprintf("%s %s/%s", kind, namespace, name))
 	}
+}
+
+// onePod makes a template's Deployment one of a single pod: two of them would have
+// one key, and the peer would send to whichever it heard last.
+func (p *planner) onePod(g *cluster.Gateway, w *workload, template string) {
+	n := w.deployment.Spec.Replicas
+	if n == nil || *n <= 1 {
+		return
+	}
+	p.remark(g.Meta, Warning, ReasonNotUsed, "%s: spec.template.spec.deployment.spec.replicas: %d is taken as 1, for two pods would have one key, and the remote cluster would send to whichever it has heard last: write 1", template, *n)
+	w.deployment.Spec.Replicas = ptr(int32(1))
 }
 
 func meta(o metav1.ObjectMeta) v1beta1.ObjectMeta {

@@ -14,6 +14,7 @@ import (
 	"gotest.tools/v3/assert"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -117,6 +118,10 @@ func (w *world) snapshot() cluster.Snapshot {
 			o.Secrets = append(o.Secrets, *x)
 		case *corev1.Namespace:
 			o.Namespaces = append(o.Namespaces, *x)
+		case *discoveryv1.EndpointSlice:
+			if x.Namespace == metav1.NamespaceDefault {
+				o.APIServers = append(o.APIServers, *x)
+			}
 		case *v1beta1.Configuration:
 			o.Configurations = append(o.Configurations, *x)
 		case *v1beta1.Connection:

@@ -193,7 +193,7 @@ func (a *api) text() string {
 
 // newAPI returns the API of a cluster with the templates of its gateways.
 func newAPI(t testing.TB, id string, overlay cluster.Overlay) *api {
-	a := &api{t: t, id: id, options: cluster.Options{Overlay: overlay}, objects: map[string]plan.Object{}}
+	a := &api{t: t, id: id, options: cluster.Options{Overlay: overlay, IPv6: true}, objects: map[string]plan.Object{}}
 	a.yaml("{apiVersion: v1, kind: Namespace, metadata: {name: liqo}}")
 	for _, role := range []string{"Server", "Client"} {
 		service := ""

@@ -29,7 +29,10 @@ type Cluster struct {
 	RPFilter   int  // conf/all of nodes
 	NoBridgeNF bool // see Link.Bridge
 	Services   []Service
-	Names      map[netip.Prefix]string
+	// Forwarding6 says that gateways forward IPv6, see Around: in a new network namespace
+	// they don't.
+	Forwarding6 bool
+	Names       map[netip.Prefix]string
 }
 
 // A Node is a node of a Cluster.
@@ -94,8 +97,8 @@ func (c Cluster) node(n Node) Host {
 			{Name: Bridge, MTU: c.MTU, Segment: c.pods(n.Name), Bridge: !c.NoBridgeNF},
 		},
 		Services:   c.Services,
-		Forwarding: true,
-		RPFilter:   c.RPFilter,
+		Forwarding: true, Forwarding6: true,
+		RPFilter: c.RPFilter,
 	}
 	for _, a := range n.Addrs {
 		h.Around.Addresses = append(h.Around.Addresses, netstate.Address{Dev: Eth0, Prefix: a})
@@ -162,17 +165,17 @@ func (c Cluster) pod(name, node string, addrs []netip.Addr) Host {
 func (c Cluster) gateway(g Gateway) Host {
 	if !g.Addr.IsValid() {
 		h := c.host(g.Name)
-		h.State, h.Around.Outside = g.State, c.Name+"/"+g.Node
+		h.State, h.Around.Outside, h.Around.Forwarding6 = g.State, c.Name+"/"+g.Node, c.Forwarding6
 		return h
 	}
 	h := c.pod(g.Name, g.Node, []netip.Addr{g.Addr})
-	h.State = g.State
+	h.State, h.Around.Forwarding6 = g.State, c.Forwarding6
 	return h
 }
 
 // A Router is a host that joins networks, one by each of its addresses.
 func Router(name string, networks map[netip.Prefix]string) Host {
-	h := Host{Name: name, Around: Around{Forwarding: true}}
+	h := Host{Name: name, Around: Around{Forwarding: true, Forwarding6: true}}
 	addrs := make([]netip.Prefix, 0, len(networks))
 	for a := range networks {
 		addrs = append(addrs, a)

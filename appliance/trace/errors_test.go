@@ -94,3 +94,24 @@ func TestGatewaysTellTheirOwn(t *testing.T) {
 		}
 	}
 }
+
+// A server that does not know yet where its client is has WireGuard say so, about a
+// packet that has the peer's own address for its destination already. The sender
+// recognises it as the one that it sent.
+func TestWireGuardTellsTheSender(t *testing.T) {
+	each(t, func(t *testing.T, w *world) {
+		w.pairs(func(from, to *site) {
+			if from.to(to).mode != cluster.Server || from.is6() {
+				return
+			}
+			w.memory = &trace.Memory{} // no handshake
+			for i := range from.nodes {
+				dst := netip.AddrPortFrom(from.calls(to, to.pod(0)), 80)
+				p := trace.Connect(netip.AddrPortFrom(from.pod(i), 7600), dst)
+				tr := w.Walk(w.memory, from.podName(i), p)
+				assert.Equal(t, tr.End.Host, from.id+"/"+from.to(to).gatewayName(), "%v", tr)
+				w.told(t, from.podName(i), p, tr)
+			}
+		})
+	})
+}

@@ -30,6 +30,57 @@ func TestPodToPod(t *testing.T) {
 	})
 }
 
+// A new network namespace forwards no IPv6, and nothing sees to it that a gateway's
+// does. Peerings of IPv6 are refused for this reason.
+func TestGatewaysForwardNoIPv6(t *testing.T) {
+	for _, overlay := range []cluster.Overlay{cluster.OverlayGeneve, cluster.OverlayVXLAN} {
+		milan, rome := site6("milan", 1, "fd01::/56", "fd71::/64", overlay), site6("rome", 2, "fd02::/56", "fd72::/64", overlay)
+		milan.forwards6, rome.forwards6 = false, false
+		w := build(t, []*site{milan, rome}, [2]int{0, 1})
+		f := w.Flow(w.memory, milan.podName(0), trace.Ping(milan.pod(0), milan.calls(rome, rome.pod(0))))
+		assert.Assert(t, strings.Contains(f.Problem(), "forwarding of IPv6 is off (net.ipv6.conf.all.forwarding)"), f.Problem())
+		assert.Equal(t, f.Request.End.Host, "milan/"+milan.peers[0].gatewayName())
+	}
+}
+
+// A pod of a peer is reached, and reaches others, whatever its address means to the
+// gateway that leads to it. (Not with IPv6, whose networks connection tracking
+// translates.)
+func TestTwins(t *testing.T) {
+	pairs := 0
+	each(t, func(t *testing.T, w *world) {
+		w.pairs(func(from, to *site) { pairs += w.checkTwins(t, from, to) })
+	})
+	assert.Assert(t, pairs > 0)
+}
+
+// checkTwins sends packets to the pods of a peer that have such addresses and from
+// them, and returns how many there are.
+func (w *world) checkTwins(t *testing.T, from, to *site) int {
+	t.Helper()
+	if to.is6() {
+		return 0
+	}
+	twins := to.twins()
+	for a := range twins {
+		twin := to.id + "/twin-" + a.String()
+		for i := range from.nodes {
+			for _, p := range []trace.Packet{
+				trace.Ping(from.pod(i), from.calls(to, a)),
+				trace.Connect(netip.AddrPortFrom(from.pod(i), 9500), netip.AddrPortFrom(from.calls(to, a), 80)),
+				trace.Datagram(netip.AddrPortFrom(from.pod(i), 9500), netip.AddrPortFrom(from.calls(to, a), 53), 100),
+			} {
+				w.check(t, w.Flow(w.memory, from.podName(i), p), twin)
+			}
+			f := w.Flow(w.memory, twin, trace.Connect(netip.AddrPortFrom(a, 9600), netip.AddrPortFrom(to.calls(from, from.pod(i)), 80)))
+			w.check(t, f, from.podName(i))
+			assert.Equal(t, f.Request.End.Packet.Src, from.calls(to, a))
+		}
+		w.check(t, w.Flow(w.memory, from.host(0), trace.Connect(netip.AddrPortFrom(netip.Addr{}, 9700), netip.AddrPortFrom(from.calls(to, a), 80))), twin)
+	}
+	return len(twins)
+}
+
 // to returns the peering with a site.
 func (s *site) to(peer *site) *peering {
 	return s.peers[slices.IndexFunc(s.peers, func(p *peering) bool { return p.peer == peer })]

@@ -30,6 +30,7 @@ type site struct {
 	masquerade         bool
 	flat               bool // the network of the nodes knows the way to pods
 	mtu, rpFilter      int
+	forwards6          bool // gateways forward IPv6, see cluster.Options.IPv6
 
 	t     testing.TB
 	api   *api
@@ -141,6 +142,29 @@ func (s *site) start(t testing.TB) {
 
 // mappedPod is a pod of the second node that peers know by another address.
 func (s *site) mappedPod() netip.Addr { return at(s.nodePods(1), 6) }
+
+// twins are pods of the site, and their nodes, whose addresses mean something to a
+// gateway of a peer: they are its own, the broadcast address of its subnet, or those
+// of the peer's nodes and gateways in the internal CIDR.
+func (s *site) twins() map[netip.Addr]int {
+	out := map[netip.Addr]int{}
+	for _, p := range s.peers {
+		theirs := p.other()
+		special := []netip.Addr{theirs.gatewayAddr(), netstate.RangeOf(theirs.site.nodePods(theirs.node)).To}
+		for n := range 8 {
+			special = append(special, at(theirs.site.internal, n+1))
+		}
+		for _, a := range special {
+			used := slices.ContainsFunc(s.peers, func(own *peering) bool { return own.gatewayAddr() == a }) || a == s.mappedPod()
+			for i := range s.nodes {
+				if s.nodePods(i).Contains(a) && !used && a != s.pod(i) && a != at(s.nodePods(i), 1) {
+					out[a] = i
+				}
+			}
+		}
+	}
+	return out
+}
 
 // lan is a host beside the nodes, beyond one behind the router.
 func (s *site) lan() netip.Addr { return at(s.underlay, 99) }
@@ -264,7 +288,7 @@ func (s *site) compile() []trace.Host {
 		s.known[c.RemoteID] = c
 	}
 	c := trace.Cluster{
-		Name: s.id, PodCIDRs: s.pods, Underlay: s.id, MTU: s.mtu, Masquerade: s.masquerade, RPFilter: s.rpFilter,
+		Name: s.id, PodCIDRs: s.pods, Underlay: s.id, MTU: s.mtu, Masquerade: s.masquerade, RPFilter: s.rpFilter, Forwarding6: s.forwards6,
 		Routers: []netip.Addr{s.underlay.Addr()}, Names: map[netip.Prefix]string{},
 	}
 	for i := range s.nodes {
@@ -277,6 +301,9 @@ func (s *site) compile() []trace.Host {
 		c.Pods = append(c.Pods, trace.Pod{Name: fmt.Sprintf("pod-%d", i+1), Node: s.nodeName(i), Addrs: []netip.Addr{s.pod(i)}})
 	}
 	c.Pods = append(c.Pods, trace.Pod{Name: "mapped", Node: s.nodeName(1), Addrs: []netip.Addr{s.mappedPod()}})
+	for a, node := range s.twins() {
+		c.Pods = append(c.Pods, trace.Pod{Name: "twin-" + a.String(), Node: s.nodeName(node), Addrs: []netip.Addr{a}})
+	}
 	for _, p := range s.peers {
 		in := desired.GatewayInput{
 			Name: p.peer.id, Namespace: p.tenant(), RemoteID: p.peer.id, Mode: p.mode, NodeName: s.nodeName(p.node),
@@ -371,14 +398,7 @@ func (s *site) calls(peer *site, a netip.Addr) netip.Addr {
 		if !cidr.Contains(a) {
 			continue
 		}
-		bytes, network := a.AsSlice(), s.sees(peer, cidr)
-		to := network.Masked().Addr().AsSlice()
-		for i := range network.Bits() {
-			bit := byte(0x80) >> (i % 8)
-			bytes[i/8] = bytes[i/8]&^bit | to[i/8]&bit
-		}
-		out, _ := netip.AddrFromSlice(bytes)
-		return out
+		return netstate.WithHostBits(s.sees(peer, cidr), a)
 	}
 	s.t.Fatalf("%s is no address of %s", a, peer.id)
 	return netip.Addr{}
@@ -466,7 +486,7 @@ func site6(id string, n int, pods, external string, overlay cluster.Overlay) *si
 	return &site{
 		id: id, pods: []netip.Prefix{netip.MustParsePrefix(pods)}, external: netip.MustParsePrefix(external),
 		internal: netip.MustParsePrefix("fd80::/112"), underlay: netip.MustParsePrefix(fmt.Sprintf("2001:db8:%d::1/64", n)),
-		nodes: 3, overlay: overlay, masquerade: true,
+		nodes: 3, overlay: overlay, masquerade: true, forwards6: true,
 	}
 }
 
@@ -506,6 +526,12 @@ func shapes() map[string]func(t testing.TB) *world {
 				site6("rome", 2, "fd01::/56", "fd71::/64", overlay),
 			}, [2]int{0, 1})
 		}
+	}
+	// So many nodes that a gateway does not ask a rule for each.
+	out["geneve-large"] = func(t testing.TB) *world {
+		milan, rome := site4("milan", 1, "10.1.0.0/16", "10.70.0.0/16", cluster.OverlayGeneve), site4("rome", 2, "10.1.0.0/16", "10.70.0.0/16", cluster.OverlayGeneve)
+		milan.nodes, rome.nodes = 9, 9
+		return build(t, []*site{milan, rome}, [2]int{0, 1})
 	}
 	return out
 }

@@ -193,6 +193,9 @@ func (x *transit) chain(hook string, c chain) (string, *End) {
 		case netstate.SNAT, netstate.DNAT, netstate.Masquerade:
 			x.bind(a)
 			return name, nil
+		case netstate.SetPrefix:
+			x.setPrefix(a, name)
+			return "", nil
 		default:
 			x.apply(a, name)
 		}
@@ -214,8 +217,11 @@ func (x *transit) resolve(r netstate.FirewallRule) (netstate.FirewallRule, bool)
 	if m.Dir == "src" {
 		a = x.p.Src
 	}
-	e, ok := m.Find(a)
+	e, ok := m.Find(a, x.inName)
 	r.Action.To, r.Name = e.To, cmp.Or(e.Name, r.Name)
+	if r.Action.Kind == netstate.SetCTMark {
+		r.Action.Mark = e.Mark
+	}
 	return r, ok
 }
 
@@ -228,27 +234,15 @@ func (x *transit) bind(a netstate.Action) {
 		x.setUp(source, x.h.addressOf(x.out, x.next), false)
 	case a.Kind == netstate.SNAT:
 		if a.Prefix {
-			to = inPrefix(a.To, x.p.Src)
+			to = netstate.WithHostBits(a.To, x.p.Src)
 		}
 		x.setUp(source, to, false)
 	default:
 		if a.Prefix {
-			to = inPrefix(a.To, x.p.Dst)
+			to = netstate.WithHostBits(a.To, x.p.Dst)
 		}
 		x.setUp(destination, to, byPrefix)
 	}
-}
-
-// inPrefix returns the address with its network replaced and its host bits
-// kept.
-func inPrefix(to netip.Prefix, a netip.Addr) netip.Addr {
-	network, bytes := to.Masked().Addr().AsSlice(), a.AsSlice()
-	for i := range to.Bits() {
-		bit := byte(0x80) >> (i % 8)
-		bytes[i/8] = bytes[i/8]&^bit | network[i/8]&bit
-	}
-	out, _ := netip.AddrFromSlice(bytes)
-	return out
 }
 
 // apply does what a rule says that lets the packet go on to the next one.
@@ -290,13 +284,25 @@ func (x *transit) apply(a netstate.Action, name string) {
 			x.p.MSS = mss
 		}
 	case netstate.SetSource:
-		if a.To.Addr().Is6() && x.p.Proto != ICMPv6 {
-			return
-		}
 		before := x.p
 		x.p.Src = a.To.Addr()
 		x.rewrote(before, name)
 	}
+}
+
+// setPrefix gives an address another prefix.
+func (x *transit) setPrefix(a netstate.Action, name string) {
+	before, p := x.p, &x.p
+	if a.Of == netstate.OfQuoted {
+		quoted := *x.p.Quoted // which others may look at
+		x.p.Quoted, p = &quoted, &quoted
+	}
+	if a.Dir == "src" {
+		p.Src = netstate.WithHostBits(a.To, p.Src)
+	} else {
+		p.Dst = netstate.WithHostBits(a.To, p.Dst)
+	}
+	x.rewrote(before, name)
 }
 
 // masked is the bits of a mark that an action is about.
@@ -343,9 +349,18 @@ func (x *transit) match(m netstate.Match) (is, possible bool) {
 	p := x.p
 	switch {
 	case m.Addr.From.IsValid():
-		a := p.Dst
+		src, dst := p.Src, p.Dst
+		switch {
+		case m.Of == netstate.OfQuoted && p.Quoted == nil, m.Of == netstate.OfConnection && x.ct.connection == nil:
+			return false, false
+		case m.Of == netstate.OfQuoted:
+			src, dst = p.Quoted.Src, p.Quoted.Dst
+		case m.Of == netstate.OfConnection:
+			src, dst = x.ct.original.src, x.ct.original.dst
+		}
+		a := dst
 		if m.Dir == "src" {
-			a = p.Src
+			a = src
 		}
 		if a.BitLen() != m.Addr.From.BitLen() {
 			return false, false

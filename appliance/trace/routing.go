@@ -3,6 +3,7 @@ package trace
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
@@ -44,12 +45,19 @@ func (d decision) next(dst netip.Addr) netip.Addr {
 // kernel's rule 0, which leads to the host's own addresses, has been asked
 // before.
 func (h *host) lookup(f flow) decision {
+	skipTo := uint32(0) // the priority that a rule has led to
 	for _, r := range h.rules {
-		if !selects(r, f) {
+		if r.Priority < skipTo || !selects(r, f) || r.Nop {
 			continue
 		}
-		if r.Unreachable {
+		switch {
+		case r.Unreachable:
 			return decision{rule: r, err: fmt.Sprintf("unreachable by rule %s", r)}
+		case r.Goto != 0:
+			if h.hasRule(r.Goto, r.Is6()) {
+				skipTo = r.Goto
+			}
+			continue
 		}
 		route, ok := longest(h.tables[r.Table], f.dst)
 		switch {
@@ -61,6 +69,12 @@ func (h *host) lookup(f flow) decision {
 		}
 	}
 	return decision{err: "unreachable: no route to " + f.dst.String()}
+}
+
+// hasRule reports whether there is a rule of a priority. The kernel ignores one
+// that leads to a priority without rules (fib_rules_lookup).
+func (h *host) hasRule(priority uint32, v6 bool) bool {
+	return slices.ContainsFunc(h.rules, func(r netstate.Rule) bool { return r.Priority == priority && r.Is6() == v6 })
 }
 
 // selects reports whether a rule is for a packet (fib_rule_match).
@@ -172,10 +186,8 @@ func (h *host) spoofed(p Packet, in, out string) string {
 
 // forwards reports whether a link's packets may go on to another host.
 func (h *host) forwards(dev string, v6 bool) bool {
-	if !v6 || h.links[dev].forwarding {
-		return h.links[dev].forwarding
+	if v6 {
+		return h.Around.Forwarding6
 	}
-	// IPv6 asks net.ipv6.conf.all.forwarding alone, which is set on every
-	// host that has links of the appliance: it cannot be set by link.
-	return len(h.State.Links) > 0
+	return h.links[dev].forwarding
 }

@@ -71,6 +71,8 @@ func TestRouting(t *testing.T) {
 	by := func(r netstate.Rule, iif string) netstate.Rule { r.IIF = iif; return r }
 	marked := func(r netstate.Rule, mark uint32) netstate.Rule { r.Mark = mark; return r }
 	shut := func(r netstate.Rule) netstate.Rule { r.Table, r.Unreachable = 0, true; return r }
+	past := func(r netstate.Rule, priority uint32) netstate.Rule { r.Table, r.Goto = 0, priority; return r }
+	nop := func(priority uint32) netstate.Rule { return netstate.Rule{Priority: priority, Nop: true} }
 	mark := act(netstate.SetCTMark, dest("10.9.0.7/32"))
 	mark.Action.Mark = 2
 	restore := chains(chain("filter", "prerouting", 0, mark, act(netstate.RestoreCT)))
@@ -105,6 +107,12 @@ func TestRouting(t *testing.T) {
 			0, "a", udp("10.0.1.2:1", "10.9.0.8:2"), "c: e0|rule 32766"},
 		{"an unreachable rule", state{Rules: []netstate.Rule{shut(by(rule(305, 0), "e1"))}},
 			0, "a", udp("10.0.1.2:1", "10.9.0.5:2"), "r: e1|unreachable at r: unreachable by rule 305: from all iif e1 unreachable"},
+		{"behind others", state{Rules: []netstate.Rule{past(from(rule(300, 0), "10.0.1.2/32"), 391), rule(305, 7), nop(391), rule(400, 8)}, Routes: []netstate.Route{via(7, "0.0.0.0/0", 3), via(8, "0.0.0.0/0", 2)}},
+			0, "a", udp("10.0.1.2:1", "10.9.0.5:2"), "b: e0|rule 400"},
+		{"others do not go there", state{Rules: []netstate.Rule{past(from(rule(300, 0), "10.0.1.2/32"), 391), rule(305, 7), nop(391), rule(400, 8)}, Routes: []netstate.Route{via(7, "0.0.0.0/0", 2), via(8, "0.0.0.0/0", 3)}},
+			0, "a", udp("10.0.1.3:1", "10.9.0.5:2"), "b: e0|rule 305"},
+		{"to a rule that is not there", state{Rules: []netstate.Rule{past(from(rule(300, 0), "10.0.1.2/32"), 391), rule(305, 7), rule(400, 8)}, Routes: []netstate.Route{via(7, "0.0.0.0/0", 2), via(8, "0.0.0.0/0", 3)}},
+			0, "a", udp("10.0.1.2:1", "10.9.0.5:2"), "b: e0|rule 305"},
 		{"an unreachable route", state{Rules: []netstate.Rule{rule(305, 7)}, Routes: []netstate.Route{{Table: 7, Dst: prefix("10.9.0.0/16"), Type: netstate.Unreachable}}},
 			0, "a", udp("10.0.1.2:1", "10.9.0.5:2"), "unreachable at r: unreachable by route unreachable 10.9.0.0/16 table 7, rule 305"},
 		{"its own address comes before all rules", state{Rules: []netstate.Rule{shut(rule(305, 0))}},

@@ -26,8 +26,9 @@ func (x *transit) encapsulate(l link, depth int) (place, *End) {
 		}
 		at, end := x.w.seal(x.h, l.Name, peer, x.p, depth)
 		if end != nil {
-			end.Packet, end.Dev = x.p, x.in
-			return place{}, end
+			// WireGuard in the kernel tells the sender (wg_xmit). That in user space
+			// does not, and the model does not know which one it is.
+			return place{}, x.refuse(NoRoute, 0, end.Kind, end.Why)
 		}
 		x.note(fmt.Sprintf("wireguard %s to %s", l.Name, netip.AddrPortFrom(at.p.Dst, at.p.DstPort)))
 		x.w.t.outer(depth+1, at.p.Size-x.p.Size)
@@ -44,7 +45,8 @@ func (x *transit) encapsulate(l link, depth int) (place, *End) {
 		}
 		return place{}, x.end(Lost, fmt.Sprintf("%s has no fdb entry for %s, the neighbour %s", l.Name, mac, x.next))
 	}
-	return x.overlay(depth, capsule{kind: "geneve", vni: l.Geneve.VNI, next: x.next}, netip.Addr{}, l.Geneve.Remote, l.Geneve.Port)
+	mac, _ := x.neighbor(l.Name, x.next) // else it asks who has the address
+	return x.overlay(depth, capsule{kind: "geneve", vni: l.Geneve.VNI, mac: mac, next: x.next}, netip.Addr{}, l.Geneve.Remote, l.Geneve.Port)
 }
 
 func (x *transit) neighbor(dev string, a netip.Addr) (netstate.MAC, bool) {
@@ -145,8 +147,11 @@ func (x *transit) open() *End {
 		if l.Kind != netstate.KindGeneve || l.Geneve.VNI != c.vni || l.Geneve.Remote != x.p.Src || l.Geneve.Port != x.p.DstPort {
 			continue
 		}
-		if !answers(x.h, l.Name, c.next) {
+		switch {
+		case c.mac == [6]byte{} && !answers(x.h, l.Name, c.next):
 			return x.end(Lost, fmt.Sprintf("nobody on %s answers for %s", l.Name, c.next))
+		case c.mac != [6]byte{} && l.MAC != c.mac:
+			return x.end(Dropped, fmt.Sprintf("%s has another address than %s", l.Name, netstate.MAC(c.mac)))
 		}
 		at.dev, at.mark = l.Name, x.mark
 		return x.opened(at)

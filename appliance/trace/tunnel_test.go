@@ -89,6 +89,14 @@ func TestTunnels(t *testing.T) {
 		{"geneve: another remote", geneve, func(_, b *netstate.State) { b.Links[0].Geneve.Remote = addr("192.0.2.9") }, "dropped at b: no Geneve link"},
 		{"geneve: another port", geneve, func(_, b *netstate.State) { b.Links[0].Geneve.Port = 6081 }, "dropped at b: no Geneve link"},
 		{"geneve: nobody has the next hop", geneve, func(a, _ *netstate.State) { a.Routes[0].Via = addr("10.9.0.77") }, "lost at b: nobody on g answers for 10.9.0.77"},
+		{"geneve: a neighbour", geneve, func(a, b *netstate.State) {
+			b.Links[0].MAC = netstate.MAC{2, 5: 9}
+			a.Neighbors = []netstate.Neighbor{{Dev: "g", Addr: addr("10.9.0.1"), MAC: b.Links[0].MAC}}
+		}, "ok|geneve vni 7 to 192.0.2.2"},
+		{"geneve: a neighbour that has become another", geneve, func(a, b *netstate.State) {
+			b.Links[0].MAC = netstate.MAC{2, 5: 9}
+			a.Neighbors = []netstate.Neighbor{{Dev: "g", Addr: addr("10.9.0.1"), MAC: netstate.MAC{2, 5: 8}}}
+		}, "dropped at b: g has another address than 02:00:00:00:00:08"},
 		{"vxlan", vxlan, stations, "ok|vxlan vni 7 to 192.0.2.2"},
 		{"vxlan: no neighbour", vxlan, both(stations, func(a, _ *netstate.State) { a.Neighbors = nil }), "lost at a: v has no neighbour 10.9.0.1"},
 		{"vxlan: no entry", vxlan, both(stations, func(a, _ *netstate.State) { a.FDB = nil }), "lost at a: v has no fdb entry for 02:00:00:00:00:01, the neighbour 10.9.0.1"},

@@ -199,7 +199,11 @@ func (x *transit) routed() *End {
 		return x.deliver()
 	}
 	if !x.h.forwards(x.in, x.p.Is6()) {
-		return x.refuse(NoRoute, 0, Dropped, "forwarding is off for "+x.in)
+		why := "forwarding is off for " + x.in
+		if x.p.Is6() {
+			why = "forwarding of IPv6 is off (net.ipv6.conf.all.forwarding)"
+		}
+		return x.refuse(NoRoute, 0, Dropped, why)
 	}
 	x.route = x.h.lookup(flow{x.p.Src, x.p.Dst, x.in, x.mark})
 	if x.route.err != "" {

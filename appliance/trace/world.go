@@ -51,7 +51,10 @@ type Around struct {
 	// Forwarding and RPFilter are those of conf/all; for links of the
 	// appliance what their own state says counts, too.
 	Forwarding bool
-	RPFilter   int
+	// Forwarding6 is net.ipv6.conf.all.forwarding, which IPv6 asks alone: links have
+	// no such setting of their own that packets are asked for (ip6_forward).
+	Forwarding6 bool
+	RPFilter    int
 	// Outside is the name of the host whose namespace is around this one,
 	// where veth pairs end and WireGuard has its sockets; empty: none.
 	Outside string

@@ -47,7 +47,7 @@ then.`,
 			}
 			source, err := kube.NewGatewaySource(kube.GatewaySourceConfig{
 				Config: config, Name: cfg.Name, Namespace: cfg.Namespace, System: system,
-				RemoteID: cfg.RemoteID, Node: cfg.NodeName, Mode: cfg.Mode, Logger: log,
+				RemoteID: cfg.RemoteID, Node: cfg.NodeName, Mode: cfg.Mode, StateDir: cfg.StateDir, Logger: log,
 			})
 			if err != nil {
 				return fmt.Errorf("%w (see --name, --namespace, --system-namespace, --remote-cluster-id, --mode)", err)
@@ -57,6 +57,7 @@ then.`,
 			cfg.WriteConnection = func(ctx context.Context, st daemon.ConnectionStatus) error {
 				return source.WriteConnection(ctx, kube.ConnectionStatus{
 					Value: v1beta1.ConnectionStatusValue(st.Value), Latency: st.Latency, At: st.At,
+					Connected: conditions([]daemon.Condition{st.Connected})[0],
 				})
 			}
 			cfg.WriteReport = func(ctx context.Context, st daemon.ReportStatus) error {
@@ -87,7 +88,7 @@ then.`,
 	f.StringSliceVar(&cfg.EndpointHosts, "endpoint-address", nil, "addresses or names of the `hosts` that a client dials: the first, and the others when nobody answers there")
 	f.Uint16Var(&cfg.EndpointPort, "endpoint-port", 0, "UDP `port` that a client dials")
 	f.StringVar(&cfg.KeysDir, "keys-dir", "/etc/wireguard/keys", "`directory` with the files privateKey and publicKey")
-	f.StringVar(&cfg.StateDir, "state-dir", "/run/isthmus", "`directory` where WireGuard in userspace remembers where the peer was")
+	f.StringVar(&cfg.StateDir, "state-dir", "/run/isthmus", "`directory` for what the next process has to know: where the peer was, and the objects that were known last")
 	f.StringVar(&cfg.NetNS, "netns", "", "`file` of the network namespace to work in (default: that of the process)")
 	f.StringVar(&cfg.HostInterface, "host-interface", "", "with --netns: `name` of the node's end of the link to that namespace")
 	f.StringVar(&implementation, "implementation", string(kernel.Auto), "`who` encrypts: kernel, userspace, or auto for the kernel where it can")

@@ -75,7 +75,7 @@ type globals struct {
 func (g *globals) setup() error {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(g.level)); err != nil {
-		return fmt.Errorf("--log-level %q is none of debug, info, warn, error", g.level)
+		return fmt.Errorf("--log-level %q is not a level; write debug, info, warn or error", g.level)
 	}
 	opts := &slog.HandlerOptions{Level: level}
 	var h slog.Handler
@@ -89,7 +89,7 @@ func (g *globals) setup() error {
 	}
 	g.log = slog.New(h)
 	slog.SetDefault(g.log)
-	klog.SetSlogLogger(g.log)
+	klog.SetSlogLogger(slog.New(canceledHandler{h}))
 	ctrllog.SetLogger(logr.FromSlogHandler(h))
 	return nil
 }

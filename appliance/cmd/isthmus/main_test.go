@@ -16,7 +16,7 @@ func TestUsageErrors(t *testing.T) {
 		{"node", "--node-name is required"},
 		{"node --node-name n1", "no --kubeconfig"},
 		{"node --node-name n1 --kubeconfig /does/not/exist", "/does/not/exist"},
-		{"node --log-level loud", "--log-level \"loud\" is none of"},
+		{"node --log-level loud", "--log-level \"loud\" is not a level"},
 		{"node --log-format xml", "--log-format \"xml\" is neither"},
 		{"node --geneve-port 70000", "--geneve-port"},
 		{"node extra", "unknown command"},

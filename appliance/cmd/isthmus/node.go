@@ -16,7 +16,7 @@ import (
 // newNodeCommand returns the command that runs on every node.
 func newNodeCommand(g *globals) *cobra.Command {
 	var cfg daemon.NodeConfig
-	var podName, nodeIP string
+	var podName, nodeIP, stateDir string
 	var undo bool
 	cmd := &cobra.Command{
 		Use:   "node",
@@ -51,15 +51,15 @@ removed: isthmus teardown has the pods of all nodes started with it.`,
 			if err != nil {
 				return err
 			}
-			source, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: config, Node: cfg.NodeName, Logger: log})
+			source, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: config, Node: cfg.NodeName, StateDir: stateDir, Logger: log})
 			if err != nil {
 				return err
 			}
-			cfg.API = source
+			cfg.API, cfg.APIServer = source, config.Host
 			cfg.Logger = log
 			cfg.WriteStatus = func(ctx context.Context, st daemon.NodeStatus) error {
 				return source.WriteStatus(ctx, kube.NodeStatus{
-					Local: st.Local, Remote: st.Remote, Kernel: st.Kernel, Overlays: st.Overlays, VTEP: st.VTEP,
+					Local: st.Local, Remote: st.Remote, Kernel: st.Kernel, Overlays: st.Overlays, VTEP: st.VTEP, Needs: st.Needs,
 					Applied: st.Applied, Conditions: conditions(st.Conditions),
 				})
 			}
@@ -71,6 +71,7 @@ removed: isthmus teardown has the pods of all nodes started with it.`,
 	f.StringVar(&cfg.NodeName, "node-name", "", "`name` of the Node object of this machine (required)")
 	f.StringVar(&nodeIP, "node-ip", "", "`address` of this machine that the other nodes reach it at (default the source of its default route)")
 	f.StringVar(&podName, "pod-name", "", "`name` of the daemon's own pod, for the log")
+	f.StringVar(&stateDir, "state-dir", "", "`directory` to keep the objects in that were known last, for a daemon that starts while the API server is away; empty: none")
 	f.BoolVar(&undo, "undo", false, "remove everything of Isthmus from the kernel of this node, be ready when it is gone, and see that nothing comes back")
 	f.Uint16Var(&cfg.GenevePort, "geneve-port", 0, "UDP `port` of the links to gateways (default 6091)")
 	f.Uint32Var(&cfg.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules that are ours (default 300)")

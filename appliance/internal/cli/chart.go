@@ -39,7 +39,7 @@ func readValues(name string, in io.Reader) (map[string]any, error) {
 	}
 	var out map[string]any
 	if err := yaml.UnmarshalStrict(text, &out); err != nil {
-		return nil, fmt.Errorf("it is no YAML map: %w", err)
+		return nil, fmt.Errorf("it is not a YAML map: %w", err)
 	}
 	return out, nil
 }

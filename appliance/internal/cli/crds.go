@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,7 +11,9 @@ import (
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -126,6 +129,32 @@ func (c *cluster) applyCRDs(ctx context.Context, crds []document) error {
 		})
 		if err != nil {
 			return fmt.Errorf("CRD %s is not established: %w", d.object.GetName(), err)
+		}
+		if err := c.untilListed(ctx, &have); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// untilListed waits until the API server lists a kind: Helm finds kinds by its
+// lists, which come a moment after the CRD is established.
+func (c *cluster) untilListed(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition) error {
+	for _, v := range crd.Spec.Versions {
+		if !v.Served {
+			continue
+		}
+		gv := schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}
+		var last error
+		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+			list, err := c.clients.Discovery().ServerResourcesForGroupVersion(gv.String())
+			if last = err; err != nil {
+				return false, nil
+			}
+			return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == crd.Spec.Names.Plural }), nil
+		})
+		if err != nil {
+			return fmt.Errorf("the API server does not list %s of %s: %w", crd.Spec.Names.Plural, gv, errors.Join(err, last))
 		}
 	}
 	return nil

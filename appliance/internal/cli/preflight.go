@@ -84,7 +84,7 @@ func checkNetworks(objects []document) []Problem {
 		text, _, _ := unstructured.NestedString(d.object.Object, "spec", "cidr")
 		cidr, err := netip.ParsePrefix(text)
 		if err != nil {
-			problem(value, "%q is no network such as 10.70.0.0/16", text)
+			problem(value, "%q is not a network; write one such as 10.70.0.0/16", text)
 			continue
 		}
 		own := (typ == v1beta1.NetworkTypeExternal || typ == v1beta1.NetworkTypeInternal) && labels[v1beta1.LabelNotRemapped] == "true"

@@ -36,8 +36,8 @@ func messages(list []Problem) string {
 func TestNetworks(t *testing.T) {
 	for _, tt := range []struct{ name, set, want string }{
 		{"sound", "ipam.externalCIDR=10.71.0.0/16", ""},
-		{"an octet too large", "ipam.externalCIDR=10.271.0.0/16", `ipam.externalCIDR: "10.271.0.0/16" is no network`},
-		{"a mask too long", "ipam.serviceCIDR=10.96.0.0/77", `ipam.serviceCIDR: "10.96.0.0/77" is no network`},
+		{"an octet too large", "ipam.externalCIDR=10.271.0.0/16", `ipam.externalCIDR: "10.271.0.0/16" is not a network`},
+		{"a mask too long", "ipam.serviceCIDR=10.96.0.0/77", `ipam.serviceCIDR: "10.96.0.0/77" is not a network`},
 		{"ours inside the pods'", "ipam.internalCIDR=10.0.128.0/20", "ipam.internalCIDR: 10.0.128.0/20 overlaps ipam.podCIDRs (10.0.0.0/16)"},
 		{"ours in each other", "ipam.externalCIDR=10.80.0.0/16,ipam.internalCIDR=10.80.4.0/24", "ipam.internalCIDR: 10.80.4.0/24 overlaps ipam.externalCIDR (10.80.0.0/16)"},
 		{"IPv6", "ipam.reservedSubnets={fd00::/48}", ""},

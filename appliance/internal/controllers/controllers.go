@@ -84,8 +84,8 @@ func (c *Config) setDefaults() error {
 
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
-// Run is the controller. It returns when ctx is done, or when the lease is
-// lost.
+// Run is the controller. It returns when ctx is done, or when somebody else has
+// taken the lease.
 func Run(ctx context.Context, cfg Config) error {
 	if err := cfg.setDefaults(); err != nil {
 		return err
@@ -119,8 +119,9 @@ func Run(ctx context.Context, cfg Config) error {
 		scheme:   mgr.GetScheme(),
 		metrics:  newMetrics(),
 		changed:  make(chan struct{}, 1),
-		settled:  map[objectKey]settled{},
-		standing: map[event]standing{},
+	}
+	if r.apiServers, err = apiServerEndpoints(mgr, newInformer); err != nil {
+		return fmt.Errorf("informers of the API server's addresses: %w", err)
 	}
 	if err := r.watch(ctx, mgr.GetCache()); err != nil {
 		return err
@@ -131,7 +132,7 @@ func Run(ctx context.Context, cfg Config) error {
 		if err != nil {
 			return err
 		}
-		loop = &leader{lock: lock, duration: leaseDuration, deadline: renewDeadline, retry: retryPeriod, act: r.run}
+		loop = &leader{lock: lock, duration: leaseDuration, deadline: renewDeadline, retry: retryPeriod, act: r.run, log: r.log}
 	}
 	var synced atomic.Bool
 	if err := errors.Join(
@@ -143,9 +144,10 @@ func Run(ctx context.Context, cfg Config) error {
 			return nil
 		}),
 		mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-			synced.Store(mgr.GetCache().WaitForCacheSync(ctx))
+			synced.Store(mgr.GetCache().WaitForCacheSync(ctx) && r.apiServers.WaitForCacheSync(ctx))
 			return nil
 		})),
+		mgr.Add(r.apiServers),
 		mgr.Add(loop),
 	); err != nil {
 		return err

@@ -60,6 +60,7 @@ func TestController(t *testing.T) {
 	w.create(peering()...)
 	w.run("a peering gets what it needs", (*world).testPeering)
 	w.run("a second pass writes nothing", (*world).testQuiet)
+	w.run("a peer does not get the API server's address", (*world).testAPIServerAddress)
 	w.run("what is changed by hand is changed back", (*world).testDrift)
 	w.run("a key is never overwritten", (*world).testKeys)
 	w.run("what is wrong is said once", (*world).testEvents)

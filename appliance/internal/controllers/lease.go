@@ -3,6 +3,8 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"log/slog"
+	"sync"
 	"time"
 
 	"k8s.io/client-go/kubernetes"
@@ -12,15 +14,21 @@ import (
 
 // +kubebuilder:rbac:groups=coordination.k8s.io,namespace=system,resources=leases,verbs=get;create;update
 
-// Leases outlast an API server that is away for a while: without one nobody
-// else could take over anyway. One that ends gives its lease back, and the next
-// looks for it every 1 to 2.2 s, with client-go's jitter: as long nobody tells
-// the nodes where a gateway is that came up elsewhere, and an upgrade replaces
-// both at once.
+// Only the controller that holds the lease works. When its node is lost, another
+// one takes the lease 15 s later, at its next attempt. Attempts come every 1 to
+// 2.2 s (client-go adds jitter). A controller that ends gives the lease back, so
+// that the next one need not wait: a gateway and a controller may have been
+// replaced in one upgrade, and without a controller the nodes don't learn where the
+// new gateway is.
+//
+// A controller that can't renew the lease stops before another one may take it. It
+// gives up renewDeadline after its last attempt. Then it tries to give the lease
+// back, with one read and one write, of lockTimeout each at most.
 const (
-	leaseDuration = 60 * time.Second
-	renewDeadline = 50 * time.Second
+	leaseDuration = 15 * time.Second
+	renewDeadline = 8 * time.Second
 	retryPeriod   = time.Second
+	lockTimeout   = 3 * time.Second
 )
 
 // newLock returns the lease of the controller.
@@ -47,13 +55,32 @@ type leader struct {
 	// renew the lease before it gives up, and the time between two attempts.
 	duration, deadline, retry time.Duration
 	act                       func(context.Context) error
+	log                       *slog.Logger
+
+	lapsed bool // the lease was lost once
 }
 
-// Start acts once the lease is there, until ctx is done, and gives the lease
-// back when what it did has ended: the next leader never acts beside it. It
-// returns an error when the lease is lost, and that of act.
+// Start acts whenever the lease is there, until ctx is done, and gives the lease
+// back when what it did has ended: the next leader never acts beside it. When the
+// lease could not be renewed, since no API server answered, it waits for it again.
+// It returns an error when somebody else has led meanwhile, whose last writes what
+// is known here may lack, and that of act.
 func (l *leader) Start(ctx context.Context) error {
-	elected, over := make(chan struct{}), make(chan struct{})
+	for {
+		again, err := l.lead(ctx)
+		if !again || err != nil || ctx.Err() != nil {
+			return err
+		}
+		l.log.Warn("the lease could not be renewed in time; waiting for it again", "lease", l.lock.Describe(), "deadline", l.deadline)
+		l.lapsed = true
+	}
+}
+
+// lead waits for the lease and acts until ctx is done, act returns, or the lease is
+// lost to nobody, when it says that it can lead again.
+func (l *leader) lead(ctx context.Context) (again bool, err error) {
+	elected, over, taken := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	var once sync.Once
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Lock: steadyLock{l.lock}, Name: name,
 		LeaseDuration: l.duration, RenewDeadline: l.deadline, RetryPeriod: l.retry,
@@ -61,10 +88,15 @@ func (l *leader) Start(ctx context.Context) error {
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { close(elected) },
 			OnStoppedLeading: func() {}, // Run returns then
+			OnNewLeader: func(who string) {
+				if who != "" && who != l.lock.Identity() && (l.lapsed || isClosed(elected)) {
+					once.Do(func() { close(taken) })
+				}
+			},
 		},
 	})
 	if err != nil {
-		return fmt.Errorf("lease: %w", err)
+		return false, fmt.Errorf("lease: %w", err)
 	}
 	// The lease is wanted for longer than ctx lasts: until act has returned.
 	hold, giveBack := context.WithCancel(context.WithoutCancel(ctx))
@@ -76,9 +108,12 @@ func (l *leader) Start(ctx context.Context) error {
 		giveBack()
 		<-over
 	}()
+	lost := fmt.Errorf("the lease %s is lost: somebody else has taken it", l.lock.Describe())
 	select {
 	case <-ctx.Done():
-		return nil
+		return false, nil
+	case <-taken:
+		return false, lost
 	case <-elected:
 	}
 	acting, stop := context.WithCancel(ctx)
@@ -87,17 +122,24 @@ func (l *leader) Start(ctx context.Context) error {
 	go func() { ended <- l.act(acting) }()
 	select {
 	case err := <-ended:
-		return err
+		return false, err
 	case <-over:
 		stop()
-		<-ended
-		return fmt.Errorf("the lease %s is lost: it could not be renewed for %v, or somebody else has taken it", l.lock.Describe(), l.deadline)
+		if err := <-ended; err != nil || !isClosed(taken) {
+			return err == nil, err
+		}
+		return false, lost
 	}
 }
 
-// lockTimeout is how long the API server may take to answer for a lease: two of
-// these fit in the 30 s that Kubernetes gives a pod to end.
-const lockTimeout = 10 * time.Second
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
 
 // A steadyLock finishes what it has begun, whether or not its caller has been
 // told to end meanwhile. A renewal that is cut short may reach the API server

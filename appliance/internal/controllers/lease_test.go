@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"strings"
 	"sync"
@@ -26,11 +27,15 @@ type aLease struct {
 	version, seen int
 	renewing      chan struct{} // if not nil: yields when a renewal has begun,
 	answer        chan struct{} // and it is answered when this is closed
+	away          bool          // no API server answers
 }
 
 func (l *aLease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.away {
+		return nil, nil, errors.New("nobody answers")
+	}
 	l.seen = l.version
 	r := l.record
 	return &r, []byte(r.HolderIdentity), ctx.Err()
@@ -39,6 +44,9 @@ func (l *aLease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, [
 func (l *aLease) Update(ctx context.Context, r resourcelock.LeaderElectionRecord) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.away {
+		return errors.New("nobody answers")
+	}
 	if l.seen != l.version {
 		return apierrors.NewConflict(coordinationv1.Resource("leases"), name, nil)
 	}
@@ -62,6 +70,13 @@ func (l *aLease) holder() string {
 	return l.record.HolderIdentity
 }
 
+// cut has no API server answer, or answer again.
+func (l *aLease) cut(away bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.away = away
+}
+
 // take has somebody else write the lease.
 func (l *aLease) take() {
 	l.mu.Lock()
@@ -76,12 +91,13 @@ func (*aLease) Describe() string                                                
 
 // TestLeader: one that is told to end gives its lease back after what it did,
 // and complains about nothing, whatever it was at; one that loses its lease
-// stops and says so.
+// to another stops and says so, and one that can't renew it leads again.
 func TestLeader(t *testing.T) {
 	for _, tc := range []struct {
 		name     string
 		renewing bool // it is told to end while a renewal waits for its answer
 		waiting  bool // it is told to end before it is elected
+		away     bool // no API server answers for as long as it takes
 		lost     bool // somebody else takes the lease
 		holder   string
 	}{
@@ -89,6 +105,8 @@ func TestLeader(t *testing.T) {
 		{name: "told to end while it renews its lease", renewing: true, holder: ""},
 		{name: "told to end while another one leads", waiting: true, holder: "other"},
 		{name: "the lease is lost", lost: true, holder: "other"},
+		{name: "nobody answers for a while", away: true, holder: ""},
+		{name: "and meanwhile somebody else leads", away: true, lost: true, holder: "other"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			lease := &aLease{answer: make(chan struct{})}
@@ -101,13 +119,13 @@ func TestLeader(t *testing.T) {
 			log := &logBuffer{}
 			ctx, end := context.WithCancel(klog.NewContext(t.Context(), logr.FromSlogHandler(slog.NewTextHandler(log, nil))))
 			defer end()
-			acting, holders := make(chan struct{}), make(chan string, 1)
+			acting, holders := make(chan struct{}), make(chan string, 2)
 			l := &leader{lock: lease, duration: 3 * time.Second, deadline: 500 * time.Millisecond, retry: 20 * time.Millisecond, act: func(ctx context.Context) error {
-				close(acting)
+				acting <- struct{}{}
 				<-ctx.Done()
 				holders <- lease.holder()
 				return nil
-			}}
+			}, log: slog.New(slog.NewTextHandler(log, nil))}
 			done := make(chan error, 1)
 			go func() { done <- l.Start(ctx) }()
 			switch {
@@ -124,18 +142,31 @@ func TestLeader(t *testing.T) {
 			if tc.renewing {
 				<-lease.renewing
 			}
+			if tc.away {
+				lease.cut(true)
+				assert.Equal(t, <-holders, "me", "who held the lease when it stopped")
+			}
 			if tc.lost {
 				lease.take()
-			} else {
+			}
+			lease.cut(false)
+			switch {
+			case tc.lost && !tc.away:
+				assert.Equal(t, <-holders, "other", "who held the lease when it stopped")
+			case tc.away && !tc.lost:
+				<-acting
+				assert.Check(t, is.Contains(log.String(), "level=WARN msg=\"the lease could not be renewed"))
+			}
+			if !tc.lost {
 				end()
 			}
-			if !tc.waiting {
-				assert.Equal(t, <-holders, map[bool]string{false: "me", true: "other"}[tc.lost], "who held the lease when it stopped")
+			if !tc.waiting && !tc.lost {
+				assert.Equal(t, <-holders, "me", "who held the lease when it stopped")
 			}
 			close(lease.answer)
 			err := <-done
 			assert.Equal(t, lease.holder(), tc.holder)
-			assert.Check(t, !strings.Contains(log.String(), "level=ERROR") || tc.lost, log.String())
+			assert.Check(t, !strings.Contains(log.String(), "level=ERROR") || tc.lost || tc.away, log.String())
 			if tc.lost {
 				assert.Check(t, is.ErrorContains(err, "the lease liqo/isthmus-controller is lost"))
 			} else {
@@ -143,6 +174,13 @@ func TestLeader(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Another one may have the lease leaseDuration after it was renewed last: by then
+// this one has made its last attempt, has found that it can't give the lease back,
+// and has stopped.
+func TestLeaseOutlastsWhoLosesIt(t *testing.T) {
+	assert.Assert(t, retryPeriod+renewDeadline+2*lockTimeout <= leaseDuration)
 }
 
 // TestSteady: a deadline holds, a cancellation does not.

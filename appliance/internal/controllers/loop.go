@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
@@ -21,13 +22,15 @@ import (
 
 // A reconciler holds what passes share. Nothing in it is needed to decide.
 type reconciler struct {
-	cfg      Config
-	log      *slog.Logger
-	cache    client.Client // reads from informers
-	direct   client.Reader // reads from the API server
-	recorder events.EventRecorder
-	scheme   *runtime.Scheme
-	metrics  *metrics
+	cfg    Config
+	log    *slog.Logger
+	cache  client.Client // reads from informers
+	direct client.Reader // reads from the API server
+	// apiServers are the informers of apiServerEndpoints.
+	apiServers cache.Cache
+	recorder   events.EventRecorder
+	scheme     *runtime.Scheme
+	metrics    *metrics
 
 	changed  chan struct{} // of capacity 1: something changed
 	writes   writes        // that informers must have seen before the next pass
@@ -43,6 +46,11 @@ const (
 
 // run makes passes until ctx is done.
 func (r *reconciler) run(ctx context.Context) error {
+	if !r.apiServers.WaitForCacheSync(ctx) {
+		return nil // ctx is done
+	}
+	// Somebody else may have led meanwhile.
+	r.settled, r.standing = map[objectKey]settled{}, map[event]standing{}
 	retry := time.Duration(0)
 	failure := ""
 	for {

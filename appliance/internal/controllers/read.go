@@ -2,10 +2,12 @@ package controllers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
@@ -22,13 +24,14 @@ func (r *reconciler) read(ctx context.Context) (kube.Objects, error) {
 	if o.ClusterID, err = r.clusterID(ctx); err != nil {
 		return o, err
 	}
-	l := &lister{ctx: ctx, from: r.cache}
+	l, endpoints := &lister{ctx: ctx, from: r.cache}, &lister{ctx: ctx, from: r.apiServers}
 	o.Nodes = items(l, &corev1.NodeList{}, func(x *corev1.NodeList) []corev1.Node { return x.Items })
 	o.Pods = items(l, &corev1.PodList{}, func(x *corev1.PodList) []corev1.Pod { return x.Items })
 	o.Services = items(l, &corev1.ServiceList{}, func(x *corev1.ServiceList) []corev1.Service { return x.Items })
 	o.Deployments = items(l, &appsv1.DeploymentList{}, func(x *appsv1.DeploymentList) []appsv1.Deployment { return x.Items })
 	o.Secrets = items(l, &corev1.SecretList{}, func(x *corev1.SecretList) []corev1.Secret { return x.Items })
 	o.Namespaces = items(l, &corev1.NamespaceList{}, func(x *corev1.NamespaceList) []corev1.Namespace { return x.Items })
+	o.APIServers = items(endpoints, &discoveryv1.EndpointSliceList{}, func(x *discoveryv1.EndpointSliceList) []discoveryv1.EndpointSlice { return x.Items })
 	o.Configurations = items(l, &v1beta1.ConfigurationList{}, func(x *v1beta1.ConfigurationList) []v1beta1.Configuration { return x.Items })
 	o.Connections = items(l, &v1beta1.ConnectionList{}, func(x *v1beta1.ConnectionList) []v1beta1.Connection { return x.Items })
 	o.GatewayServers = items(l, &v1beta1.GatewayServerList{}, func(x *v1beta1.GatewayServerList) []v1beta1.GatewayServer { return x.Items })
@@ -46,7 +49,7 @@ func (r *reconciler) read(ctx context.Context) (kube.Objects, error) {
 	o.IPs = items(l, &ipamv1alpha1.IPList{}, func(x *ipamv1alpha1.IPList) []ipamv1alpha1.IP { return x.Items })
 	o.ForeignClusters = items(l, &corev1beta1.ForeignClusterList{}, func(x *corev1beta1.ForeignClusterList) []corev1beta1.ForeignCluster { return x.Items })
 	o.TunnelEndpoints = items(l, &netv1alpha1.TunnelEndpointList{}, func(x *netv1alpha1.TunnelEndpointList) []netv1alpha1.TunnelEndpoint { return x.Items })
-	return o, l.err
+	return o, errors.Join(l.err, endpoints.err)
 }
 
 // A lister reads lists until one fails.

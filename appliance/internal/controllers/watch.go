@@ -15,6 +15,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
@@ -79,11 +80,21 @@ func cacheOptions(namespace string, newInformer kube.InformerFunc) cache.Options
 	}
 }
 
-func stripMeta(m metav1.ObjectMeta) metav1.ObjectMeta {
-	return metav1.ObjectMeta{
-		Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion, Generation: m.Generation,
-		Labels: m.Labels, CreationTimestamp: m.CreationTimestamp, DeletionTimestamp: m.DeletionTimestamp,
-	}
+// apiServerEndpoints returns informers of where the Service default/kubernetes leads:
+// to the API server's own addresses. They are apart, since those of the manager
+// ask for EndpointSlices of ours, and a selector can't say "or".
+func apiServerEndpoints(mgr manager.Manager, newInformer kube.InformerFunc) (cache.Cache, error) {
+	return cache.New(mgr.GetConfig(), cache.Options{
+		HTTPClient: mgr.GetHTTPClient(), Scheme: mgr.GetScheme(), Mapper: mgr.GetRESTMapper(),
+		ByObject: map[client.Object]cache.ByObject{
+			&discoveryv1.EndpointSlice{}: {Namespaces: map[string]cache.Config{
+				metav1.NamespaceDefault: {LabelSelector: labels.SelectorFromSet(labels.Set{discoveryv1.LabelServiceName: "kubernetes"})},
+			}},
+		},
+		DefaultTransform:            cache.TransformStripManagedFields(),
+		ReaderFailOnMissingInformer: true,
+		NewInformer:                 newInformer,
+	})
 }
 
 // stripPod keeps what says where a pod is and whether it runs.
@@ -92,16 +103,9 @@ func stripPod(o any) (any, error) {
 	if !ok {
 		return o, nil
 	}
-	out := &corev1.Pod{ObjectMeta: stripMeta(p.ObjectMeta)}
+	out := kube.BarePod(p)
 	if mac, ok := p.Annotations[v1beta1.AnnotationVTEPMAC]; ok {
 		out.Annotations = map[string]string{v1beta1.AnnotationVTEPMAC: mac}
-	}
-	out.Spec.NodeName, out.Spec.HostNetwork = p.Spec.NodeName, p.Spec.HostNetwork
-	out.Status.Phase, out.Status.PodIP, out.Status.PodIPs = p.Status.Phase, p.Status.PodIP, p.Status.PodIPs
-	for _, c := range p.Status.Conditions {
-		if c.Type == corev1.PodReady {
-			out.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
-		}
 	}
 	return out, nil
 }
@@ -136,7 +140,7 @@ func stripNode(o any) (any, error) {
 	if !ok {
 		return o, nil
 	}
-	out := &corev1.Node{ObjectMeta: stripMeta(n.ObjectMeta)}
+	out := &corev1.Node{ObjectMeta: kube.BareMeta(n.ObjectMeta)}
 	out.Spec.PodCIDR, out.Spec.PodCIDRs = n.Spec.PodCIDR, n.Spec.PodCIDRs
 	out.Status.Addresses = n.Status.Addresses
 	for _, c := range n.Status.Conditions {
@@ -150,21 +154,29 @@ func stripNode(o any) (any, error) {
 // watch starts an informer for every kind, and has changes lead to a pass.
 func (r *reconciler) watch(ctx context.Context, informers cache.Cache) error {
 	for _, o := range watched() {
-		informer, err := informers.GetInformer(ctx, o, cache.BlockUntilSynced(false))
-		if err != nil {
-			return fmt.Errorf("informer for %T: %w", o, err)
+		if err := r.follow(ctx, informers, o); err != nil {
+			return err
 		}
-		if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-			AddFunc:    func(any) { r.notify() },
-			DeleteFunc: func(any) { r.notify() },
-			UpdateFunc: func(was, is any) {
-				if matters(was, is) {
-					r.notify()
-				}
-			},
-		}); err != nil {
-			return fmt.Errorf("informer for %T: %w", o, err)
-		}
+	}
+	return r.follow(ctx, r.apiServers, &discoveryv1.EndpointSlice{})
+}
+
+// follow has changes of one kind lead to a pass.
+func (r *reconciler) follow(ctx context.Context, informers cache.Cache, o client.Object) error {
+	informer, err := informers.GetInformer(ctx, o, cache.BlockUntilSynced(false))
+	if err != nil {
+		return fmt.Errorf("informer for %T: %w", o, err)
+	}
+	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
+		AddFunc:    func(any) { r.notify() },
+		DeleteFunc: func(any) { r.notify() },
+		UpdateFunc: func(was, is any) {
+			if matters(was, is) {
+				r.notify()
+			}
+		},
+	}); err != nil {
+		return fmt.Errorf("informer for %T: %w", o, err)
 	}
 	return nil
 }

@@ -83,10 +83,11 @@ func blame(o objects, remaining netstate.Changes, err error) map[cluster.Ref]str
 }
 
 // ruleOf reports whether the kernel's rule r may have come from the rule of an
-// object. One without destination may stand for several that have one each.
+// object. One without destination may stand for several that have one each, and
+// one for all that comes by nodes' links for several that have a link each.
 func ruleOf(rule cluster.RouteRule, r netstate.Rule) bool {
 	return (!r.Dst.IsValid() || maskedEqual(rule.Dst, r.Dst)) && maskedEqual(rule.Src, r.Src) &&
-		rule.IIF == r.IIF && rule.OIF == r.OIF && rule.Mark == r.Mark
+		(rule.IIF == r.IIF || r.Not && !r.Unreachable && strings.HasPrefix(rule.IIF, desired.NodeLinkPrefix)) && rule.OIF == r.OIF && rule.Mark == r.Mark
 }
 
 // routeOf is ruleOf for routes. The table is left out: rules of several

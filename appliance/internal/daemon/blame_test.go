@@ -32,6 +32,12 @@ func TestBlame(t *testing.T) {
 			{Meta: meta(kindRoute, "user"), Rules: []cluster.RouteRule{
 				{IIF: "eth7", Routes: []cluster.TableRoute{{Dst: prefix("10.2.0.0/16"), Dev: "eth7"}}},
 			}},
+			{Meta: meta(kindRoute, "rome-gw-ext"), Rules: []cluster.RouteRule{
+				{IIF: "liqo.node-1", Routes: []cluster.TableRoute{{Dst: prefix("10.3.0.0/16"), Dev: "liqo-tunnel"}}},
+			}},
+			{Meta: meta(kindRoute, "node-1-gw-node"), Rules: []cluster.RouteRule{
+				{IIF: "liqo-tunnel", Routes: []cluster.TableRoute{{Dst: prefix("10.4.0.0/24"), Dev: "liqo.node-1"}}},
+			}},
 		},
 		firewalls: []cluster.FirewallConfiguration{
 			{Meta: meta(kindFirewall, "clamp"), Table: "clamp", Family: "IPV4"},
@@ -59,6 +65,14 @@ func TestBlame(t *testing.T) {
 		{
 			"a rule for several destinations", netstate.Changes{AddRules: []netstate.Rule{{Priority: 310, Table: 99}}},
 			errors.New("permission denied"), map[string]string{"rome-node-gw": "permission denied"},
+		},
+		{
+			"a rule for several links", netstate.Changes{AddRules: []netstate.Rule{{Priority: 310, Not: true, IIF: "lo", Table: 99}}},
+			errors.New("permission denied"), map[string]string{"rome-gw-ext": "permission denied"},
+		},
+		{
+			"the rule that ends the lookup", netstate.Changes{AddRules: []netstate.Rule{{Priority: 390, Not: true, IIF: "lo", Unreachable: true}}},
+			errors.New("permission denied"), nil,
 		},
 		{
 			"a link takes its routes along", netstate.Changes{AddLinks: []netstate.Link{{Name: "liqo.rome", Kind: netstate.KindGeneve, Geneve: netstate.Geneve{VNI: 7}}}},

@@ -20,13 +20,6 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
-// ConnectionStatus is Connection.status.
-type ConnectionStatus struct {
-	Value   string // Connected, Connecting, Error
-	Latency string // text, N/A for none
-	At      time.Time
-}
-
 // ReportStatus is GatewayReport.status.
 type ReportStatus struct {
 	Implementation string // kernel or userspace
@@ -115,7 +108,7 @@ func (c *GatewayConfig) setDefaults() error {
 		c.Implementation = kernel.Auto
 	case kernel.Auto, kernel.Kernel, kernel.Userspace:
 	default:
-		errs = append(errs, fmt.Errorf("implementation %q is none of auto, kernel, userspace", c.Implementation))
+		errs = append(errs, fmt.Errorf("implementation %q is not known; write auto, kernel or userspace", c.Implementation))
 	}
 	if c.API == nil || c.WriteConnection == nil || c.WriteReport == nil {
 		errs = append(errs, errors.New("GatewayConfig.API, WriteConnection and WriteReport are required"))
@@ -141,7 +134,7 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	if err := cfg.setDefaults(); err != nil {
 		return fmt.Errorf("daemon: %w", err)
 	}
-	gw := &gateway{cfg: cfg, keys: newKeyring(cfg.KeysDir, cfg.Logger), connect: make(chan struct{}, 1), repair: make(chan struct{}, 1)}
+	gw := &gateway{cfg: cfg, keys: newKeyring(cfg.KeysDir, cfg.Logger), passed: make(chan struct{}, 1), repair: make(chan struct{}, 1)}
 	below, err := gw.enterHost(ctx)
 	if err != nil {
 		return err
@@ -190,7 +183,7 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 			return err
 		}
 	}
-	c.peer, c.status, c.implementation = gw.peer, gw.prober.Status, h.ns.Implementation
+	c.peer, c.status, c.implementation = gw.shown, gw.prober.Status, h.ns.Implementation
 	c.denied = func() (uint64, error) {
 		return h.ns.Counted(netstate.TableID{Family: netstate.FamilyINET, Name: desired.InternalOnlyTable})
 	}
@@ -216,15 +209,20 @@ type gateway struct {
 	prober     *probe.Prober
 	connection *reporter[ConnectionStatus]
 	reports    *reporter[ReportStatus]
-	connect    chan struct{} // yields when the tunnel has a peer
+	passed     chan struct{} // yields after a pass
 	repair     chan struct{} // yields when a pass has something to put right
 
 	mu      sync.Mutex
 	mtu     int
+	path    pathToPeer // that the last pass read
 	applied []cluster.Applied
 	ready   Condition
 	fits    Condition
 	overlay Condition
+	// computed: there was a pass that knew what is wanted; wanted: it wanted a peer.
+	computed, wanted bool
+	// lastPeer is the peer as it was shown last.
+	lastPeer kernel.PeerStatus
 }
 
 func (gw *gateway) run(ctx context.Context, g *group) error {
@@ -286,8 +284,41 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.PublicKey, _ = gw.keys.publicKey()
 	in.PeerEndpoint = gw.resolvers[0].endpoint()
 	in.PodIP = gw.podIP()
+	in.PeerHeard, in.PeerMTU = gw.heard(), gw.prober.Status().PeerMTU
 	in.Underlay = gw.below.read(in.Remotes())
+	gw.prober.SetMTU(in.Room())
+	gw.mu.Lock()
+	defer gw.mu.Unlock()
+	gw.path = pathToPeer{in.PeerHeard, in.PeerMTU}
 	return in, nil
+}
+
+// A pathToPeer is what the tunnel's MTU depends on and no event of the kernel or the API
+// tells.
+type pathToPeer struct {
+	heard netip.Addr // see desired.GatewayInput.PeerHeard
+	mtu   int        // and PeerMTU
+}
+
+// heard is where WireGuard has last heard the peer. A client also has an endpoint that it
+// has not heard; a server has it from what it heard, and keeps it when it begins anew.
+func (gw *gateway) heard() netip.Addr {
+	p, ok := gw.peer()
+	if !ok || gw.cfg.Mode == cluster.Client && p.LastHandshake.IsZero() {
+		return netip.Addr{}
+	}
+	return p.Endpoint.Addr().Unmap()
+}
+
+// watchPath has a pass made when the last one went by another path to the peer.
+func (gw *gateway) watchPath() {
+	now := pathToPeer{gw.heard(), gw.prober.Status().PeerMTU}
+	gw.mu.Lock()
+	was := gw.path
+	gw.mu.Unlock()
+	if now != was {
+		notify(gw.repair)
+	}
 }
 
 // podIP is the address that the pod's packets have.
@@ -305,6 +336,22 @@ func (gw *gateway) peer() (kernel.PeerStatus, bool) {
 		return kernel.PeerStatus{}, false
 	}
 	return peers[0], true
+}
+
+// shown is peer with the last handshake that there was: WireGuard forgets it when it
+// begins anew.
+func (gw *gateway) shown() (kernel.PeerStatus, bool) {
+	p, ok := gw.peer()
+	if !ok {
+		return p, false
+	}
+	gw.mu.Lock()
+	defer gw.mu.Unlock()
+	if p.LastHandshake.IsZero() && p.PublicKey == gw.lastPeer.PublicKey {
+		p.LastHandshake = gw.lastPeer.LastHandshake
+	}
+	gw.lastPeer = p
+	return p, true
 }
 
 // down reports whether the tunnel is known not to work.
@@ -325,6 +372,8 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	gw.mu.Lock()
 	gw.ready, gw.fits, gw.overlay = readyCondition(o), mtuCondition(r.Input), gw.linkCondition(r.Input)
 	if o.computed() {
+		gw.computed = true
+		gw.wanted = slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 })
 		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
 		gw.applied = applied(o.results, failed, gw.applied, time.Now())
 		for _, l := range o.want.Links {
@@ -334,16 +383,14 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 		}
 	}
 	gw.mu.Unlock()
-	if slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 }) {
-		notify(gw.connect)
-	}
+	notify(gw.passed)
 	gw.publish()
 }
 
 // linkCondition says whether the gateway's own kernel has what joins it to
 // nodes. In the VXLAN overlay that is their business: they send to the pod.
 func (gw *gateway) linkCondition(in desired.GatewayInput) Condition {
-	if in.Overlay() == cluster.OverlayVXLAN {
+	if in.ExpectedOverlay() == cluster.OverlayVXLAN {
 		how := "nodes reach this pod by its own link"
 		if in.HostInterface != "" {
 			how = "nodes reach this gateway by the link " + in.HostInterface + " of its node"
@@ -356,16 +403,15 @@ func (gw *gateway) linkCondition(in desired.GatewayInput) Condition {
 // mtuCondition says whether the MTU that somebody wrote fits into the network
 // below.
 func mtuCondition(in desired.GatewayInput) Condition {
-	outer := in.PeerEndpoint.Addr()
-	if !outer.IsValid() {
-		outer = in.PodIP
-	}
-	derived := desired.WireGuardMTU(in.Underlay.To(in.PeerEndpoint.Addr()), outer)
-	mtu, problem := desired.ChooseMTU(in.MTU, derived)
+	mtu, problem := in.TunnelMTU()
 	if problem != "" {
 		return Condition{"MTUFits", "TooLarge", problem, false}
 	}
-	return Condition{"MTUFits", "Fits", fmt.Sprintf("packets of %d bytes fit into the network below, which has room for %d", mtu, derived), true}
+	text := fmt.Sprintf("packets of %d bytes fit into the network below, which has room for %d", mtu, in.Room())
+	if in.PeerMTU > 0 {
+		text += fmt.Sprintf("; below the peer there is room for %d", in.PeerMTU)
+	}
+	return Condition{"MTUFits", "Fits", text, true}
 }
 
 // publish has the report written as it is now.
@@ -382,7 +428,7 @@ func (gw *gateway) publish() {
 		return // there was no pass yet
 	}
 	st.Conditions = []Condition{ready, overlay, fits}
-	if p, ok := gw.peer(); ok {
+	if p, ok := gw.shown(); ok {
 		st.Endpoint, st.LastHandshake = p.Endpoint, p.LastHandshake
 	}
 	gw.reports.set(st)
@@ -391,26 +437,40 @@ func (gw *gateway) publish() {
 // watchTunnel probes the tunnel as soon as it has a peer, and has what it
 // finds written: at once when the state changes, the latency every so often.
 func (gw *gateway) watchTunnel(ctx context.Context, g *group) error {
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-gw.connect:
-	}
-	g.run("conncheck", func() error { return gw.prober.Run(ctx) })
-	if gw.cfg.Mode == cluster.Client {
-		g.run("session", func() error { return gw.watchSession(ctx) })
-	}
-	tick := time.NewTicker(gw.cfg.StatusInterval)
-	defer tick.Stop()
-	for {
-		st := gw.prober.Status()
-		gw.connection.set(ConnectionStatus{Value: string(st.State), Latency: probe.LatencyText(st.Latency), At: time.Now()})
-		gw.publish() // endpoint and handshake
+	for !gw.wantsPeer() {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-tick.C:
-		case <-gw.prober.Changed():
+		case <-gw.passed:
+		}
+		gw.tell(false) // what is missing
+	}
+	g.run("conncheck", func() error { return gw.prober.Run(ctx) })
+	g.run("session", func() error { return gw.watchSession(ctx) })
+	tick := time.NewTicker(gw.cfg.StatusInterval)
+	defer tick.Stop()
+	for {
+		gw.watchPath()
+		gw.tell(true)
+		gw.publish() // endpoint and handshake
+		for waiting := true; waiting; {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-gw.passed:
+				gw.tell(false)
+				continue
+			case <-tick.C:
+			case <-gw.prober.Changed():
+			}
+			waiting = false
 		}
 	}
+}
+
+// wantsPeer reports whether the tunnel is to have a peer.
+func (gw *gateway) wantsPeer() bool {
+	gw.mu.Lock()
+	defer gw.mu.Unlock()
+	return gw.wanted
 }

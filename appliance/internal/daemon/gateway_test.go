@@ -178,7 +178,14 @@ func TestTunnel(t *testing.T) {
 			return nil
 		})
 	}
-	assert.Equal(t, server.conn.n, 0)
+	for _, s := range []*side{server, client} {
+		within(t, 5*time.Second, func() error {
+			if st := s.conn.get(); st.Value != "Connecting" || st.Connected.Reason != "NoPublicKey" {
+				return fmt.Errorf("%s: %+v", s.c.Mode, st)
+			}
+			return nil
+		})
+	}
 
 	for _, p := range []struct {
 		s   *side
@@ -192,7 +199,7 @@ func TestTunnel(t *testing.T) {
 	connected := func(s *side) func() error {
 		return func() error {
 			st := s.conn.get()
-			if st.Value != "Connected" || !strings.HasSuffix(st.Latency, "s") {
+			if st.Value != "Connected" || !strings.HasSuffix(st.Latency, "s") || !st.Connected.OK {
 				return fmt.Errorf("%s: %+v", s.c.Mode, st)
 			}
 			return nil
@@ -255,7 +262,7 @@ func TestTunnel(t *testing.T) {
 	// The wire is cut and mended.
 	rome.Run("ip", "link", "set", "eth0", "down")
 	within(t, 10*time.Second, func() error {
-		if st := client.conn.get(); st.Value != "Error" || st.Latency != "N/A" {
+		if st := client.conn.get(); st.Value != "Error" || st.Latency != "N/A" || st.Connected.Reason != "NoAnswer" {
 			return fmt.Errorf("%+v", st)
 		}
 		return nil

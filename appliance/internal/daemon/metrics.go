@@ -90,7 +90,8 @@ func (m *metrics) pass(p outcome) {
 		"wireguard": len(c.SetWireGuard),
 		"address":   len(c.AddAddresses) + len(c.DeleteAddresses),
 		"route":     len(c.AddRoutes) + len(c.ReplaceRoutes) + len(c.DeleteRoutes),
-		"rule":      len(c.AddRules) + len(c.DeleteRules),
+		"neighbor":  len(c.SetNeighbors) + len(c.DeleteNeighbors),
+		"rule":      len(c.AddPassRules) + len(c.AddRules) + len(c.DeleteRules) + len(c.DeletePassRules),
 		"table":     len(c.SetTables) + len(c.DeleteTables),
 	} {
 		m.changes.WithLabelValues(kind).Add(float64(n))

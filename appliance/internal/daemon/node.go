@@ -38,14 +38,15 @@ type NodeStatus struct {
 	Local, Remote netip.Addr // invalid: not known
 	Kernel        string     // release
 	Overlays      []cluster.Overlay
-	VTEP          cluster.VTEP // zero: there is none
+	VTEP          cluster.VTEP     // zero: the node has no end of the VXLAN overlay
+	Needs         []cluster.Needed // addresses of other hosts that it can't do without
 	Applied       []cluster.Applied
 	Conditions    []Condition
 }
 
 func (a NodeStatus) equal(b NodeStatus) bool {
 	return a.Local == b.Local && a.Remote == b.Remote && a.Kernel == b.Kernel &&
-		slices.Equal(a.Overlays, b.Overlays) && a.VTEP == b.VTEP &&
+		slices.Equal(a.Overlays, b.Overlays) && a.VTEP == b.VTEP && slices.Equal(a.Needs, b.Needs) &&
 		equalApplied(a.Applied, b.Applied) && slices.Equal(a.Conditions, b.Conditions)
 }
 
@@ -57,6 +58,7 @@ type NodeConfig struct {
 	GenevePort   uint16     // 0: default
 	RulePriority uint32     // first rule priority of ours; 0: default
 	API          API[kube.NodeView]
+	APIServer    string // URL of the API server, as the daemon reaches it; empty: not known
 	// WriteStatus writes the status of the node's InternalNode.
 	WriteStatus func(context.Context, NodeStatus) error
 	// HealthAddress and MetricsAddress are host:port to serve on; empty or
@@ -103,6 +105,7 @@ type node struct {
 	ready   Condition
 	overlay cluster.Overlay
 	vtep    cluster.VTEP
+	needs   []cluster.Needed
 }
 
 func (n *node) run(ctx context.Context, g *group) error {
@@ -113,10 +116,11 @@ func (n *node) run(ctx context.Context, g *group) error {
 		}
 		return err
 	}
+	var needed []cluster.Needed
 	if view, err := n.cfg.API.Read(ctx); err == nil {
 		for _, in := range view.Input.Nodes {
 			if in.Name == n.cfg.NodeName { // what the previous process reported
-				n.applied = in.Applied
+				n.applied, needed = in.Applied, in.Needs
 			}
 		}
 		// Before anything is reported: a daemon that starts would withdraw the
@@ -124,11 +128,14 @@ func (n *node) run(ctx context.Context, g *group) error {
 		// take their links to this node down.
 		n.update(detect(n.ns, n.cfg.NodeName, view.GatewayPods))
 	}
+	needs := newNeedsReader(n.ns, n.cfg.APIServer, needed)
+	n.setNeeds(needs.read(ctx)) // before anything is reported, for the same reason
 	fan := newFanout(ctx, g, n.cfg.API.Changed())
 	g.run("status", func() error { return n.status.run(ctx) })
 	g.run("underlay", func() error { return n.below.run(ctx) })
 	g.run("features", func() error { return n.watchFeatures(ctx, n.publish) })
 	detectNow := fan.subscribe()
+	g.run("needs", func() error { return n.watchNeeds(ctx, needs) })
 	g.run("source detection", func() error { return n.detectSources(ctx, detectNow) })
 	return agent.Run(ctx, agent.Config[desired.NodeInput]{
 		Source:  source[desired.NodeInput]{merge(ctx, g, fan.subscribe(), n.below.changed), n.read},
@@ -232,7 +239,7 @@ func (n *node) publish() {
 	n.mu.Lock()
 	st := NodeStatus{
 		Local: n.sources.local, Remote: n.sources.remote, Kernel: n.release,
-		Overlays: n.overlays(), VTEP: n.vtep,
+		Overlays: n.overlays(), VTEP: n.vtep, Needs: n.needs,
 		Applied: slices.Clone(n.applied),
 	}
 	s, ready, overlay := n.sources, n.ready, n.overlay

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/kernel"
 )
@@ -24,6 +25,17 @@ import (
 // a peer that was begun anew with initiates every 5 s on its own
 // (REKEY_TIMEOUT).
 //
+// A peer that may be at several places is tried at the next one after 5 s at the
+// latest: WireGuard by itself stays where it is, and asks no place more often.
+//
+// A server does not know where a client is that was replaced, so it waits for it. But
+// WireGuard takes no handshake that says that it is older than the last one (TAI64N
+// timestamps, §5.1 of the paper), and the clock of the client's new node may be behind
+// that of its old one: the client would be refused for as long as that. A server that has
+// heard nothing for 15 s forgets when the last handshake was. Somebody who has recorded
+// one can repeat it then: no more comes of it than an answer to the wrong place, until the
+// client is heard.
+//
 // What was spent comes back when the last one was what the tunnel needed: an
 // answer came right after it. Otherwise it comes back slowly, while the tunnel
 // is well: the answers that were missing were lost on the way, perhaps, and a
@@ -32,6 +44,7 @@ const (
 	quickProbes     = 2
 	quickHandshakes = 5
 	ownPatience     = 15 * time.Second // KEEPALIVE_TIMEOUT + REKEY_TIMEOUT
+	placePatience   = 5 * time.Second  // REKEY_TIMEOUT
 	regainEvery     = 10 * time.Second
 )
 
@@ -95,21 +108,38 @@ func (o *outage) listen(rx uint64, now time.Time) {
 	}
 }
 
-// endpoint is where to try next, in turn: where the peer was, unless that is a
-// place where it is no longer configured to be, and then wherever it is.
-func (o *outage) endpoint(configured []netip.AddrPort) netip.AddrPort {
-	places := configured
+// places are where the peer may be, in the order in which it is looked for: where it
+// was, unless that is a place where it is no longer configured to be, and then
+// wherever it is.
+func (o *outage) places(configured []netip.AddrPort) []netip.AddrPort {
 	was := slices.Contains(o.configured, o.learned)
 	switch i := slices.Index(configured, o.learned); {
 	case i > 0:
-		places = slices.Concat(configured[i:], configured[:i])
+		return slices.Concat(configured[i:], configured[:i])
 	case i < 0 && o.learned.IsValid() && !was:
-		places = slices.Concat([]netip.AddrPort{o.learned}, configured)
+		return slices.Concat([]netip.AddrPort{o.learned}, configured)
 	}
+	return configured
+}
+
+// silence is how long to wait for the peer at one place before the next one is
+// tried. It is shorter where there are several.
+func (o *outage) silence(p *patience, configured []netip.AddrPort) time.Duration {
+	if len(o.places(configured)) > 1 {
+		return min(p.silence(), placePatience)
+	}
+	return p.silence()
+}
+
+// next is where to try next, in turn. When nobody has answered at any of the places,
+// the next round is from another port.
+func (o *outage) next(configured []netip.AddrPort) (endpoint netip.AddrPort, newPort bool) {
+	places := o.places(configured)
 	if len(places) == 0 {
-		return netip.AddrPort{} // it stays where it is
+		return netip.AddrPort{}, o.handshakes > 0 // it stays where it is
 	}
-	return places[o.handshakes%len(places)]
+	i := o.handshakes % len(places)
+	return places[i], i == 0 && o.handshakes > 0
 }
 
 // endpoints returns where the peer is configured to be, as far as that is known.
@@ -130,10 +160,12 @@ func (gw *gateway) lookUp() {
 	}
 }
 
-// watchSession has WireGuard begin anew when the peer is silent. That is for
-// clients: a server would have to know where its client is.
+// watchSession has WireGuard begin anew when the peer is silent.
 func (gw *gateway) watchSession(ctx context.Context) error {
 	p := patience{quick: quickProbes * gw.prober.Hurry()}
+	if gw.cfg.Mode != cluster.Client {
+		p.quick = ownPatience
+	}
 	for {
 		select {
 		case <-ctx.Done():
@@ -171,22 +203,32 @@ func (gw *gateway) endSilence(ctx context.Context, p *patience) {
 		}
 		now := time.Now()
 		o.listen(peer.Rx, now)
-		if now.Sub(o.heard) >= p.silence() {
+		if now.Sub(o.heard) >= o.silence(p, gw.endpoints()) {
 			gw.rehandshake(&o, peer, now)
 			p.spend(now)
 		}
 	}
 }
 
-// rehandshake has WireGuard begin anew, and the name of the endpoint looked up.
+// rehandshake has WireGuard begin anew, and the name of the endpoint looked up. A server
+// keeps its port, by which clients know it.
 func (gw *gateway) rehandshake(o *outage, peer kernel.PeerStatus, now time.Time) {
-	endpoint := o.endpoint(gw.endpoints())
+	var endpoint netip.AddrPort
+	var newPort bool
+	if gw.cfg.Mode == cluster.Client {
+		endpoint, newPort = o.next(gw.endpoints())
+	}
 	log := gw.log.Debug
 	if o.handshakes == 0 {
 		log = gw.log.Info // the others are told of in the end
 	}
-	log("the peer is silent: a new handshake", "silent", now.Sub(o.began).Round(time.Millisecond), "endpoint", endpoint)
-	if err := gw.ns.Rehandshake(desired.TunnelInterface, peer.PublicKey, endpoint); err != nil {
+	silent := now.Sub(o.began).Round(time.Millisecond)
+	if gw.cfg.Mode == cluster.Client {
+		log("the peer is silent: a new handshake", "silent", silent, "endpoint", endpoint, "newPort", newPort)
+	} else {
+		log("the peer is silent: every handshake of it is taken now, whatever its clock shows", "silent", silent)
+	}
+	if err := gw.ns.Rehandshake(desired.TunnelInterface, peer.PublicKey, endpoint, newPort); err != nil {
 		gw.log.Warn("no new handshake", "err", err)
 		notify(gw.repair)
 	}

@@ -84,23 +84,31 @@ func TestOutage(t *testing.T) {
 	learned, configured, later := netip.MustParseAddrPort("192.0.2.1:7"), netip.MustParseAddrPort("192.0.2.2:51840"), netip.MustParseAddrPort("192.0.2.3:51840")
 	only, both := []netip.AddrPort{configured}, []netip.AddrPort{configured, later}
 	for _, tc := range []struct {
-		name string
-		o    outage
-		now  []netip.AddrPort // configured by now
-		want []netip.AddrPort
+		name  string
+		o     outage
+		now   []netip.AddrPort // configured by now
+		want  []netip.AddrPort
+		round int // places: when nobody has answered at any of them, the port is another
 	}{
-		{"it roamed", outage{learned: learned, configured: only}, only, []netip.AddrPort{learned, configured, learned, configured}},
-		{"the name has another address", outage{learned: configured, configured: only}, []netip.AddrPort{later}, []netip.AddrPort{later, later, later}},
-		{"the name has an address", outage{}, only, []netip.AddrPort{configured, configured}},
-		{"nobody knows where", outage{}, nil, []netip.AddrPort{{}, {}}},
-		{"only configured", outage{configured: only}, only, []netip.AddrPort{configured, configured}},
-		{"several", outage{learned: configured, configured: both}, both, []netip.AddrPort{configured, later, configured}},
-		{"the second of several", outage{learned: later, configured: both}, both, []netip.AddrPort{later, configured, later}},
-		{"roamed from several", outage{learned: learned, configured: both}, both, []netip.AddrPort{learned, configured, later, learned}},
+		{"it roamed", outage{learned: learned, configured: only}, only, []netip.AddrPort{learned, configured, learned, configured}, 2},
+		{"the name has another address", outage{learned: configured, configured: only}, []netip.AddrPort{later}, []netip.AddrPort{later, later, later}, 1},
+		{"the name has an address", outage{}, only, []netip.AddrPort{configured, configured}, 1},
+		{"nobody knows where", outage{}, nil, []netip.AddrPort{{}, {}}, 1},
+		{"only configured", outage{configured: only}, only, []netip.AddrPort{configured, configured}, 1},
+		{"several", outage{learned: configured, configured: both}, both, []netip.AddrPort{configured, later, configured}, 2},
+		{"the second of several", outage{learned: later, configured: both}, both, []netip.AddrPort{later, configured, later}, 2},
+		{"roamed from several", outage{learned: learned, configured: both}, both, []netip.AddrPort{learned, configured, later, learned}, 3},
 	} {
 		for i, want := range tc.want {
 			tc.o.handshakes = i
-			assert.Equal(t, tc.o.endpoint(tc.now), want, "%s: %d", tc.name, i)
+			endpoint, newPort := tc.o.next(tc.now)
+			assert.Equal(t, endpoint, want, "%s: %d", tc.name, i)
+			assert.Equal(t, newPort, i > 0 && i%tc.round == 0, "%s: %d", tc.name, i)
+		}
+		// Of several places each is asked as often as WireGuard asks one.
+		for spent, want := range map[int][2]time.Duration{0: {time.Second, time.Second}, 7: {8 * time.Second, placePatience}, 20: {ownPatience, placePatience}} {
+			p := patience{quick: time.Second, spent: spent}
+			assert.Equal(t, tc.o.silence(&p, tc.now), want[min(tc.round, 2)-1], "%s, %d handshakes spent", tc.name, spent)
 		}
 	}
 }

@@ -3,11 +3,13 @@ package kube_test
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -173,11 +175,13 @@ func TestSources(t *testing.T) {
 		},
 	})
 
-	node, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: nodeConfig, Node: "node-1"})
+	nodeSource := kube.NodeSourceConfig{Config: nodeConfig, Node: "node-1", StateDir: t.TempDir()}
+	node, err := kube.NewNodeSource(nodeSource)
 	assert.NilError(t, err)
-	gateway, err := kube.NewGatewaySource(kube.GatewaySourceConfig{
-		Config: gatewayConfig, Name: "rome", Namespace: T, System: L, RemoteID: "rome", Mode: cluster.Server, Node: "node-1",
-	})
+	gatewaySource := kube.GatewaySourceConfig{
+		Config: gatewayConfig, Name: "rome", Namespace: T, System: L, RemoteID: "rome", Mode: cluster.Server, Node: "node-1", StateDir: t.TempDir(),
+	}
+	gateway, err := kube.NewGatewaySource(gatewaySource)
 	assert.NilError(t, err)
 	ended := make(chan error, 2)
 	go func() { ended <- node.Start(ctx) }()
@@ -292,6 +296,9 @@ func TestSources(t *testing.T) {
 		drain(node.Changed())
 		want := kube.NodeStatus{
 			Local: netip.MustParseAddr("10.127.65.1"), Kernel: "6.1.0",
+			Needs: []cluster.Needed{
+				{IP: netip.MustParseAddr("10.127.65.254"), For: "DNSServer"}, {IP: netip.MustParseAddr("10.127.65.254"), For: "Router"},
+			},
 			Applied: []cluster.Applied{
 				{Object: nodeView.Input.Routes[0].Ref, ObservedGeneration: 1, OK: true},
 				{Object: nodeView.Input.Tunnels[0].Ref, ObservedGeneration: 1, Message: "no"},
@@ -304,6 +311,7 @@ func TestSources(t *testing.T) {
 		assert.NilError(t, admin.Get(ctx, key, have))
 		assert.Equal(t, string(*have.Status.NodeIP.Local), "10.127.65.1")
 		assert.Assert(t, have.Status.NodeIP.Remote == nil)
+		assert.DeepEqual(t, have.Status.Needs, []v1beta1.NeededAddress{{IP: "10.127.65.254", For: v1beta1.NeededForDNS}, {IP: "10.127.65.254", For: v1beta1.NeededForRouting}})
 		assert.Equal(t, len(have.Status.Applied), 2)
 		assert.Equal(t, have.Status.Conditions[0].ObservedGeneration, int64(1))
 		version := have.ResourceVersion
@@ -314,6 +322,16 @@ func TestSources(t *testing.T) {
 		assert.NilError(t, admin.Get(ctx, key, have))
 		assert.Equal(t, have.ResourceVersion, version)
 
+		// What is taken back at once is taken back, whatever the informers have seen of it.
+		for range 20 {
+			other := want
+			other.Kernel = "6.2.0"
+			assert.NilError(t, node.WriteStatus(ctx, other))
+			assert.NilError(t, node.WriteStatus(ctx, want))
+			assert.NilError(t, admin.Get(ctx, key, have))
+			assert.Equal(t, have.Status.Kernel, "6.1.0")
+		}
+
 		// What is not known any more goes away; a condition of somebody else
 		// stays.
 		have.Status.Conditions = append(have.Status.Conditions, metav1.Condition{
@@ -321,9 +339,10 @@ func TestSources(t *testing.T) {
 		})
 		assert.NilError(t, admin.Status().Update(ctx, have))
 		want.Local, want.Remote = netip.Addr{}, netip.MustParseAddr("fd00::11")
-		want.Applied = want.Applied[:1]
+		want.Applied, want.Needs = want.Applied[:1], want.Needs[1:]
 		assert.NilError(t, node.WriteStatus(ctx, want))
 		assert.NilError(t, admin.Get(ctx, key, have))
+		assert.DeepEqual(t, have.Status.Needs, []v1beta1.NeededAddress{{IP: "10.127.65.254", For: v1beta1.NeededForRouting}})
 		assert.Assert(t, have.Status.NodeIP.Local == nil)
 		assert.Equal(t, string(*have.Status.NodeIP.Remote), "fd00::11")
 		assert.Equal(t, len(have.Status.Applied), 1)
@@ -377,7 +396,7 @@ func TestSources(t *testing.T) {
 	t.Run("status of the gateway", func(t *testing.T) {
 		drain(gateway.Changed())
 		at := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
-		connection := kube.ConnectionStatus{Value: v1beta1.Connected, Latency: "2ms", At: at}
+		connection := kube.ConnectionStatus{Value: v1beta1.Connected, Latency: "2ms", At: at, Connected: metav1.Condition{Type: v1beta1.ConditionConnected, Status: metav1.ConditionTrue, Reason: "Connected", Message: "it answers"}}
 		assert.NilError(t, gateway.WriteConnection(ctx, connection))
 		report := kube.ReportStatus{
 			Implementation: "kernel", MTU: 1440, Endpoint: "203.0.113.2:51840", LastHandshake: at,
@@ -392,6 +411,8 @@ func TestSources(t *testing.T) {
 		assert.NilError(t, admin.Get(ctx, key, &rep))
 		assert.Equal(t, conn.Status.Value, v1beta1.Connected)
 		assert.Equal(t, conn.Status.Latency.Value, "2ms")
+		assert.Equal(t, len(conn.Status.Conditions), 1)
+		assert.Equal(t, conn.Status.Conditions[0].Message, "it answers")
 		assert.Equal(t, rep.Status.MTU, 1440)
 		assert.Assert(t, rep.Status.LastHandshake.Time.Equal(at))
 
@@ -400,7 +421,10 @@ func TestSources(t *testing.T) {
 		report.LastHandshake = at.Add(2 * time.Minute)
 		assert.NilError(t, gateway.WriteReport(ctx, report))
 		assert.NilError(t, gateway.WriteConnection(ctx, connection))
-		version := rep.ResourceVersion
+		version := conn.ResourceVersion
+		assert.NilError(t, admin.Get(ctx, key, &conn))
+		assert.Equal(t, conn.ResourceVersion, version)
+		version = rep.ResourceVersion
 		assert.NilError(t, admin.Get(ctx, key, &rep))
 		assert.Equal(t, rep.ResourceVersion, version)
 		select {
@@ -433,7 +457,8 @@ func TestSources(t *testing.T) {
 		}})
 		one, two := inode("node-11", "10.80.0.11"), inode("node-12", "10.80.0.12")
 		create(one, two)
-		src, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: config, Node: "node-11"})
+		sourceConfig := kube.NodeSourceConfig{Config: config, Node: "node-11", StateDir: t.TempDir()}
+		src, err := kube.NewNodeSource(sourceConfig)
 		assert.NilError(t, err)
 		ctx, cancel := context.WithCancel(ctx)
 		done := make(chan error, 1)
@@ -469,6 +494,24 @@ func TestSources(t *testing.T) {
 		eventually(t, src, "that the VTEP is gone", func(v kube.NodeView) bool {
 			return slices.ContainsFunc(v.Input.Nodes, func(n cluster.InternalNode) bool { return n.Name == "node-12" && n.VTEP == cluster.VTEP{} })
 		})
+
+		// The others are remembered, too, and no longer than they are needed.
+		now, err := src.Read(ctx)
+		assert.NilError(t, err)
+		remembered(t, nodeObjects(now), func() ([]string, error) {
+			v, err := startWithoutAPI(t, sourceConfig).Read(ctx)
+			return nodeObjects(v), err
+		})
+		geneve := sourceConfig
+		geneve.Node = "node-12" // which is not in the VXLAN overlay
+		third, err := kube.NewNodeSource(geneve)
+		assert.NilError(t, err)
+		go func() { done <- third.Start(ctx) }()
+		t.Cleanup(func() { cancel(); assert.NilError(t, <-done) })
+		_, err = third.Read(ctx)
+		assert.NilError(t, err)
+		_, err = os.Stat(filepath.Join(sourceConfig.StateDir, "nodes.json"))
+		assert.ErrorIs(t, err, fs.ErrNotExist)
 	})
 
 	t.Run("without the API server", func(t *testing.T) {
@@ -481,7 +524,45 @@ func TestSources(t *testing.T) {
 		assert.Equal(t, len(after.GatewayPods), 1)
 		assert.ErrorContains(t, node.WriteStatus(ctx, kube.NodeStatus{Kernel: "new"}), "InternalNode node-1")
 
-		// A daemon that starts now waits, and applies nothing meanwhile.
+		// One that starts in place of an earlier one goes on with what that one knew.
+		remembered(t, nodeObjects(after), func() ([]string, error) {
+			v, err := startWithoutAPI(t, nodeSource).Read(ctx)
+			return nodeObjects(v), err
+		})
+		nodeAgain, err := kube.NewNodeSource(nodeSource)
+		assert.NilError(t, err)
+		ended := make(chan error, 1)
+		go func() { ended <- nodeAgain.Start(ctx) }()
+		t.Cleanup(func() { cancel(); assert.NilError(t, <-ended) })
+		again, err := nodeAgain.Read(ctx)
+		assert.NilError(t, err)
+		assert.DeepEqual(t, nodeObjects(again), nodeObjects(after))
+		gatewayBefore, err := gateway.Read(ctx)
+		assert.NilError(t, err)
+		var gatewayAfter kube.GatewayView
+		remembered(t, gatewayObjects(gatewayBefore), func() (_ []string, err error) {
+			gatewayAfter, err = startGatewayWithoutAPI(t, gatewaySource).Read(ctx)
+			return gatewayObjects(gatewayAfter), err
+		})
+		assert.Check(t, len(gatewayAfter.Input.PublicKeys[0].Key) == 32)
+
+		// What is of another node, or of another boot, is of no use.
+		file := filepath.Join(nodeSource.StateDir, "node.json")
+		content, err := os.ReadFile(file)
+		assert.NilError(t, err)
+		for _, spoil := range []struct{ old, new string }{{`"owner":"node-1"`, `"owner":"node-2"`}, {`"boot":"`, `"boot":"before-`}, {`{`, ``}} {
+			other := nodeSource
+			other.StateDir = t.TempDir()
+			text := strings.Replace(string(content), spoil.old, spoil.new, 1)
+			assert.Assert(t, text != string(content), spoil.old)
+			assert.NilError(t, os.WriteFile(filepath.Join(other.StateDir, "node.json"), []byte(text), 0o600))
+			short, stop := context.WithTimeout(ctx, time.Second)
+			_, err = startWithoutAPI(t, other).Read(short)
+			assert.ErrorIs(t, err, context.DeadlineExceeded, spoil.new)
+			stop()
+		}
+
+		// A daemon that starts now and knows nothing waits, and applies nothing meanwhile.
 		late, err := kube.NewNodeSource(kube.NodeSourceConfig{Config: nodeConfig, Node: "node-1"})
 		assert.NilError(t, err)
 		short, stop := context.WithTimeout(ctx, 200*time.Millisecond)
@@ -496,6 +577,7 @@ func TestSources(t *testing.T) {
 		assert.NilError(t, admin.Delete(ctx, tunnel(T, "node-1", 1)))
 		wire.restore()
 		eventually(t, node, "what happened meanwhile", func(v kube.NodeView) bool { return len(v.Input.Tunnels) == 1 })
+		eventually(t, nodeAgain, "what happened meanwhile", func(v kube.NodeView) bool { return len(v.Input.Tunnels) == 1 })
 	})
 }
 

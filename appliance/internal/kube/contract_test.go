@@ -131,6 +131,7 @@ func TestLabelsAreTheSame(t *testing.T) {
 		assert.Equal(t, desired.NodeSelects(tt.labels, "node-1"), tt.node, "%v", tt.labels)
 		assert.Equal(t, desired.GatewaySelects(tt.labels, "rome", "node-1"), tt.gateway, "%v", tt.labels)
 	}
+	assert.Equal(t, desired.LabelPrefixTranslation, v1beta1.LabelPrefixTranslation)
 	assert.Equal(t, desired.TunnelInterface, v1beta1.TunnelInterface)
 	assert.Equal(t, desired.VXLANInterface, v1beta1.VXLANInterface)
 	assert.Equal(t, desired.PodInterface, v1beta1.PodInterface)

@@ -11,6 +11,7 @@ package kube
 import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -92,6 +93,7 @@ type Objects struct {
 	Deployments []appsv1.Deployment
 	Secrets     []corev1.Secret
 	Namespaces  []corev1.Namespace
+	APIServers  []discoveryv1.EndpointSlice // of the Service default/kubernetes
 
 	Configurations  []networkingv1beta1.Configuration
 	Connections     []networkingv1beta1.Connection

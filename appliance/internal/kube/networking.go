@@ -58,12 +58,16 @@ func Configuration(o *v1beta1.Configuration) (cluster.Configuration, []cluster.I
 // Connection reads a Connection.
 func Connection(o *v1beta1.Connection) (cluster.Connection, []cluster.InvalidError) {
 	m, r := read(o, "Connection")
-	return cluster.Connection{
+	c := cluster.Connection{
 		Meta:     m,
 		RemoteID: o.Labels[v1beta1.LabelRemoteClusterID],
 		Type:     string(o.Spec.Type),
 		Value:    string(o.Status.Value),
-	}, r.invalid
+	}
+	if why := apimeta.FindStatusCondition(o.Status.Conditions, v1beta1.ConditionConnected); why != nil {
+		c.Why = why.Message
+	}
+	return c, r.invalid
 }
 
 // GatewayServer reads a GatewayServer.
@@ -129,7 +133,7 @@ func (r *reader) mtu(field string, n int) int {
 	case n == 0:
 		return 0
 	case n < 576 || n > 65535:
-		r.complain(field, strconv.Itoa(n), "is no MTU; write 576 to 65535, or 0 to have it derived")
+		r.complain(field, strconv.Itoa(n), "is not an MTU; write 576 to 65535, or 0 to have it derived")
 		return 0
 	}
 	return n
@@ -260,6 +264,11 @@ func InternalNode(o *v1beta1.InternalNode) (cluster.InternalNode, []cluster.Inva
 	}
 	if v := o.Status.VTEP; v != nil {
 		n.VTEP = r.vtep("status.vtep", *v)
+	}
+	for i, x := range o.Status.Needs {
+		if a := r.addr(fmt.Sprintf("status.needs[%d].ip", i), string(x.IP)); a.IsValid() {
+			n.Needs = append(n.Needs, cluster.Needed{IP: a, For: string(x.For)})
+		}
 	}
 	return n, r.invalid
 }
@@ -410,7 +419,7 @@ func (r *reader) matches(field string, matches []v1beta1.Match) []cluster.Match 
 		field := fmt.Sprintf("%s.match[%d]", field, i)
 		negate := m.Op == v1beta1.MatchOperationNeq
 		if m.Op != v1beta1.MatchOperationEq && m.Op != v1beta1.MatchOperationNeq {
-			r.complain(field+".op", string(m.Op), "is none; write eq or neq")
+			r.complain(field+".op", string(m.Op), "is not an operator; write eq or neq")
 		}
 		if m.IP == nil && m.Port == nil && m.Proto == nil && m.Dev == nil {
 			r.complain(field, "", "says nothing; write ip, port, proto or dev")

@@ -46,11 +46,17 @@ type InformerFunc = func(toolscache.ListerWatcher, runtime.Object, time.Duration
 // API server that is away together, and follow again within seconds after it
 // is back. A reflector alone backs off for up to a minute.
 func NewInformer(config *rest.Config, log *slog.Logger) (InformerFunc, error) {
+	newInformer, _, err := newInformers(config, log)
+	return newInformer, err
+}
+
+// newInformers is NewInformer with the gate at which the informers wait.
+func newInformers(config *rest.Config, log *slog.Logger) (InformerFunc, *gate, error) {
 	config = rest.CopyConfig(config)
 	config.NegotiatedSerializer = serializer.NewCodecFactory(runtime.NewScheme()).WithoutConversion()
 	c, err := rest.UnversionedRESTClientFor(config)
 	if err != nil {
-		return nil, fmt.Errorf("client for %s: %w", config.Host, err)
+		return nil, nil, fmt.Errorf("client for %s: %w", config.Host, err)
 	}
 	g := newGate(log, func(ctx context.Context) error {
 		// Every authenticated user may read it (system:public-info-viewer).
@@ -58,7 +64,7 @@ func NewInformer(config *rest.Config, log *slog.Logger) (InformerFunc, error) {
 	})
 	return func(lw toolscache.ListerWatcher, o runtime.Object, resync time.Duration, indexers toolscache.Indexers) toolscache.SharedIndexInformer {
 		return toolscache.NewSharedIndexInformer(patient{lw, toolscache.ToListerWatcherWithContext(lw), g}, o, resync, indexers)
-	}, nil
+	}, g, nil
 }
 
 // patient lists and watches. It does not fail because the API server is away,
@@ -112,14 +118,16 @@ type gate struct {
 	ask    func(context.Context) error
 	log    *slog.Logger
 	asking chan struct{} // has room for the one that asks
+	lost   chan struct{} // closed when there was an outage
 
 	mu     sync.Mutex
 	opened chan struct{} // closed when the API server answers, then replaced
 	since  time.Time     // of the outage; zero when there is none
+	once   sync.Once     // closes lost
 }
 
 func newGate(log *slog.Logger, ask func(context.Context) error) *gate {
-	return &gate{ask: ask, log: log, asking: make(chan struct{}, 1), opened: make(chan struct{})}
+	return &gate{ask: ask, log: log, asking: make(chan struct{}, 1), lost: make(chan struct{}), opened: make(chan struct{})}
 }
 
 // wait returns when a request is worth a try; false when ctx is done.
@@ -159,6 +167,14 @@ func (g *gate) wait(ctx context.Context) bool {
 	return false
 }
 
+// silent reports whether a question to the API server gets no answer in this time.
+func (g *gate) silent(ctx context.Context, within time.Duration) bool {
+	asked, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	err := g.ask(asked)
+	return ctx.Err() == nil && unreachable(err)
+}
+
 // open lets go all that wait.
 func (g *gate) open() {
 	g.mu.Lock()
@@ -174,6 +190,7 @@ func (g *gate) away(err error) {
 	defer g.mu.Unlock()
 	if g.since.IsZero() {
 		g.since = time.Now()
+		g.once.Do(func() { close(g.lost) })
 		g.log.Warn("the API server cannot be reached; going on with what is known", "err", err)
 	}
 }

@@ -56,7 +56,7 @@ func TestMessages(t *testing.T) {
 
 		{"fabric", errorsOf(kube.InternalFabric), `spec: {gatewayIP: 10.0.0.0/8, mtu: 20, interface: {node: {name: x}, gateway: {ip: "fe80::1%eth0"}}}`,
 			[]string{
-				`spec.mtu: "20" is no MTU; write 576 to 65535, or 0 to have it derived`,
+				`spec.mtu: "20" is not an MTU; write 576 to 65535, or 0 to have it derived`,
 				`spec.gatewayIP: "10.0.0.0/8" is a CIDR, not an address; write 10.0.0.0`,
 				`spec.interface.gateway.ip: "fe80::1%eth0" has a zone, which only means something on one host; write fe80::1`,
 			}},
@@ -75,7 +75,7 @@ func TestMessages(t *testing.T) {
 			[]string{`spec.publicKey: "" has 3 bytes; a WireGuard public key has 32, in base64`}},
 		{"server", errorsOf(kube.GatewayServer), `spec: {mtu: -1, endpoint: {ports: [70000], loadBalancerIP: x}}`,
 			[]string{
-				`spec.mtu: "-1" is no MTU; write 576 to 65535, or 0 to have it derived`,
+				`spec.mtu: "-1" is not an MTU; write 576 to 65535, or 0 to have it derived`,
 				`spec.endpoint.ports[0]: "70000" is out of range; write 0 to 65535`,
 				`spec.endpoint.loadBalancerIP: "x" is not an address; write one such as 10.0.0.1 or fd00::1`,
 			}},
@@ -111,7 +111,7 @@ func TestMessages(t *testing.T) {
 		{"ports backwards", firewall, filter(`{op: eq, port: {value: 90-80, position: src}}`),
 			[]string{`spec.table.chains[0].rules.filterRules[0].match[0].port.value: "90-80" ends before it begins; write 80-90`}},
 		{"operator", firewall, filter(`{op: is, proto: {value: tcp}}`),
-			[]string{`spec.table.chains[0].rules.filterRules[0].match[0].op: "is" is none; write eq or neq`}},
+			[]string{`spec.table.chains[0].rules.filterRules[0].match[0].op: "is" is not an operator; write eq or neq`}},
 		{"nothing", firewall, filter(`{op: eq}`),
 			[]string{`spec.table.chains[0].rules.filterRules[0].match[0]: "" says nothing; write ip, port, proto or dev`}},
 		{"empty dev", firewall, filter(`{op: eq, dev: {value: "", position: in}}`),
@@ -147,7 +147,7 @@ func TestMessages(t *testing.T) {
 				`spec.backendType: "ipsec" is not known; write wireguard`,
 				`spec.backend_config.port: "70000" is not a port; write 1 to 65535`,
 				`spec.backend_config.publicKey: "" is not a WireGuard public key; write its 32 bytes in base64, as wg pubkey prints them`,
-				`spec.backend_config.serviceType: "Ingress" is no type of Service; write one of LoadBalancer, NodePort, ClusterIP`,
+				`spec.backend_config.serviceType: "Ingress" is not a type of Service; write one of LoadBalancer, NodePort, ClusterIP`,
 			}},
 		{"ip", errorsOf(kube.IP), `spec: {ip: ""}`, []string{`spec.ip: "" is empty; write one such as 10.0.0.1`}},
 		{"kubernetes node", errorsOf(kube.Node), `{spec: {podCIDRs: [x]}, status: {addresses: [{type: InternalIP, address: yy}, {type: ExternalIP, address: z}]}}`,

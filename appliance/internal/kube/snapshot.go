@@ -10,6 +10,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
@@ -23,7 +24,8 @@ func Snapshot(o Objects) cluster.Snapshot {
 	s := cluster.Snapshot{ID: o.ClusterID, Namespace: o.Namespace, Options: o.Options}
 	var p problems
 	for _, n := range parse(&p, o.Nodes, Node, func(n cluster.Node) cluster.Meta { return n.Meta }) {
-		if n.Labels[v1beta1.LabelNodeType] != virtualNode {
+		// The node daemon runs on Linux only (nodeSelector of its DaemonSet).
+		if os := n.Labels[corev1.LabelOSStable]; n.Labels[v1beta1.LabelNodeType] != virtualNode && (os == "" || os == "linux") {
 			s.Nodes = append(s.Nodes, n)
 		}
 	}
@@ -62,6 +64,8 @@ func Snapshot(o Objects) cluster.Snapshot {
 	}
 	slices.SortFunc(s.Namespaces, func(a, b cluster.Namespace) int { return compareNames(a.Meta, b.Meta) })
 
+	s.APIServers = endpoints(&p, o.APIServers)
+
 	s.Configurations = parse(&p, o.Configurations, Configuration, func(v cluster.Configuration) cluster.Meta { return v.Meta })
 	s.Connections = parse(&p, o.Connections, Connection, func(v cluster.Connection) cluster.Meta { return v.Meta })
 	s.GatewayServers = parse(&p, o.GatewayServers, GatewayServer, func(v cluster.Gateway) cluster.Meta { return v.Meta })
@@ -96,6 +100,28 @@ func Snapshot(o Objects) cluster.Snapshot {
 	return s
 }
 
+// endpoints returns the addresses of EndpointSlices, each once and sorted.
+func endpoints(p *problems, slicesOf []discoveryv1.EndpointSlice) []netip.Addr {
+	var out []netip.Addr
+	for i := range slicesOf {
+		o := &slicesOf[i]
+		if o.AddressType == discoveryv1.AddressTypeFQDN {
+			continue
+		}
+		r := &reader{object: metaOf(o, discoveryv1.SchemeGroupVersion, "EndpointSlice").Ref}
+		for e, endpoint := range o.Endpoints {
+			for j, text := range endpoint.Addresses {
+				if a := r.addr(fmt.Sprintf("endpoints[%d].addresses[%d]", e, j), text); a.IsValid() {
+					out = append(out, a)
+				}
+			}
+		}
+		p.invalid = append(p.invalid, r.invalid...)
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}
+
 // parse returns the values of objects, by namespace and name.
 func parse[T, V any](p *problems, objects []T, one func(*T) (V, []cluster.InvalidError), meta func(V) cluster.Meta) []V {
 	var out []V
@@ -116,6 +142,10 @@ func compareNames(a, b cluster.Meta) int {
 // cluster.
 const virtualNode = "virtual-node"
 
+// reachedBy are the kinds of addresses at which others can reach a node, in the
+// order in which the public system prefers them.
+var reachedBy = []corev1.NodeAddressType{corev1.NodeExternalDNS, corev1.NodeExternalIP, corev1.NodeInternalDNS, corev1.NodeInternalIP}
+
 // Node reads a Node.
 func Node(o *corev1.Node) (cluster.Node, []cluster.InvalidError) {
 	m := metaOf(o, corev1.SchemeGroupVersion, "Node")
@@ -127,6 +157,14 @@ func Node(o *corev1.Node) (cluster.Node, []cluster.InvalidError) {
 		}
 		if addr := r.addr(fmt.Sprintf("status.addresses[%d].address", i), a.Address); addr.IsValid() {
 			n.Addresses = append(n.Addresses, addr)
+		}
+	}
+	for _, kind := range reachedBy {
+		for _, a := range o.Status.Addresses {
+			_, err := netip.ParseAddr(a.Address)
+			if isIP := kind == corev1.NodeExternalIP || kind == corev1.NodeInternalIP; a.Type == kind && a.Address != "" && (err == nil) == isIP {
+				n.Reached = append(n.Reached, a.Address)
+			}
 		}
 	}
 	cidrs := o.Spec.PodCIDRs

@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -29,6 +30,8 @@ func TestPodsThatMatter(t *testing.T) {
 	}
 	virtual := node("virtual", "10.9.0.0/24")
 	virtual.Labels = map[string]string{v1beta1.LabelNodeType: "virtual-node"}
+	windows, linux := node("windows", "10.8.0.0/24"), node("node-1", "10.1.1.0/24")
+	windows.Labels, linux.Labels = map[string]string{corev1.LabelOSStable: "windows"}, map[string]string{corev1.LabelOSStable: "linux"}
 	pod := func(name, node, ip string, change ...func(*corev1.Pod)) corev1.Pod {
 		p := corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name},
@@ -47,7 +50,7 @@ func TestPodsThatMatter(t *testing.T) {
 		p.Labels = map[string]string{v1beta1.LabelComponent: v1beta1.ComponentGateway, v1beta1.LabelActive: "true"}
 	}
 	s := kube.Snapshot(kube.Objects{
-		Nodes: []corev1.Node{node("node-2", "10.1.2.0/24", "fd00:2::/64"), node("node-1", "10.1.1.0/24"), node("bare"), virtual},
+		Nodes: []corev1.Node{node("node-2", "10.1.2.0/24", "fd00:2::/64"), linux, node("bare"), virtual, windows},
 		Pods: []corev1.Pod{
 			pod("inside", "node-1", "10.1.1.5"),
 			pod("outside", "node-1", "10.1.2.5"),
@@ -56,12 +59,18 @@ func TestPodsThatMatter(t *testing.T) {
 			pod("on-bare", "bare", "10.1.7.5"),
 			pod("host", "node-1", "172.18.1.11", func(p *corev1.Pod) { p.Spec.HostNetwork = true }),
 			pod("over", "node-1", "10.1.2.7", func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }),
-			pod("shadow", "virtual", "10.1.2.8"),
+			pod("shadow", "virtual", "10.1.2.8"), pod("window", "windows", "10.1.2.9"),
 			pod("unscheduled", "", ""),
 			pod("gw", "node-1", "10.1.1.9", gateway),
 			pod("gw-pending", "", "", gateway, func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }),
 		},
 	})
+	var nodes []string
+	for _, n := range s.Nodes {
+		nodes = append(nodes, n.Name)
+	}
+	slices.Sort(nodes)
+	assert.DeepEqual(t, nodes, []string{"bare", "node-1", "node-2"})
 	assert.Equal(t, names(s.Nodes, func(n cluster.Node) cluster.Meta { return n.Meta }), "bare node-1 node-2")
 	assert.Equal(t, names(s.Pods, func(p cluster.Pod) cluster.Meta { return p.Meta }), "dual-outside gw gw-pending on-bare outside")
 	for _, p := range s.Pods {

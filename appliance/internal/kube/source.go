@@ -5,8 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -32,15 +35,20 @@ type source struct {
 	client  client.Client
 	changed chan struct{}
 	log     *slog.Logger
+
+	scheme   *runtime.Scheme
+	selected []client.Object
+	memory   *memory       // nil: none
+	synced   chan struct{} // closed when everything has been read once
+	gate     *gate
+	said     said
 }
 
-// newSource returns a source of the objects that are selected.
-func newSource(config *rest.Config, selected map[client.Object]cache.ByObject, log *slog.Logger) (*source, error) {
-	if log == nil {
-		log = slog.New(slog.DiscardHandler)
-	}
+// newSource returns a source of the objects that are selected. What it knows is
+// remembered in m, which may be nil.
+func newSource(config *rest.Config, selected map[client.Object]cache.ByObject, m *memory, log *slog.Logger) (*source, error) {
 	scheme, mapper := Scheme(), mapper()
-	newInformer, err := NewInformer(config, log)
+	newInformer, gate, err := newInformers(config, log)
 	if err != nil {
 		return nil, err
 	}
@@ -65,8 +73,12 @@ func newSource(config *rest.Config, selected map[client.Object]cache.ByObject, l
 	if err != nil {
 		return nil, fmt.Errorf("client for %s: %w", config.Host, err)
 	}
-	s := &source{cache: ca, client: cl, changed: make(chan struct{}, 1), log: log}
+	s := &source{
+		cache: ca, client: cl, changed: make(chan struct{}, 1), log: log,
+		scheme: scheme, memory: m, synced: make(chan struct{}), gate: gate,
+	}
 	for o := range selected {
+		s.selected = append(s.selected, o)
 		informer, err := ca.GetInformer(context.Background(), o, cache.BlockUntilSynced(false))
 		if err != nil {
 			return nil, fmt.Errorf("informer for %T: %w", o, err)
@@ -80,25 +92,96 @@ func newSource(config *rest.Config, selected map[client.Object]cache.ByObject, l
 
 // Start runs the informers until ctx is done.
 func (s *source) Start(ctx context.Context) error {
+	go func() {
+		if s.cache.WaitForCacheSync(ctx) {
+			close(s.synced)
+			s.notify()
+			if s.memory != nil {
+				s.memory.run(ctx, s.cache, s.remembered)
+			}
+		}
+	}()
 	if err := s.cache.Start(ctx); err != nil {
 		return fmt.Errorf("informers: %w", err)
 	}
 	return nil
 }
 
-// Synced waits until everything has been read once. The error is that of ctx.
+// Synced waits until everything has been read once, or until it is clear that the API
+// server is away and there is what the process before this one knew. The error
+// is that of ctx.
 func (s *source) Synced(ctx context.Context) error {
-	if s.cache.WaitForCacheSync(ctx) {
-		return nil
+	for {
+		if s.isSynced() || s.memory.usable() && s.memory.inUse.Load() {
+			return nil
+		}
+		var away <-chan struct{}
+		var late <-chan time.Time
+		if s.memory.usable() {
+			t := time.NewTimer(memoryPatience)
+			defer t.Stop()
+			away, late = s.gate.lost, t.C
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-s.synced:
+			return nil
+		case <-away:
+			s.memory.use()
+		case <-late:
+			// Requests may be on their way to nowhere for half a minute. One that is answered,
+			// whatever the answer, says that somebody is there.
+			if s.gate.silent(ctx, memoryPatience) {
+				s.memory.use()
+			}
+		}
 	}
-	return cmpErr(ctx.Err(), errors.New("informers: stopped before they were in sync"))
 }
 
-func cmpErr(a, b error) error {
-	if a != nil {
-		return a
+func (s *source) isSynced() bool {
+	select {
+	case <-s.synced:
+		return true
+	default:
+		return false
 	}
-	return b
+}
+
+// A lists fills a list with the objects that are known. They are shared: nobody may
+// change them.
+type lists func(context.Context, client.ObjectList) error
+
+// lists returns where all objects of one reading are from: half of them of today, and
+// half of what was remembered, would contradict each other.
+func (s *source) lists() lists {
+	if !s.isSynced() {
+		return s.memory.list
+	}
+	return func(ctx context.Context, l client.ObjectList) error {
+		return s.cache.List(ctx, l, client.UnsafeDisableDeepCopy)
+	}
+}
+
+// remembered are the lists that the next process needs, by kind.
+func (s *source) remembered() []client.ObjectList {
+	var out []client.ObjectList
+	for _, o := range s.selected {
+		if _, own := o.(*networkingv1beta1.GatewayReport); own {
+			continue // a gateway writes it, and reads it only to see whether it must
+		}
+		kinds, _, err := s.scheme.ObjectKinds(o)
+		if err != nil {
+			continue // it would have been refused by the informers
+		}
+		l, err := s.scheme.New(kinds[0].GroupVersion().WithKind(kinds[0].Kind + "List"))
+		if err != nil {
+			continue
+		}
+		out = append(out, l.(client.ObjectList))
+	}
+	slices.SortFunc(out, func(a, b client.ObjectList) int { return strings.Compare(listName(a), listName(b)) })
+	return out
 }
 
 // Changed yields a value after something that matters has changed.
@@ -109,6 +192,7 @@ func (s *source) Changed() <-chan struct{} { return s.changed }
 func (s *source) Client() client.Client { return s.client }
 
 func (s *source) notify() {
+	s.memory.touch()
 	select {
 	case s.changed <- struct{}{}:
 	default: // one is waiting already
@@ -163,8 +247,9 @@ type NodeSource struct {
 
 	// others has the InternalNodes of all nodes. It is needed in the VXLAN
 	// overlay only: otherwise every node would be told of every other one.
-	mu     sync.Mutex
-	others *source
+	mu        sync.Mutex
+	others    *source
+	forgotten bool // there is no file of them
 }
 
 // NodeSourceConfig says what a [NodeSource] reads.
@@ -172,6 +257,9 @@ type NodeSourceConfig struct {
 	Config *rest.Config // required
 	Node   string       // name of the Node; required
 	Logger *slog.Logger // optional
+	// StateDir is where what is known is kept for the next process, which may start
+	// while the API server is away; empty: nowhere.
+	StateDir string
 }
 
 // A NodeView is what the API says about one node.
@@ -193,6 +281,9 @@ func NewNodeSource(cfg NodeSourceConfig) (*NodeSource, error) {
 	if cfg.Config == nil || cfg.Node == "" {
 		return nil, errors.New("kube: Config and Node are required")
 	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	label := func(key, value string) cache.ByObject {
 		return cache.ByObject{Label: labels.SelectorFromSet(labels.Set{key: value})}
 	}
@@ -203,20 +294,50 @@ func NewNodeSource(cfg NodeSourceConfig) (*NodeSource, error) {
 		&networkingv1beta1.RouteConfiguration{}:    label(networkingv1beta1.LabelRouteCategory, networkingv1beta1.CategoryFabric),
 		&networkingv1beta1.FirewallConfiguration{}: label(networkingv1beta1.LabelFirewallCategory, networkingv1beta1.CategoryFabric),
 		&corev1.Pod{}: label(networkingv1beta1.LabelComponent, networkingv1beta1.ComponentGateway),
-	}, cfg.Logger)
+	}, openMemory(inDir(cfg.StateDir, "node.json"), cfg.Node, cfg.Logger), cfg.Logger)
 	if err != nil {
 		return nil, err
 	}
 	return &NodeSource{source: s, cfg: cfg}, nil
 }
 
+// othersFile is where the InternalNodes of all nodes are remembered.
+const othersFile = "nodes.json"
+
+// inDir returns a file of a directory; empty: there is no directory.
+func inDir(dir, name string) string {
+	if dir == "" {
+		return ""
+	}
+	return filepath.Join(dir, name)
+}
+
+// forgetOthers removes what an earlier process remembered of other nodes, once nobody needs them:
+// it would be old if they were needed again.
+func (s *NodeSource) forgetOthers() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if file := inDir(s.cfg.StateDir, othersFile); file != "" && s.others == nil && !s.forgotten {
+		s.forgotten = removeFile(file) == nil
+	}
+}
+
 // allNodes returns a source of all InternalNodes when everything has been read
 // once. It is started with the first call.
 func (s *NodeSource) allNodes(ctx context.Context) (*source, error) {
+	all, err := s.startOthers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return all, all.Synced(ctx)
+}
+
+func (s *NodeSource) startOthers(ctx context.Context) (*source, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.others == nil {
-		all, err := newSource(s.cfg.Config, map[client.Object]cache.ByObject{&networkingv1beta1.InternalNode{}: {}}, s.log)
+		all, err := newSource(s.cfg.Config, map[client.Object]cache.ByObject{&networkingv1beta1.InternalNode{}: {}},
+			openMemory(inDir(s.cfg.StateDir, othersFile), s.cfg.Node, s.log), s.log)
 		if err != nil {
 			return nil, err
 		}
@@ -228,7 +349,7 @@ func (s *NodeSource) allNodes(ctx context.Context) (*source, error) {
 			}
 		}()
 	}
-	return s.others, s.others.Synced(ctx)
+	return s.others, nil
 }
 
 // Read returns what is known. It waits until that is everything there was
@@ -238,14 +359,15 @@ func (s *NodeSource) Read(ctx context.Context) (NodeView, error) {
 		return NodeView{}, err
 	}
 	var p problems
+	known := s.lists()
 	v := NodeView{Input: desired.NodeInput{
 		Name:      s.cfg.Node,
 		Label:     plan.Label(s.cfg.Node),
-		Fabrics:   list(ctx, s.source, &p, &networkingv1beta1.InternalFabricList{}, InternalFabric),
-		Tunnels:   list(ctx, s.source, &p, &networkingv1beta1.GeneveTunnelList{}, GeneveTunnel),
-		Nodes:     list(ctx, s.source, &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
-		Routes:    list(ctx, s.source, &p, &networkingv1beta1.RouteConfigurationList{}, RouteConfiguration),
-		Firewalls: list(ctx, s.source, &p, &networkingv1beta1.FirewallConfigurationList{}, FirewallConfiguration),
+		Fabrics:   list(ctx, known, &p, &networkingv1beta1.InternalFabricList{}, InternalFabric),
+		Tunnels:   list(ctx, known, &p, &networkingv1beta1.GeneveTunnelList{}, GeneveTunnel),
+		Nodes:     list(ctx, known, &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
+		Routes:    list(ctx, known, &p, &networkingv1beta1.RouteConfigurationList{}, RouteConfiguration),
+		Firewalls: list(ctx, known, &p, &networkingv1beta1.FirewallConfigurationList{}, FirewallConfiguration),
 	}}
 	if slices.ContainsFunc(v.Input.Nodes, func(n cluster.InternalNode) bool { return n.Overlay == cluster.OverlayVXLAN }) {
 		all, err := s.allNodes(ctx)
@@ -253,11 +375,13 @@ func (s *NodeSource) Read(ctx context.Context) (NodeView, error) {
 			return NodeView{}, fmt.Errorf("read the InternalNodes of all nodes: %w", err)
 		}
 		own := v.Input.Nodes
-		v.Input.Nodes = slices.DeleteFunc(list(ctx, all, &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
+		v.Input.Nodes = slices.DeleteFunc(list(ctx, all.lists(), &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
 			func(n cluster.InternalNode) bool { return n.Name == s.cfg.Node })
 		v.Input.Nodes = append(v.Input.Nodes, own...)
+	} else if s.isSynced() {
+		s.forgetOthers()
 	}
-	for _, pod := range list(ctx, s.source, &p, &corev1.PodList{}, Pod) {
+	for _, pod := range list(ctx, known, &p, &corev1.PodList{}, Pod) {
 		if IsActiveGateway(pod) && len(pod.IPs) > 0 {
 			v.GatewayPods = append(v.GatewayPods, pod)
 		}
@@ -281,6 +405,7 @@ type GatewaySourceConfig struct {
 	RemoteID  string       // cluster ID of the peer; required
 	Node      string       // name of the Node that the gateway's pod runs on
 	Mode      string       // cluster.Server or cluster.Client; required
+	StateDir  string       // see NodeSourceConfig
 	Logger    *slog.Logger // optional
 }
 
@@ -316,6 +441,9 @@ func NewGatewaySource(cfg GatewaySourceConfig) (*GatewaySource, error) {
 	if cfg.Mode != cluster.Server && cfg.Mode != cluster.Client {
 		return nil, fmt.Errorf("kube: mode %q: write %s or %s", cfg.Mode, cluster.Server, cluster.Client)
 	}
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
 	tenant := map[string]cache.Config{cfg.Namespace: {}}
 	named := func(name string) cache.ByObject {
 		return cache.ByObject{Namespaces: tenant, Field: fields.OneTermEqualSelector("metadata.name", name)}
@@ -345,7 +473,8 @@ func NewGatewaySource(cfg GatewaySourceConfig) (*GatewaySource, error) {
 	} else {
 		selected[&networkingv1beta1.GatewayServer{}] = named(cfg.Name)
 	}
-	s, err := newSource(cfg.Config, selected, cfg.Logger)
+	owner := cfg.Mode + " " + cfg.Namespace + "/" + cfg.Name
+	s, err := newSource(cfg.Config, selected, openMemory(inDir(cfg.StateDir, "gateway.json"), owner, cfg.Logger), cfg.Logger)
 	if err != nil {
 		return nil, err
 	}
@@ -359,6 +488,7 @@ func (s *GatewaySource) Read(ctx context.Context) (GatewayView, error) {
 		return GatewayView{}, err
 	}
 	var p problems
+	known := s.lists()
 	v := GatewayView{Input: desired.GatewayInput{
 		Name:           s.cfg.Name,
 		Namespace:      s.cfg.Namespace,
@@ -366,24 +496,24 @@ func (s *GatewaySource) Read(ctx context.Context) (GatewayView, error) {
 		Mode:           s.cfg.Mode,
 		NodeName:       s.cfg.Node,
 		NodeLabel:      plan.Label(s.cfg.Node),
-		Configurations: list(ctx, s.source, &p, &networkingv1beta1.ConfigurationList{}, Configuration),
-		PublicKeys:     list(ctx, s.source, &p, &networkingv1beta1.PublicKeyList{}, PublicKey),
-		Fabrics:        list(ctx, s.source, &p, &networkingv1beta1.InternalFabricList{}, InternalFabric),
-		Tunnels:        list(ctx, s.source, &p, &networkingv1beta1.GeneveTunnelList{}, GeneveTunnel),
-		Nodes:          list(ctx, s.source, &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
-		Routes:         list(ctx, s.source, &p, &networkingv1beta1.RouteConfigurationList{}, RouteConfiguration),
-		Firewalls:      list(ctx, s.source, &p, &networkingv1beta1.FirewallConfigurationList{}, FirewallConfiguration),
+		Configurations: list(ctx, known, &p, &networkingv1beta1.ConfigurationList{}, Configuration),
+		PublicKeys:     list(ctx, known, &p, &networkingv1beta1.PublicKeyList{}, PublicKey),
+		Fabrics:        list(ctx, known, &p, &networkingv1beta1.InternalFabricList{}, InternalFabric),
+		Tunnels:        list(ctx, known, &p, &networkingv1beta1.GeneveTunnelList{}, GeneveTunnel),
+		Nodes:          list(ctx, known, &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
+		Routes:         list(ctx, known, &p, &networkingv1beta1.RouteConfigurationList{}, RouteConfiguration),
+		Firewalls:      list(ctx, known, &p, &networkingv1beta1.FirewallConfigurationList{}, FirewallConfiguration),
 	}}
 	var gateways []cluster.Gateway
 	if s.cfg.Mode == cluster.Client {
-		gateways = list(ctx, s.source, &p, &networkingv1beta1.GatewayClientList{}, GatewayClient)
+		gateways = list(ctx, known, &p, &networkingv1beta1.GatewayClientList{}, GatewayClient)
 	} else {
-		gateways = list(ctx, s.source, &p, &networkingv1beta1.GatewayServerList{}, GatewayServer)
+		gateways = list(ctx, known, &p, &networkingv1beta1.GatewayServerList{}, GatewayServer)
 	}
 	for _, g := range gateways {
 		v.Gateway = &g
 	}
-	for _, c := range list(ctx, s.source, &p, &networkingv1beta1.ConnectionList{}, Connection) {
+	for _, c := range list(ctx, known, &p, &networkingv1beta1.ConnectionList{}, Connection) {
 		v.Connection = &c
 	}
 	v.Input.Problems = p.invalid
@@ -397,9 +527,9 @@ type problems struct {
 }
 
 // list returns the values of all objects of one kind that are known.
-func list[T, V any](ctx context.Context, s *source, p *problems, l client.ObjectList, parse func(*T) (V, []cluster.InvalidError)) []V {
-	// The values share maps with the objects, which nobody changes.
-	if err := s.cache.List(ctx, l, client.UnsafeDisableDeepCopy); err != nil {
+func list[T, V any](ctx context.Context, known lists, p *problems, l client.ObjectList, parse func(*T) (V, []cluster.InvalidError)) []V {
+	// The values share maps with the objects.
+	if err := known(ctx, l); err != nil {
 		p.errs = append(p.errs, fmt.Errorf("list %T: %w", l, err))
 		return nil
 	}

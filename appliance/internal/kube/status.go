@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -36,6 +38,7 @@ type NodeStatus struct {
 	Kernel        string
 	Overlays      []cluster.Overlay // that the kernel has
 	VTEP          cluster.VTEP      // zero: there is none
+	Needs         []cluster.Needed  // addresses of other hosts that it can't do without
 	Applied       []cluster.Applied
 	Conditions    []metav1.Condition // only those that the node itself writes
 }
@@ -65,10 +68,13 @@ func (s *NodeSource) WriteStatus(ctx context.Context, want NodeStatus) error {
 	if v := want.VTEP; v.IP.IsValid() {
 		status.VTEP = &v1beta1.VTEP{IP: *ip(v.IP), MAC: net.HardwareAddr(v.MAC[:]).String()}
 	}
+	for _, x := range want.Needs {
+		status.Needs = append(status.Needs, v1beta1.NeededAddress{IP: *ip(x.IP), For: v1beta1.NeededFor(x.For)})
+	}
 	if equality.Semantic.DeepEqual(status.NodeIP, have.Status.NodeIP) && status.Kernel == have.Status.Kernel &&
 		slices.Equal(status.Overlays, have.Status.Overlays) && equality.Semantic.DeepEqual(status.VTEP, have.Status.VTEP) &&
-		equality.Semantic.DeepEqual(status.Applied, sortedApplied(have.Status.Applied)) &&
-		holds(have.Status.Conditions, status.Conditions) {
+		slices.Equal(status.Needs, have.Status.Needs) && equality.Semantic.DeepEqual(status.Applied, sortedApplied(have.Status.Applied)) &&
+		holds(have.Status.Conditions, status.Conditions) && s.said.last("InternalNode", status) {
 		return nil
 	}
 	return s.apply(ctx, "InternalNode", "", s.cfg.Node, NodeManager, &status)
@@ -79,6 +85,8 @@ type ConnectionStatus struct {
 	Value   v1beta1.ConnectionStatusValue
 	Latency string    // "N/A" where it is not known
 	At      time.Time // when the latency was measured
+	// Connected is the condition of this type, which says why Value is what it is.
+	Connected metav1.Condition
 }
 
 // WriteConnection writes the status of the gateway's Connection, if it differs
@@ -90,12 +98,15 @@ func (s *GatewaySource) WriteConnection(ctx context.Context, want ConnectionStat
 	if err := s.known(ctx, client.ObjectKey{Namespace: s.cfg.Namespace, Name: name}, &have); err != nil {
 		return fmt.Errorf("Connection %s/%s: %w", s.cfg.Namespace, name, err)
 	}
-	latency := v1beta1.ConnectionLatency{Value: want.Latency, Timestamp: stamp(want.At)}
-	if have.Status.Value == want.Value && have.Status.Latency.Value == latency.Value &&
-		have.Status.Latency.Timestamp.Equal(&latency.Timestamp) {
+	status := v1beta1.ConnectionStatus{
+		Value: want.Value, Latency: v1beta1.ConnectionLatency{Value: want.Latency, Timestamp: stamp(want.At)},
+		Conditions: conditions([]metav1.Condition{want.Connected}, have.Status.Conditions, have.Generation),
+	}
+	if have.Status.Value == status.Value && have.Status.Latency.Value == status.Latency.Value &&
+		have.Status.Latency.Timestamp.Equal(&status.Latency.Timestamp) && holds(have.Status.Conditions, status.Conditions) &&
+		s.said.last("Connection", status) {
 		return nil
 	}
-	status := v1beta1.ConnectionStatus{Value: want.Value, Latency: latency}
 	return s.apply(ctx, "Connection", s.cfg.Namespace, name, GatewayManager, &status)
 }
 
@@ -135,7 +146,7 @@ func (s *GatewaySource) WriteReport(ctx context.Context, want ReportStatus) erro
 		h.MTU == status.MTU && h.Endpoint == status.Endpoint &&
 		(h.LastHandshake == nil) == (status.LastHandshake == nil) &&
 		equality.Semantic.DeepEqual(status.Applied, sortedApplied(h.Applied)) &&
-		holds(h.Conditions, status.Conditions) {
+		holds(h.Conditions, status.Conditions) && s.said.last("GatewayReport", status) {
 		return nil
 	}
 	return s.apply(ctx, "GatewayReport", s.cfg.Namespace, name, GatewayManager, &status)
@@ -158,6 +169,7 @@ func (s *source) apply(ctx context.Context, kind, namespace, name, manager strin
 	if err != nil {
 		return fmt.Errorf("status of %s %s: %w", kind, name, err)
 	}
+	s.said.begin(kind)
 	u := &unstructured.Unstructured{Object: map[string]any{"status": fields}}
 	u.SetGroupVersionKind(v1beta1.GroupVersion.WithKind(kind))
 	u.SetNamespace(namespace)
@@ -166,7 +178,45 @@ func (s *source) apply(ctx context.Context, kind, namespace, name, manager strin
 	if err != nil {
 		return fmt.Errorf("write the status of %s %s: %w", kind, name, err)
 	}
+	s.said.end(kind, reflect.ValueOf(status).Elem().Interface())
 	return nil
+}
+
+// said is what a daemon has written last into its own statuses, by kind. Informers learn
+// of a write a moment later. A daemon that compared with them alone would take an old
+// status for the present one, and would not take back a report.
+type said struct {
+	mu     sync.Mutex
+	status map[string]any // a nil value: a write was begun, and nobody knows what came of it
+}
+
+// last reports whether a status is what was written last, or nothing was written yet.
+func (s *said) last(kind string, status any) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	was, wrote := s.status[kind]
+	return !wrote || equality.Semantic.DeepEqual(lasting(was), lasting(status))
+}
+
+// begin notes that a status is about to be written: whatever comes of it.
+func (s *said) begin(kind string) { s.end(kind, nil) }
+
+func (s *said) end(kind string, status any) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.status == nil {
+		s.status = map[string]any{}
+	}
+	s.status[kind] = status
+}
+
+// lasting returns a status without what is no difference by itself.
+func lasting(status any) any {
+	if r, is := status.(v1beta1.GatewayReportStatus); is {
+		r.LastHandshake = nil
+		return r
+	}
+	return status
 }
 
 // stamp returns a time as the API server keeps it.

@@ -90,7 +90,7 @@ func (r *reader) backend(config map[string]string, e *cluster.TunnelEndpoint) {
 	services := []string{string(corev1.ServiceTypeLoadBalancer), string(corev1.ServiceTypeNodePort), string(corev1.ServiceTypeClusterIP)}
 	e.ServiceType = cmp.Or(config[netv1alpha1.BackendServiceType], services[0])
 	if !slices.Contains(services, e.ServiceType) {
-		r.complain(field(netv1alpha1.BackendServiceType), e.ServiceType, "is no type of Service; write one of %s", strings.Join(services, ", "))
+		r.complain(field(netv1alpha1.BackendServiceType), e.ServiceType, "is not a type of Service; write one of %s", strings.Join(services, ", "))
 	}
 }
 

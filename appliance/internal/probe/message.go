@@ -22,6 +22,10 @@ type message struct {
 	ClusterID string    `json:"clusterID"`
 	Type      string    `json:"msgType"`
 	Time      time.Time `json:"timeStamp"`
+	// MTU of a PING is the longest packet that the network below the sender has
+	// room for in the tunnel; 0: it does not say. The public system knows
+	// nothing of it, neither sends it nor minds it.
+	MTU int `json:"mtu,omitempty"`
 }
 
 // encode returns the datagram of m.

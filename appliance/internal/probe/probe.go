@@ -73,8 +73,10 @@ type Prober struct {
 	changed chan struct{}
 	late    chan struct{}
 
-	mu    sync.Mutex
-	track *tracker
+	mu      sync.Mutex
+	track   *tracker
+	mtu     int // that PINGs say
+	peerMTU int // that the peer's say
 }
 
 // Open binds the socket, in the network namespace of the calling thread. The
@@ -105,7 +107,7 @@ func (p *Prober) LocalAddr() netip.AddrPort {
 	return p.conn.LocalAddr().(*net.UDPAddr).AddrPort()
 }
 
-// Changed yields a value after the State changed.
+// Changed yields a value after the State changed, or what the peer says of its MTU.
 func (p *Prober) Changed() <-chan struct{} { return p.changed }
 
 // Late yields values while a probe has not been answered for as long as
@@ -120,7 +122,23 @@ func (p *Prober) Hurry() time.Duration { return max(p.cfg.Interval/4, time.Milli
 func (p *Prober) Status() Status {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.track.status(time.Now())
+	st := p.track.status(time.Now())
+	st.PeerMTU = p.peerMTU
+	return st
+}
+
+// SetMTU has the peer told what the longest packet is that the network below has
+// room for in the tunnel: with the next probe, and at once when it is another one than
+// before.
+func (p *Prober) SetMTU(mtu int) {
+	p.mu.Lock()
+	news := mtu != p.mtu
+	p.mtu = mtu
+	running := p.track.sent > 0
+	p.mu.Unlock()
+	if news && running {
+		p.sendPing(true)
+	}
 }
 
 // Run probes and answers until ctx is done, then closes the socket.
@@ -184,7 +202,7 @@ func (p *Prober) missing() (hurry bool) {
 // endpoint, is what the probe is for: the probe is lost.
 func (p *Prober) sendPing(hurry bool) {
 	m := message{ClusterID: p.cfg.ClusterID, Type: typePing}
-	p.update(func(t *tracker) { m.Time = t.send(time.Now(), hurry) })
+	p.update(func(t *tracker) { m.Time, m.MTU = t.send(time.Now(), hurry), p.mtu })
 	b, err := m.encode()
 	if err == nil {
 		_, err = p.conn.WriteToUDPAddrPort(b, p.cfg.Peer)
@@ -237,6 +255,7 @@ func (p *Prober) handle(b []byte, from netip.AddrPort) error {
 		}
 		return nil
 	}
+	p.hear(m.MTU)
 	reply, err := answer(b)
 	if err != nil {
 		return err
@@ -245,6 +264,27 @@ func (p *Prober) handle(b []byte, from netip.AddrPort) error {
 		return fmt.Errorf("answer: %w", err)
 	}
 	return nil
+}
+
+// hear notes what the peer says of its MTU.
+func (p *Prober) hear(mtu int) {
+	p.mu.Lock()
+	before := p.peerMTU
+	p.peerMTU = mtu
+	p.mu.Unlock()
+	if before == mtu {
+		return
+	}
+	p.cfg.Logger.Info("the peer says what it has room for", "mtu", mtu, "was", before, "peer", p.cfg.Peer)
+	p.tell()
+}
+
+// tell has Changed yield a value.
+func (p *Prober) tell() {
+	select {
+	case p.changed <- struct{}{}:
+	default: // a value is waiting already
+	}
 }
 
 // update changes the tracker and tells when the State became another.
@@ -258,8 +298,5 @@ func (p *Prober) update(f func(*tracker)) {
 		return
 	}
 	p.cfg.Logger.Info("connection "+string(after), "was", before, "peer", p.cfg.Peer)
-	select {
-	case p.changed <- struct{}{}:
-	default: // a value is waiting already
-	}
+	p.tell()
 }

@@ -192,6 +192,11 @@ func TestWireFormat(t *testing.T) {
 	assert.NilError(t, err)
 	assert.Equal(t, string(b), `{"clusterID":"rome","msgType":"PING","timeStamp":"2026-03-14T12:00:00.123456789Z"}`)
 
+	m.MTU = 1390
+	b, err = m.encode()
+	assert.NilError(t, err)
+	assert.Equal(t, string(b), `{"clusterID":"rome","msgType":"PING","timeStamp":"2026-03-14T12:00:00.123456789Z","mtu":1390}`)
+
 	// What a newer peer may add comes back to it.
 	reply, err := answer([]byte(`{"clusterID":"rome","msgType":"PING","timeStamp":"2026-03-14T13:00:00.5+01:00","nonce":[1,2]}`))
 	assert.NilError(t, err)
@@ -279,6 +284,36 @@ func TestTwoProbers(t *testing.T) {
 			assert.Assert(t, !st.LastReply.IsZero())
 		})
 	}
+}
+
+// TestPeerMTU: each side hears what the other one has room for, at once when that
+// changes; a peer that says nothing is taken at that.
+func TestPeerMTU(t *testing.T) {
+	lo := netip.MustParseAddr("127.0.0.1")
+	portA, portB := freePort(t, lo), freePort(t, lo)
+	a, _ := open(t, lo, portA, netip.AddrPortFrom(lo, portB))
+	a.SetMTU(1440)
+	b, _ := open(t, lo, portB, netip.AddrPortFrom(lo, portA))
+	waitFor(t, a, Connected)
+	waitFor(t, b, Connected)
+	hears := func(p *Prober, mtu int) {
+		t.Helper()
+		for p.Status().PeerMTU != mtu {
+			select {
+			case <-p.Changed():
+			case <-time.After(10 * time.Second):
+				t.Fatalf("it has heard %d, not %d", p.Status().PeerMTU, mtu)
+			}
+		}
+	}
+	hears(b, 1440)
+	assert.Equal(t, a.Status().PeerMTU, 0)
+	b.SetMTU(1390)
+	hears(a, 1390)
+	b.SetMTU(1340)
+	hears(a, 1340)
+	b.SetMTU(0)
+	hears(a, 0)
 }
 
 // TestRoundTrip tells of every answer once, and of nothing else.

@@ -29,6 +29,9 @@ type Status struct {
 	// Waiting is when the first of the probes left that were sent since the
 	// latest answer; zero: there is none.
 	Waiting time.Time
+	// PeerMTU is the longest packet that the network below the peer has room for
+	// in the tunnel, as the peer says; 0: it does not say.
+	PeerMTU int
 }
 
 // LatencyText writes a latency as Connection.status.latency.value: whole

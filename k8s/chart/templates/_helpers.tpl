@@ -13,19 +13,33 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- end }}
 
-{{/* Where a pod may run: call with the values of a pod. */}}
+{{/* Where a pod may run: call with the values of a pod. One that is to leave a lost
+node sooner than after the five minutes of Kubernetes says so (unreachableSeconds),
+unless what it tolerates is about that already. */}}
 {{- define "isthmus.placement" -}}
 {{- with .priorityClassName }}
 priorityClassName: {{ . }}
 {{- end }}
-{{- with .tolerations }}
+{{- $tolerations := .tolerations | default list }}
+{{- if hasKey . "unreachableSeconds" }}
+{{- range $key := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" }}
+{{- $said := false }}
+{{- range $.tolerations }}
+{{- if and (has (.key | default $key) (list $key)) (eq (.effect | default "NoExecute") "NoExecute") }}
+{{- $said = true }}
+{{- end }}
+{{- end }}
+{{- if not $said }}
+{{- $tolerations = append $tolerations (dict "key" $key "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" (int $.unreachableSeconds)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .nodeSelector }}
 nodeSelector:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+  {{- merge (dict) (.nodeSelector | default dict) (dict "kubernetes.io/os" "linux") | toYaml | nindent 2 }}
 {{- with .affinity }}
 affinity:
   {{- toYaml . | nindent 2 }}
@@ -163,7 +177,7 @@ livenessProbe:
   failureThreshold: 6
 readinessProbe:
   httpGet: {path: /readyz, port: health}
-  periodSeconds: 5
+  periodSeconds: 1
   timeoutSeconds: 2
 {{- end }}
 

@@ -153,6 +153,27 @@ type VTEP struct {
 	MAC string `json:"mac"`
 }
 
+// NeededFor says what an address is that a node can't do without.
+//
+// +kubebuilder:validation:Enum=APIServer;DNSServer;Router
+type NeededFor string
+
+// What a node needs addresses for.
+const (
+	NeededForAPIServer NeededFor = "APIServer" // it talks to the API server there
+	NeededForDNS       NeededFor = "DNSServer" // its resolv.conf names it
+	NeededForRouting   NeededFor = "Router"    // its packets to elsewhere, or to one of the others, go there
+)
+
+// NeededAddress is an address of another host that a node can't do without. No network of a peer
+// may take it over.
+type NeededAddress struct {
+	// IP is the address.
+	IP IP `json:"ip"`
+	// For says what the address is.
+	For NeededFor `json:"for"`
+}
+
 // InternalNodeStatus is what the node says of itself.
 type InternalNodeStatus struct {
 	// NodeIP has the addresses by which gateways see the node. Absent: none of them is known.
@@ -168,6 +189,14 @@ type InternalNodeStatus struct {
 	// VTEP is the node's end of the VXLAN overlay, where that is in use.
 	// +optional
 	VTEP *VTEP `json:"vtep,omitempty"`
+	// Needs lists the addresses of other hosts that the node can't do without: the API server's, if
+	// the node reaches it by an address, DNS servers' and routers'.
+	// +optional
+	// +listType=map
+	// +listMapKey=ip
+	// +listMapKey=for
+	// +kubebuilder:validation:MaxItems=64
+	Needs []NeededAddress `json:"needs,omitempty"`
 	// Applied lists the objects that the node was asked to apply.
 	// +optional
 	// +listType=map

@@ -34,6 +34,10 @@ const (
 	LabelFirewallCategory    = "networking.liqo.io/firewall-category"
 	LabelFirewallSubcategory = "networking.liqo.io/firewall-subcategory"
 	LabelFirewallUnique      = "networking.liqo.io/firewall-unique"
+	// LabelPrefixTranslation is "true" on what translates networks of a remote cluster.
+	// Gateways do that without connection tracking, where the tunnel ends. An admission
+	// policy lets only the controller set it.
+	LabelPrefixTranslation = "networking.liqo.io/prefix-translation"
 
 	// CategoryFabric addresses nodes, CategoryGateway gateways.
 	CategoryFabric        = "fabric"
@@ -96,5 +100,16 @@ const (
 	PublicKeyField      = "publicKey"
 )
 
-// ConditionNetworkCIDRsConfigured is the condition of a Configuration.
-const ConditionNetworkCIDRsConfigured = "NetworkCIDRsConfigured"
+// ConditionConnected is the condition of a Connection. It says why the value is
+// what it is.
+const ConditionConnected = "Connected"
+
+// Conditions of a Configuration.
+const (
+	// ConditionNetworkCIDRsConfigured says whether all networks of the peer have
+	// one by which this cluster reaches them.
+	ConditionNetworkCIDRsConfigured = "NetworkCIDRsConfigured"
+	// ConditionHostsUndisturbed says whether these networks leave alone what this
+	// cluster's nodes need: the API server, DNS servers, routers.
+	ConditionHostsUndisturbed = "HostsUndisturbed"
+)

@@ -1,0 +1,41 @@
+package plan_test
+
+import (
+	"testing"
+
+	"gotest.tools/v3/assert"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+)
+
+// TestForeignClusterSaysWhyItIsNotConnected: it repeats what the gateway says in the
+// condition of its Connection.
+func TestForeignClusterSaysWhyItIsNotConnected(t *testing.T) {
+	w := peered(t)
+	connection := get[*v1beta1.Connection](w, "liqo-tenant-rome", "gw-rome")
+	for _, tc := range []struct {
+		value v1beta1.ConnectionStatusValue
+		why   string
+		want  string
+	}{
+		{"", "", "Connection liqo-tenant-rome/gw-rome is not reported yet"},
+		{v1beta1.ConnectionError, "", "Connection liqo-tenant-rome/gw-rome is Error"},
+		{v1beta1.ConnectionError, "nobody has dialled", "Connection liqo-tenant-rome/gw-rome is Error: nobody has dialled"},
+		{v1beta1.Connected, "the peer answers", "Connection liqo-tenant-rome/gw-rome is Connected"},
+	} {
+		connection.Status.Value, connection.Status.Conditions = tc.value, nil
+		if tc.why != "" {
+			connection.Status.Conditions = []metav1.Condition{{Type: v1beta1.ConditionConnected, Message: tc.why}}
+		}
+		w.settle()
+		got := ""
+		for _, c := range get[*corev1beta1.ForeignCluster](w, "", "rome").Status.Modules.Networking.Conditions {
+			if c.Type == corev1beta1.NetworkConnectionStatus {
+				got = c.Message
+			}
+		}
+		assert.Equal(t, got, tc.want)
+	}
+}
