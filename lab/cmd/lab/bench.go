@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/bench"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/lane"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
@@ -223,7 +224,9 @@ func (b benchRun) site(ctx context.Context, s benchSite) (res bench.Result, err 
 	}
 	cfg := bench.Config{World: lab.client, Lanes: lanes, Pairs: o.pairs, Duration: o.duration, Progress: b.progress()}
 	if s.World == supervisor.VM {
-		cfg.Nice = world.MachineNice
+		for i := range lanes {
+			lanes[i].Nice = world.MachineNice
+		}
 	}
 	start := time.Now()
 	fmt.Fprintf(b.out, "   measuring %d pairs, at least %s\n", o.pairs, report.Duration(cfg.Time()))
@@ -296,9 +299,9 @@ func benchLanes(ctx context.Context, lab *builtLab, implementation string) ([]be
 		}
 	}
 	lanes := []bench.Lane{
-		{Path: bench.PodToPod, From: pods[0].HostName(t), To: pods[1].HostName(t)},
-		{Path: bench.Tunnel, From: benchGateway(from), To: benchGateway(to), Addr: tunnel.Addr},
-		{Path: bench.Underlay, From: nodes[0].HostName(t), To: nodes[1].HostName(t)},
+		{Path: bench.PodToPod, Lane: lane.Lane{From: pods[0].HostName(t), To: pods[1].HostName(t)}},
+		{Path: bench.Tunnel, Lane: lane.Lane{From: benchGateway(from), To: benchGateway(to), Addr: tunnel.Addr}},
+		{Path: bench.Underlay, Lane: lane.Lane{From: nodes[0].HostName(t), To: nodes[1].HostName(t)}},
 	}
 	var err error
 	if lanes[0].Addr, err = dir.Address(ctx, pods[1], from); err != nil {

@@ -60,7 +60,8 @@ func newSeed() string {
 func printPlan(w io.Writer, selected []selection, o runOptions) {
 	rows, broken := 0, 0
 	scenarios := map[*scenario.Scenario]bool{}
-	for _, sel := range selected {
+	sabotages := sabotagesOf(selected, func(selection, scenario.Row) int { return 0 })
+	for n, sel := range selected {
 		scenarios[sel.scenario] = true
 		s := sel.scenario
 		fmt.Fprintf(w, "%s on %s: %s\n", s.Name, s.Topology.Name, s.Description)
@@ -73,7 +74,7 @@ func printPlan(w io.Writer, selected []selection, o runOptions) {
 		if o.sabotage == "" {
 			continue
 		}
-		for _, i := range sabotages(sel, func(scenario.Row) int { return 0 }) {
+		for _, i := range sabotages[n] {
 			broken++
 			fmt.Fprintf(w, "  %s\n    %s\n      must fail: %s\n", withOverlay(i.row.Name, sel.overlay), i.sabotage, i.sabotage.Fails)
 			for _, st := range s.Build(i.row) {
@@ -108,22 +109,61 @@ func printRow(w io.Writer, s *scenario.Scenario, r scenario.Row, overlay string)
 	}
 }
 
-// convergeTime is how long the clusters may take after a row that disturbed
-// them, where the machine is not emulated.
+// convergeTime is that of a machine that is not emulated.
 const convergeTime = 60 * time.Second
 
-// converged waits until all clusters of a lab have applied everything.
+// converged waits until all clusters of a lab have applied everything. The status
+// of a gateway that was replaced just now is that of the one before it, so packets
+// are tried as well.
 func (lab *builtLab) converged(ctx context.Context) error {
-	timeout := convergeTime
-	if lab.emulated {
-		timeout *= emulatedPatience
+	if err := lab.saysConverged(ctx); err != nil {
+		return err
 	}
+	if err := lab.podsReachEachOther(ctx); err != nil {
+		return err
+	}
+	if err := deploy.TunnelsAgree(ctx, lab.topology, clusters{ctx, lab.client}, lab.convergeTime()); err != nil {
+		return err
+	}
+	return lab.saysConverged(ctx)
+}
+
+// convergeTime is how long the clusters may take after a row that disturbed them.
+func (lab *builtLab) convergeTime() time.Duration {
+	if lab.emulated {
+		return convergeTime * emulatedPatience
+	}
+	return convergeTime
+}
+
+// podsReachEachOther waits until pods of all peerings that there are reach each
+// other, both ways.
+func (lab *builtLab) podsReachEachOther(ctx context.Context) error {
+	reach := reachOf(lab)
+	for _, p := range lab.topology.PresentPeerings() {
+		client, server, ok := deploy.EndsOf(lab.topology, p)
+		if !ok {
+			continue
+		}
+		if err := reach(ctx, client, server); err != nil {
+			return err
+		}
+		if err := reach(ctx, server, client); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// saysConverged waits until the statuses of all clusters say that everything is
+// applied.
+func (lab *builtLab) saysConverged(ctx context.Context) error {
 	for _, c := range lab.topology.Clusters {
 		cl, err := deploy.NewClient(clusters{ctx, lab.client}, c.Name)
 		if err != nil {
 			return err
 		}
-		if err := deploy.Converged(ctx, lab.topology, networkingv1beta1.Overlay(lab.overlay), c.Name, cl, timeout); err != nil {
+		if err := deploy.Converged(ctx, lab.topology, networkingv1beta1.Overlay(lab.overlay), c.Name, cl, lab.convergeTime()); err != nil {
 			return fmt.Errorf("cluster %s: %w", c.Name, err)
 		}
 	}

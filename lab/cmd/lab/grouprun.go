@@ -18,14 +18,14 @@ import (
 )
 
 // A groupRun runs one group on its lab. A lab that has died, or that a row has
-// left unlike it was, is built once more.
+// left unlike it was, is built again, some times.
 type groupRun struct {
 	session   *session
 	group     *group
 	out       io.Writer
 	lab       *builtLab
 	dead      error // why there is no lab
-	rebuilt   bool  // which happens once
+	rebuilt   int   // how often it was built again
 	result    report.Lab
 	scenarios []report.Scenario
 }
@@ -40,7 +40,8 @@ func (r *groupRun) all(ctx context.Context) {
 		r.dead = r.open(ctx)
 		if r.dead != nil && !errors.Is(r.dead, errAppliance) && ctx.Err() == nil {
 			fmt.Fprintf(r.out, "   the lab failed, once more: %v\n", r.dead)
-			r.rebuilt, r.result.Retried = true, append(r.result.Retried, r.dead.Error())
+			r.rebuilt++
+			r.result.Retried = append(r.result.Retried, r.dead.Error())
 			r.dead = r.open(ctx)
 		}
 	}
@@ -118,6 +119,11 @@ func (r *groupRun) lookAtOnce(ctx context.Context, s *scenario.Scenario, items [
 	r.revive(ctx)
 	return out
 }
+
+// rebuilds is how often a lab is built again. A row that fails leaves its lab
+// unlike it was, and so do several that fail for one reason: what they leave
+// unjudged would hide all that the group could still show.
+const rebuilds = 3
 
 // attempts is how often a row may run when errors of the lab end it.
 // Expectations are never tried again.
@@ -271,12 +277,13 @@ func (r *groupRun) revive(ctx context.Context) {
 	case r.lab.found:
 		r.dead = fmt.Errorf("lab %s is not what it was any more, and was up before this run: lab down %[1]s takes it down: %w", r.lab.name, why)
 		return
-	case r.rebuilt:
-		r.dead = fmt.Errorf("the lab had to be built again, twice: %w", why)
+	case r.rebuilt == rebuilds:
+		r.dead = fmt.Errorf("the lab had to be built again %d times already: %w", rebuilds, why)
 		return
 	}
 	fmt.Fprintf(r.out, "   a new lab, because this one is not what it was any more: %s\n", firstLine(why.Error()))
-	r.rebuilt, r.result.Retried = true, append(r.result.Retried, why.Error())
+	r.rebuilt++
+	r.result.Retried = append(r.result.Retried, why.Error())
 	// One that is gone can't be taken down either.
 	if err := r.lab.client.Close(); err != nil {
 		fmt.Fprintf(r.out, "   taking the lab down: %v\n", err)
@@ -304,7 +311,8 @@ func (r *groupRun) runner() *runner.Runner {
 			Progress: r.session.progress(), Pace: r.session.pace,
 		}
 		if lab.emulated {
-			lab.runner.ProbeTimeout, lab.runner.Patience, lab.runner.FreshInterval = emulatedTimeout, emulatedPatience, emulatedInterval
+			lab.runner.ProbeTimeout, lab.runner.Patience = emulatedTimeout, emulatedPatience
+			lab.runner.FreshInterval, lab.runner.FlowInterval = emulatedFreshInterval, emulatedFlowInterval
 		}
 	}
 	return r.lab.runner
@@ -322,12 +330,17 @@ const emulatedTimeout = 10 * time.Second
 // joins in 5 s natively took more than 30.
 const emulatedPatience = 3
 
-// emulatedInterval is the least time between new flows there. Its one processor
+// emulatedFreshInterval is the least time between new flows there. Its one processor
 // takes some 12 ms for the first packets of a flow, through the tables of five
 // namespaces and as many captures each: with 83 a second a gateway took 4 s for
 // a change that takes 0.1 s natively, and every eighth flow had no answer within
 // a second.
-const emulatedInterval = 50 * time.Millisecond
+const emulatedFreshInterval = 50 * time.Millisecond
+
+// emulatedFlowInterval is the least time between two messages of another stream
+// there, twice what it is elsewhere: four of them took most of a processor that
+// has to do everything else as well, so that answers took seconds.
+const emulatedFlowInterval = 100 * time.Millisecond
 
 func (r *groupRun) bundle(ctx context.Context, lab *builtLab, row *report.Row) (string, error) {
 	dir, err := r.session.dir.RowDir(*row)

@@ -69,22 +69,21 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 		last := &(*to)[len(*to)-1]
 		last.items = append(last.items, i)
 	}
-	for _, sel := range selected {
-		sites := make(map[string]site, len(sel.rows))
-		for _, r := range sel.rows {
-			sites[r.Name] = c.choose(needOf(sel, r))
-		}
+	siteOf := func(sel selection, r scenario.Row) site { return c.choose(needOf(sel, r)) }
+	broken := sabotagesOf(selected, func(sel selection, r scenario.Row) int { return siteOf(sel, r).rank() })
+	for n, sel := range selected {
 		if o.sabotage != sabotageOnly {
 			for _, r := range shuffled(sel.rows, o.seed) {
-				add(sel.scenario, item{row: r}, sites[r.Name])
+				add(sel.scenario, item{row: r}, siteOf(sel, r))
 			}
 		}
 		if o.sabotage != "" {
-			for _, i := range sabotages(sel, func(r scenario.Row) int { return sites[r.Name].rank() }) {
-				if _, lacks := kind.CannotSabotage(sel.scenario.Topology, *i.sabotage); lacks && sites[i.row.Name].world == kind.World {
+			for _, i := range broken[n] {
+				at := siteOf(sel, i.row)
+				if _, lacks := kind.CannotSabotage(sel.scenario.Topology, *i.sabotage); lacks && at.world == kind.World {
 					continue // forKind has said so
 				}
-				add(sel.scenario, i, sites[i.row.Name])
+				add(sel.scenario, i, at)
 			}
 		}
 	}
@@ -148,28 +147,77 @@ func (s site) rank() int {
 	return 0
 }
 
-// sabotages are the sabotages of a scenario's first row of those with the lowest
-// rank. One that is only for some rows is made in each overlay, on
-// the first row that it is for.
-func sabotages(sel selection, rank func(scenario.Row) int) []item {
-	rows := slices.Clone(sel.rows)
-	slices.SortStableFunc(rows, func(a, b scenario.Row) int { return cmp.Compare(rank(a), rank(b)) })
-	type once struct {
-		index   int
-		overlay string
+// sabotagesOf are the sabotages of each selection. One that several selections of
+// a scenario have, for they are of several overlays, is made in that of the lowest
+// rank only; but none of them is without one.
+func sabotagesOf(selected []selection, rank func(selection, scenario.Row) int) [][]item {
+	order, lowest := make([]int, len(selected)), make([]int, len(selected))
+	for n, sel := range selected {
+		order[n], lowest[n] = n, rank(sel, sel.rows[0])
+		for _, r := range sel.rows {
+			lowest[n] = min(lowest[n], rank(sel, r))
+		}
 	}
-	done := map[once]bool{}
-	var out []item
-	for _, r := range rows {
+	slices.SortStableFunc(order, func(a, b int) int { return lowest[a] - lowest[b] })
+	out := make([][]item, len(selected))
+	made := map[*scenario.Scenario]map[int]bool{}
+	for _, n := range order {
+		sel := selected[n]
+		all := sabotages(sel, func(r scenario.Row) int { return rank(sel, r) })
+		had := made[sel.scenario]
+		left := slices.DeleteFunc(slices.Clone(all), func(i item) bool { return had[i.sabotage.Index] })
+		if len(left) == 0 {
+			left = all[:min(1, len(all))]
+		}
+		out[n] = left
+		if had == nil {
+			had = map[int]bool{}
+			made[sel.scenario] = had
+		}
+		for _, i := range left {
+			had[i.sabotage.Index] = true
+		}
+	}
+	return out
+}
+
+// sabotages are the sabotages of a scenario, each on one of the rows of the lowest
+// rank that it is for; one that is only for some rows is made in each overlay.
+// They are spread over the rows, so that none of the sides that rows begin from
+// is without.
+func sabotages(sel selection, rank func(scenario.Row) int) []item {
+	var all []item
+	count := 0
+	for _, r := range sel.rows {
 		for _, sab := range sel.scenario.BuildSabotage(r) {
-			key := once{index: sab.Index}
-			if sab.Depends {
-				key.overlay = r.Overlay
+			all = append(all, item{row: r, sabotage: &sab})
+			count = max(count, sab.Index+1)
+		}
+	}
+	var out []item
+	for index := range count {
+		candidates := map[string][]item{}
+		var overlays []string
+		for _, i := range all {
+			if i.sabotage.Index != index {
+				continue
 			}
-			if !done[key] {
-				done[key] = true
-				out = append(out, item{row: r, sabotage: &sab})
+			overlay := ""
+			if i.sabotage.Depends {
+				overlay = i.row.Overlay
 			}
+			switch c := candidates[overlay]; {
+			case len(c) == 0:
+				overlays = append(overlays, overlay)
+			case rank(i.row) > rank(c[0].row):
+				continue
+			case rank(i.row) < rank(c[0].row):
+				candidates[overlay] = nil
+			}
+			candidates[overlay] = append(candidates[overlay], i)
+		}
+		for _, o := range overlays {
+			out = append(out, candidates[o][index*len(candidates[o])/count])
 		}
 	}
 	return out

@@ -75,8 +75,8 @@ func shown(all []*group) []string {
 }
 
 // TestGroups: rows share a lab when topology, world and overlay are the same;
-// sabotages run on each scenario's first row of those of this kernel, and those
-// that depend on the overlay in that one.
+// sabotages run on rows of this kernel where there are any, spread over them, and
+// those that depend on the overlay in that one.
 func TestGroups(t *testing.T) {
 	for _, tt := range []struct {
 		name, world, overlay, sabotage string
@@ -99,7 +99,7 @@ func TestGroups(t *testing.T) {
 			"of-this-test-native-vxlan: both/vxlan/tcp both/vxlan/udp any",
 		}},
 		{"sabotage", "auto", "auto", "only", []string{"geneve", "wireguard"}, nil, []string{
-			"of-this-test-native-vxlan: both/vxlan/tcp[rome-node-gw] both/vxlan/tcp[milan-gw-pods]",
+			"of-this-test-native-vxlan: both/vxlan/tcp[rome-node-gw] both/vxlan/udp[milan-gw-pods]",
 			"of-this-test-vm-geneve: geneve[rome-node-gw] any[rome-node-gw]",
 		}},
 		{"rows, then sabotage", "auto", "auto", "after", []string{"geneve", "wireguard"}, []string{"both/*/udp", "any"}, []string{
@@ -124,11 +124,15 @@ func TestGroups(t *testing.T) {
 			"of-this-test-vm-geneve: both/geneve/tcp both/geneve/udp",
 		}},
 		{"sabotages of each overlay that is asked for", "auto", "auto", "only", []string{"geneve"}, []string{"both@vxlan", "both@geneve"}, []string{
-			"of-this-test-native-vxlan: both/vxlan/tcp[rome-node-gw] both/vxlan/tcp[milan-gw-pods]",
+			"of-this-test-native-vxlan: both/vxlan/tcp[rome-node-gw] both/vxlan/udp[milan-gw-pods]",
 			"of-this-test-vm-geneve: both/geneve/tcp[rome-node-gw]",
 		}},
-		{"sabotage of the first row that can run", "native", "auto", "only", []string{"geneve"}, []string{"both"}, []string{
-			"of-this-test-native-vxlan: both/vxlan/tcp[rome-node-gw] both/vxlan/tcp[milan-gw-pods]",
+		{"a sabotage is made in one of them, and each has one", "auto", "auto", "only", []string{"geneve"}, []string{"any@vxlan", "any@geneve", "both/geneve@geneve", "both/vxlan@vxlan"}, []string{
+			"of-this-test-native-vxlan: any[rome-node-gw] both/vxlan/tcp[rome-node-gw] both/vxlan/udp[milan-gw-pods]",
+			"of-this-test-vm-geneve: any[rome-node-gw] both/geneve/tcp[rome-node-gw]",
+		}},
+		{"sabotage of the rows that can run", "native", "auto", "only", []string{"geneve"}, []string{"both"}, []string{
+			"of-this-test-native-vxlan: both/vxlan/tcp[rome-node-gw] both/vxlan/udp[milan-gw-pods]",
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -11,7 +11,7 @@ import (
 
 // A selection is the rows of a scenario that shall run, in the file's order.
 // What patterns name with different overlays are several selections of one
-// scenario: each has its own sabotages.
+// scenario: each has sabotages, see sabotagesOf.
 type selection struct {
 	scenario *scenario.Scenario
 	overlay  string // the one that the pattern names; empty: that of --overlay

@@ -44,6 +44,13 @@ func (q *queue) next() *group {
 	return nil
 }
 
+// empty tells whether no group waits any more.
+func (q *queue) empty() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting) == 0
+}
+
 // done tells that a group's lab is down.
 func (q *queue) done(g *group) {
 	q.mu.Lock()

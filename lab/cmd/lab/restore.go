@@ -7,7 +7,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/snapshot"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
@@ -56,22 +55,12 @@ func (b builder) restore(ctx context.Context, c labConfig, key string) (*builtLa
 // watched again, and packets tell the rest: each peering is tried both ways.
 func (b builder) convergedAgain(ctx context.Context, lab *builtLab) error {
 	start := time.Now()
-	reach := reachOf(lab)
-	for _, p := range lab.topology.PresentPeerings() {
-		client, server, ok := deploy.EndsOf(lab.topology, p)
-		if !ok {
-			continue
-		}
-		if err := reach(ctx, client, server); err != nil {
-			return err
-		}
-		if err := reach(ctx, server, client); err != nil {
-			return err
-		}
+	if err := lab.podsReachEachOther(ctx); err != nil {
+		return err
 	}
 	b.phase(lab, "pods reach each other", time.Since(start))
 	start = time.Now()
-	if err := lab.converged(ctx); err != nil {
+	if err := lab.saysConverged(ctx); err != nil {
 		return err
 	}
 	b.phase(lab, "converged", time.Since(start))

@@ -48,15 +48,17 @@ of the same checkout, topology, chart and programs, and says why it does not use
 another one), runs the rows and prints a line for what held and an explanation for what did not.
 A pattern is a scenario, or a row or a part of one: pod-to-pod, pod-to-pod/vxlan,
 '*/*/udp'. PATTERN@OVERLAY stands for those of its rows that can run in that
-overlay, and has sabotages of its own.
+overlay. Of the sabotages that a scenario has in several overlays each is made
+in one, and one at least in every overlay.
 
 Each row runs in the fastest world that has what it needs: a lab that is up, then
 this kernel (native), then the virtual machine (vm). Rows that name an overlay run
 in a lab with that overlay. With --world kind those rows run that clusters of kind
 have everything for; the others are listed as not selected, with the reason.
 
-With --jobs 2 two labs are up at a time. Virtual machines come first; where they
-are emulated at most half of the labs are such machines.
+With --jobs 2 two labs are up at a time, with --jobs 3 a third one once the machine's
+processors have been idle for 30 % of a minute. Virtual machines come first; where they are
+emulated at most half of the labs are such machines.
 
 Every run leaves runs/<time>-<seed> (and runs/latest): result.json, and for each
 row that failed the packets, the state of every host, logs and API objects.`,
@@ -210,9 +212,16 @@ func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 		return nil, nil
 	}
 	var wg sync.WaitGroup
-	for range s.options.jobs {
+	for n := range s.options.jobs {
 		wg.Go(func() {
-			for g, part := start(); g != nil; g, part = start() {
+			for {
+				if n >= alwaysAtOnce && !waitForRoom(ctx, q) {
+					return
+				}
+				g, part := start()
+				if g == nil {
+					return
+				}
 				ran[g].out = part
 				ran[g].all(ctx)
 				part.Close() // an output that is gone has no reader

@@ -210,11 +210,12 @@ func waitServices(ctx context.Context, c expect.World, t *topology.Topology) err
 	return g.Wait()
 }
 
-// waitService waits for a service in the rules of one node's kube-proxy. A
+// waitService waits for a service in the rules of one node's kube-proxy, which
+// in its mode ipvs are in a set. A
 // shell on the node looks again and again: starting one for each look would
 // take the emulated processors from kube-proxy.
 func waitService(ctx context.Context, c expect.World, target string, service netip.Addr) error {
-	has := fmt.Sprintf("until { nft list table ip kube-proxy || iptables-save -t nat; } 2>/dev/null | grep -q -F %s; do sleep 0.2; done", service)
+	has := fmt.Sprintf("until { nft list table ip kube-proxy || ipset save KUBE-CLUSTER-IP || iptables-save -t nat; } 2>/dev/null | grep -q -F %s; do sleep 0.2; done", service)
 	res, err := c.Exec(ctx, world.ExecRequest{Target: target, Argv: []string{"sh", "-c", has}})
 	if err == nil && res.Code != 0 {
 		err = fmt.Errorf("exit code %d: %s", res.Code, strings.TrimSpace(string(res.Stderr)))

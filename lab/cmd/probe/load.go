@@ -20,7 +20,8 @@ func newLoadCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "load",
 		Short: "measure a path: throughput, packets, connections, latency",
-		PersistentPreRunE: func(*cobra.Command, []string) error {
+		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
+			heedInput(cmd)
 			if nice == 0 {
 				return nil
 			}
@@ -73,6 +74,7 @@ func newLoadMeasureCommand() *cobra.Command {
 	f.StringVar(&kind, "kind", string(load.Throughput), "throughput, packets, connections or latency")
 	f.StringVar(&to, "to", "", "address or name, with or without :port")
 	f.IntVar(&m.Streams, "streams", 0, "connections at a time (default: 1; connections: 4)")
+	f.BoolVar(&m.LongFirst, "long-first", false, "send packets first that are too long for any tunnel")
 	f.DurationVar(&m.Duration, "duration", 0, "of the measurement (default 1s)")
 	return cmd
 }

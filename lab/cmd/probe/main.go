@@ -45,15 +45,23 @@ func newRoot() *cobra.Command {
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	eof := cmd.PersistentFlags().Bool("until-eof", false, "end with the standard input, as where nobody can send a signal")
+	cmd.PersistentFlags().Bool(untilEOFFlag, false, "end with the standard input, as where nobody can send a signal")
 	cmd.PersistentPreRun = func(cmd *cobra.Command, _ []string) {
 		_ = niceness.Set(-15) // without the privilege everything stays as it is
-		if *eof {
-			cmd.SetContext(untilEOF(cmd.Context(), cmd.InOrStdin()))
-		}
+		heedInput(cmd)
 	}
 	cmd.AddCommand(newServeCommand(), newDialCommand(), newFlowCommand(), newMTUCommand(), newLookupCommand(), newLoadCommand(), newPauseCommand())
 	return cmd
+}
+
+const untilEOFFlag = "until-eof"
+
+// heedInput ends the command with its input, if the flag says so. Each command that
+// has a PersistentPreRun calls it: cobra runs the nearest one only.
+func heedInput(cmd *cobra.Command) {
+	if eof, err := cmd.Flags().GetBool(untilEOFFlag); err == nil && eof {
+		cmd.SetContext(untilEOF(cmd.Context(), cmd.InOrStdin()))
+	}
 }
 
 // newPauseCommand is what holds the namespaces of a pod where containerd runs
@@ -240,7 +248,7 @@ func addressOf(ctx context.Context, s string, port uint16) (netip.AddrPort, erro
 	if host, text, err := net.SplitHostPort(s); err == nil {
 		n, err := strconv.ParseUint(text, 10, 16)
 		if err != nil {
-			return netip.AddrPort{}, fmt.Errorf("--to %q: %q is no port: write a number up to 65535", s, text)
+			return netip.AddrPort{}, fmt.Errorf("--to %q: %q is not a port; write a number up to 65535", s, text)
 		}
 		name, port = host, uint16(n)
 	}

@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"io"
 	"net/netip"
 	"strings"
 	"testing"
@@ -19,8 +21,8 @@ func TestAddressOf(t *testing.T) {
 		{"[fd00::5]:80", "[fd00::5]:80", ""},
 		{"localhost:80", ":80", ""},
 		{"localhost", ":8080", ""},
-		{"localhost:http", "", `"http" is no port`},
-		{"localhost:65536", "", `"65536" is no port`},
+		{"localhost:http", "", `"http" is not a port`},
+		{"localhost:65536", "", `"65536" is not a port`},
 		{"", "", "write an address, or a name"},
 	} {
 		got, err := addressOf(t.Context(), tt.to, 8080)
@@ -48,4 +50,25 @@ func TestLookup(t *testing.T) {
 		assert.Check(t, a.IsLoopback(), line)
 	}
 	assert.Check(t, out.Len() > 0)
+}
+
+// TestServeUntilEOF: with --until-eof, a server of load ends with its input.
+func TestServeUntilEOF(t *testing.T) {
+	in, toServer := io.Pipe()
+	fromServer, out := io.Pipe()
+	cmd := newRoot()
+	cmd.SetArgs([]string{"load", "serve", "--until-eof", "--listen", "127.0.0.1:0"})
+	cmd.SetIn(in)
+	cmd.SetOut(out)
+	ended := make(chan error, 1)
+	go func() {
+		err := cmd.ExecuteContext(t.Context())
+		out.CloseWithError(err)
+		ended <- err
+	}()
+	line, err := bufio.NewReader(fromServer).ReadString('\n')
+	assert.NilError(t, err)
+	assert.Assert(t, is.Contains(line, "127.0.0.1:"))
+	assert.NilError(t, toServer.Close())
+	assert.NilError(t, <-ended)
 }

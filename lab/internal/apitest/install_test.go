@@ -281,7 +281,7 @@ func (o *operator) refusals() {
 		args   []string
 		want   []string
 	}{
-		{"a network that is none", "", false, []string{"--set", "ipam.externalCIDR=10.270.0.0/16"}, []string{"ipam.externalCIDR", "is no network"}},
+		{"a text that is not a network", "", false, []string{"--set", "ipam.externalCIDR=10.270.0.0/16"}, []string{"ipam.externalCIDR", "is not a network"}},
 		{"an unknown value", "", false, []string{"--set", "networking.mtu=9000"}, []string{"values:", "mtu"}},
 		{"no name for the cluster", "", false, []string{"--set", "discovery.config.clusterID="}, []string{"clusterID"}},
 		{"networks of pods that are none", "", false, []string{"--set", "ipam.podCIDRs={}"}, []string{"values:", "/ipam/podCIDRs"}},

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
@@ -19,6 +20,51 @@ import (
 
 // nodeName is where the API server tells on which node a bound token's pod is.
 const nodeName = "authentication.kubernetes.io/node-name"
+
+// translationPolicy shows that nobody but the controller may say that an object
+// translates the networks of a remote cluster. What has the label may be written
+// otherwise, by who takes away a finalizer for one.
+func translationPolicy(t *testing.T, a *api) {
+	as := func(user string) dynamic.NamespaceableResourceInterface {
+		rc := rest.CopyConfig(a.cp.RESTConfig())
+		rc.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:masters"}}
+		c, err := dynamic.NewForConfig(rc)
+		assert.NilError(t, err)
+		return c.Resource(v1beta1.GroupVersion.WithResource("firewallconfigurations"))
+	}
+	user, controller := as("anna"), as("system:serviceaccount:liqo:isthmus-controller")
+	object := func(name string, labels map[string]string) *unstructured.Unstructured {
+		o := a.valid["firewallconfiguration"].DeepCopy()
+		o.SetNamespace("default")
+		o.SetName(name)
+		o.SetLabels(labels)
+		o.SetResourceVersion("")
+		return o
+	}
+	labels := map[string]string{v1beta1.LabelPrefixTranslation: "true"}
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		_, err := user.Namespace("default").Create(t.Context(), object("labelled", labels), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if err == nil {
+			return poll.Continue("a user may still set the label")
+		}
+		assert.Assert(t, apierrors.IsForbidden(err), "%v", err)
+		assert.Assert(t, is.Contains(err.Error(), "is for what the controller writes to translate the networks of a remote cluster; remove it"))
+		return poll.Success()
+	}, poll.WithTimeout(20*time.Second))
+	plain, err := user.Namespace("default").Create(t.Context(), object("plain", nil), metav1.CreateOptions{})
+	assert.NilError(t, err)
+	plain.SetLabels(labels)
+	_, err = user.Namespace("default").Update(t.Context(), plain, metav1.UpdateOptions{})
+	assert.Assert(t, apierrors.IsForbidden(err), "%v", err)
+	own, err := controller.Namespace("default").Create(t.Context(), object("own", labels), metav1.CreateOptions{})
+	assert.NilError(t, err)
+	own.SetAnnotations(map[string]string{"changed": "by a user"})
+	own, err = user.Namespace("default").Update(t.Context(), own, metav1.UpdateOptions{})
+	assert.NilError(t, err)
+	own.SetLabels(map[string]string{v1beta1.LabelPrefixTranslation: "false"})
+	_, err = user.Namespace("default").Update(t.Context(), own, metav1.UpdateOptions{})
+	assert.Assert(t, apierrors.IsForbidden(err), "%v", err)
+}
 
 // policies shows that the shipped ValidatingAdmissionPolicies hold a node to
 // its own object. The node daemon's rights are those of the chart; who it is, is
@@ -44,6 +90,7 @@ func policies(t *testing.T, a *api) {
 		}
 	}
 	assert.Assert(t, policies > 0, "the chart has no policy")
+	translationPolicy(t, a)
 
 	a.store(t, a.valid["internalnode"].DeepCopy()) // worker-4
 	write := func(extra map[string][]string) error {

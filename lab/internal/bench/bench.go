@@ -36,23 +36,24 @@ type Metric string
 
 // Metrics.
 const (
-	Throughput  Metric = "throughput"          // bit/s, one TCP stream
-	Throughput4 Metric = "throughput, 4 flows" // bit/s, four TCP streams
-	Packets     Metric = "small packets"       // received/s, UDP, 64-byte frames, at most a window on the way
-	Connections Metric = "connections"         // per second: connect, a byte there and back, close; four at a time
-	Latency     Metric = "latency, median"     // s, a byte there and back on a TCP connection
-	LatencyP99  Metric = "latency, p99"        // s
+	Throughput     Metric = "throughput"          // bit/s, one TCP stream
+	ThroughputLong Metric = "after a long packet" // the same, when packets that are too long have gone before
+	Throughput4    Metric = "throughput, 4 flows" // bit/s, four TCP streams
+	Packets        Metric = "small packets"       // received/s, UDP, 64-byte frames, at most a window on the way
+	Connections    Metric = "connections"         // per second: connect, a byte there and back, close; four at a time
+	Latency        Metric = "latency, median"     // s, a byte there and back on a TCP connection
+	LatencyP99     Metric = "latency, p99"        // s
 )
 
 // Metrics returns all metrics, in the order of the table.
 func Metrics() []Metric {
-	return []Metric{Throughput, Throughput4, Packets, Connections, Latency, LatencyP99}
+	return []Metric{Throughput, ThroughputLong, Throughput4, Packets, Connections, Latency, LatencyP99}
 }
 
 // Unit is what a metric's values are in.
 func (m Metric) Unit() string {
 	switch m {
-	case Throughput, Throughput4:
+	case Throughput, ThroughputLong, Throughput4:
 		return "bit/s"
 	case Packets, Connections:
 		return "/s"
@@ -74,7 +75,10 @@ func values(r load.Result) map[Metric]float64 {
 	switch r.Kind {
 	case load.Throughput:
 		m := Throughput
-		if r.Streams > 1 {
+		switch {
+		case r.LongFirst:
+			m = ThroughputLong
+		case r.Streams > 1:
 			m = Throughput4
 		}
 		return map[Metric]float64{m: perSecond(8 * float64(r.Bytes))}

@@ -20,6 +20,7 @@ func TestValues(t *testing.T) {
 	}{
 		{"bits, not bytes", load.Result{Kind: load.Throughput, Streams: 1, Bytes: 1000, Elapsed: 2 * time.Second}, map[Metric]float64{Throughput: 4000}},
 		{"four streams are a metric of their own", load.Result{Kind: load.Throughput, Streams: 4, Bytes: 1, Elapsed: time.Second}, map[Metric]float64{Throughput4: 8}},
+		{"after a long packet is one, too", load.Result{Kind: load.Throughput, Streams: 1, Bytes: 1, Elapsed: time.Second, LongFirst: true}, map[Metric]float64{ThroughputLong: 8}},
 		{"received, not sent", load.Result{Kind: load.Packets, Streams: 1, Packets: 300, Sent: 900, Elapsed: time.Second / 2}, map[Metric]float64{Packets: 600}},
 		{"connections", load.Result{Kind: load.Connections, Streams: 4, Count: 50, Elapsed: time.Second / 4}, map[Metric]float64{Connections: 200}},
 		{"two of one measurement", load.Result{Kind: load.Latency, Count: 9, Elapsed: time.Second, Median: time.Millisecond, P99: time.Second / 2},

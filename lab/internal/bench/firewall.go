@@ -15,10 +15,12 @@ import (
 )
 
 // A FirewallCase is what a gateway translates: mapped addresses of hosts, which
-// the peer calls, or remapped networks of the peer, which nodes call.
+// the peer calls, or remapped networks of the peer, which nodes call. Or it is how many
+// nodes there are, of which one calls the peer.
 type FirewallCase struct {
 	Addresses int  `json:"addresses,omitempty"`
 	Networks  int  `json:"networks,omitempty"`
+	Nodes     int  `json:"nodes,omitempty"`
 	Linear    bool `json:"linear,omitempty"` // a rule for each instead of a map
 }
 
@@ -41,7 +43,12 @@ func FirewallCases(addresses, networks []int) []FirewallCase {
 // String is the case for people.
 func (c FirewallCase) String() string {
 	what := fmt.Sprintf("%d mapped IPs", c.Addresses)
-	if c.Networks > 0 {
+	switch {
+	case c.Nodes > 0 && c.Linear:
+		return fmt.Sprintf("%d nodes, rules for each", c.Nodes)
+	case c.Nodes > 0:
+		return fmt.Sprintf("%d nodes", c.Nodes)
+	case c.Networks > 0:
 		what = fmt.Sprintf("%d remapped networks", c.Networks)
 	}
 	if c.Linear {
@@ -77,10 +84,22 @@ const (
 
 // destination returns the i-th address that is called: behind a map.
 func (c FirewallCase) destination(i int) netip.Addr {
-	if c.Networks > 0 {
+	switch {
+	case c.Nodes > 0:
+		return original(0).Addr().Next()
+	case c.Networks > 0:
 		return remapped(i % c.Networks).Addr().Next()
 	}
 	return mappedAddr(i % c.Addresses)
+}
+
+// object is the metadata of an object with these labels and their values.
+func object(kind, namespace, name string, labels ...string) cluster.Meta {
+	m := cluster.Meta{Ref: cluster.Ref{Kind: kind, Namespace: namespace, Name: name}, Generation: 1, Labels: map[string]string{}}
+	for pair := range slices.Chunk(labels, 2) {
+		m.Labels["networking.liqo.io/"+pair[0]] = pair[1]
+	}
+	return m
 }
 
 // state returns what desired makes of the case's objects: the tables of the
@@ -88,13 +107,6 @@ func (c FirewallCase) destination(i int) netip.Addr {
 // those of a gateway: no tunnel shall be measured.
 func (c FirewallCase) state() (netstate.State, error) {
 	ns := "liqo-tenant-" + firewallPeer
-	object := func(kind, namespace, name string, labels ...string) cluster.Meta {
-		m := cluster.Meta{Ref: cluster.Ref{Kind: kind, Namespace: namespace, Name: name}, Generation: 1, Labels: map[string]string{}}
-		for pair := range slices.Chunk(labels, 2) {
-			m.Labels["networking.liqo.io/"+pair[0]] = pair[1]
-		}
-		return m
-	}
 	in := desired.GatewayInput{
 		Name: firewallPeer, Namespace: ns, RemoteID: firewallPeer, Mode: cluster.Server, NodeName: firewallNode, PodIP: hostAddr(0),
 		Nodes: []cluster.InternalNode{{
@@ -123,6 +135,9 @@ func (c FirewallCase) state() (netstate.State, error) {
 		out.Rules = []cluster.RouteRule{r}
 		in.Routes = []cluster.RouteConfiguration{out}
 	}
+	if c.Nodes > 0 {
+		withNodes(&in, c.Nodes)
+	}
 	state, results := desired.Gateway(in)
 	for _, r := range results {
 		if !r.OK {
@@ -132,9 +147,10 @@ func (c FirewallCase) state() (netstate.State, error) {
 	if c.Linear {
 		for _, t := range state.Tables {
 			for i := range t.Chains {
-				t.Chains[i].Rules = withoutMaps(t.Chains[i].Rules)
+				t.Chains[i].Rules = withoutMaps(markForEach(t.Chains[i].Rules))
 			}
 		}
+		state.Rules = ruleForEach(in.Nodes, state.Rules)
 	}
 	return netstate.State{Routes: state.Routes, Rules: state.Rules, Tables: state.Tables}, nil
 }
@@ -156,7 +172,8 @@ func mapping(m cluster.Meta, i int) cluster.FirewallConfiguration {
 	}}
 }
 
-// remap is what the controller writes for a peer with n networks.
+// remap is a user's object that translates n networks by connection tracking. What the
+// controller writes of that form a gateway translates without.
 func remap(m cluster.Meta, n int) cluster.FirewallConfiguration {
 	out := cluster.Chain{Name: "outgoing", Type: "nat", Hook: "prerouting", Priority: -100, Policy: "accept"}
 	in := cluster.Chain{Name: "incoming", Type: "nat", Hook: "postrouting", Priority: 100, Policy: "accept"}
@@ -202,7 +219,7 @@ type FirewallRow struct {
 	FirewallCase
 	Applied          report.Duration `json:"applied"`     // how long it took to write tables, routes and rules
 	Connections      Spread          `json:"connections"` // conntrack entries made, per second
-	Packets          Spread          `json:"packets"`     // of connections that are there, that arrived per second
+	Packets          Spread          `json:"packets"`     // of connections that are there, that arrived per second; with nodes, round trips
 	ConnectionsRatio Spread          `json:"connectionsRatio"`
 	PacketsRatio     Spread          `json:"packetsRatio"`
 }
@@ -253,7 +270,11 @@ func (r FirewallReport) Write(w io.Writer) {
 		return
 	}
 	fmt.Fprintf(w, "\n%d interleaved pairs of %s each: medians; for ratios, to %s, median (smallest–largest)\n", r.Pairs, r.Duration, r.Rows[0].FirewallCase)
-	lines := [][]string{{"", "applied in", "new connections", "ratio", "packets", "ratio"}}
+	packets := "packets"
+	if r.Rows[0].Nodes > 0 {
+		packets = "round trips"
+	}
+	lines := [][]string{{"", "applied in", "new connections", "ratio", packets, "ratio"}}
 	for _, row := range r.Rows {
 		lines = append(lines, []string{
 			row.FirewallCase.String(), quantity(time.Duration(row.Applied).Seconds(), "s"),
@@ -261,5 +282,9 @@ func (r FirewallReport) Write(w io.Writer) {
 		})
 	}
 	writeColumns(w, lines)
+	if r.Rows[0].Nodes > 0 {
+		fmt.Fprintf(w, "New connections are conntrack entries made; round trips are echo requests of one node, each sent when the one before is\nanswered. One sender; the gateway's tables, rules and routes, but no tunnel and no Geneve.\n")
+		return
+	}
 	fmt.Fprintf(w, "New connections are conntrack entries made, to random destinations among all that are translated; packets are those of\n%d connections that arrive. One sender; the gateway's tables, rules and routes, but no tunnel and no Geneve.\n", established)
 }

@@ -53,6 +53,31 @@ func TestFirewallCases(t *testing.T) {
 	}
 }
 
+// TestNodeCases: what is compared are gateways with the same nodes, once with rules for
+// each of them and once without.
+func TestNodeCases(t *testing.T) {
+	for _, c := range NodeCases([]int{10, MaxNodes}) {
+		s, err := c.state()
+		assert.NilError(t, err)
+		marks := 0
+		for _, table := range s.Tables {
+			assert.NilError(t, table.Validate())
+			for _, chain := range table.Chains {
+				if chain.Name == "mark-to-conntrack" {
+					marks += len(chain.Rules)
+				}
+			}
+		}
+		if c.Linear {
+			assert.Equal(t, marks, c.Nodes, c)
+			assert.Assert(t, len(s.Rules) > c.Nodes, c)
+		} else {
+			assert.Equal(t, marks, 4, c)
+			assert.Assert(t, len(s.Rules) < 10, c)
+		}
+	}
+}
+
 func TestSummarizeFirewall(t *testing.T) {
 	cases := FirewallCases([]int{10}, []int{20})[:2]
 	samples := []FirewallSamples{
@@ -85,9 +110,10 @@ New connections are conntrack entries made, to random destinations among all tha
 func TestMeasureFirewall(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.Need(t, "ip")
-	cases := FirewallCases([]int{3, 40}, []int{20})
-	samples, err := MeasureFirewall(t.Context(), FirewallConfig{Cases: cases, Pairs: 1, Duration: 10 * time.Millisecond})
-	assert.NilError(t, err)
-	_, err = SummarizeFirewall(cases, samples)
-	assert.NilError(t, err)
+	for _, cases := range [][]FirewallCase{FirewallCases([]int{3, 40}, []int{20}), NodeCases([]int{2, 12})} {
+		samples, err := MeasureFirewall(t.Context(), FirewallConfig{Cases: cases, Pairs: 1, Duration: 10 * time.Millisecond})
+		assert.NilError(t, err)
+		_, err = SummarizeFirewall(cases, samples)
+		assert.NilError(t, err)
+	}
 }

@@ -120,7 +120,7 @@ func newFirewallSite(ctx context.Context, c FirewallCase) (s *firewallSite, appl
 	}
 	peer, node := s.sender, s.sink
 	s.sinkLink = "node"
-	if c.Networks > 0 {
+	if c.Networks > 0 || c.Nodes > 0 {
 		peer, node, s.sinkLink = s.sink, s.sender, "peer"
 	}
 	if err := s.link(ctx, peer, desired.TunnelInterface, "peer", netip.PrefixFrom(peerAddr(), 30)); err != nil {
@@ -128,6 +128,11 @@ func newFirewallSite(ctx context.Context, c FirewallCase) (s *firewallSite, appl
 	}
 	if err := s.link(ctx, node, nodeLink, "node", netip.PrefixFrom(nodeAddr(), 24)); err != nil {
 		return s, 0, err
+	}
+	if c.Nodes > 0 {
+		if err := s.addNodes(ctx, c.destination(0).String()); err != nil {
+			return s, 0, err
+		}
 	}
 	if err := setForwarding(s.gateway, "1"); err != nil {
 		return s, 0, err
@@ -188,6 +193,16 @@ func runIP(ctx context.Context, commands ...[]string) error {
 	return nil
 }
 
+// runBatch runs the lines of a batch, each a command without its "ip".
+func runBatch(ctx context.Context, lines string) error {
+	cmd := exec.CommandContext(ctx, "ip", "-batch", "-")
+	cmd.Stdin = strings.NewReader(lines)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("ip -batch: %w: %s", err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
 func setForwarding(ns *os.File, value string) error {
 	return netns.Do(ns, func() error {
 		return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte(value), 0)
@@ -235,10 +250,13 @@ func (s *firewallSite) connections(d time.Duration) (float64, error) {
 }
 
 // packets returns how many packets of connections that are there arrive in a
-// second.
+// second, or how many are answered where nodes are measured.
 func (s *firewallSite) packets(d time.Duration) (float64, error) {
 	if err := s.forget(); err != nil {
 		return 0, err
+	}
+	if s.Nodes > 0 {
+		return s.roundTrips(d)
 	}
 	flows := make([]unix.SockaddrInet4, established)
 	for i := range flows {

@@ -1,60 +1,46 @@
 package bench
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/lab/internal/lane"
 	"github.com/isthmus-net/isthmus/lab/internal/load"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// program is the lab's program for test traffic (lab/cmd/probe), as the agent
-// starts it in the network namespace of a host or a pod.
-const program = "probe"
-
 // A World is what is needed of a lab; *world.Client is one.
 type World interface {
-	Exec(ctx context.Context, req world.ExecRequest) (world.ExecResult, error)
-	ExecStream(ctx context.Context, req world.ExecRequest, stdin io.Reader, stdout, stderr io.Writer, resize <-chan world.Resize) (int, error)
+	lane.World
 	PauseCaptures(ctx context.Context) (resume func() error, err error)
 }
 
-// A Lane is where a path begins and ends: two targets of exec, and the address
-// by which the first calls the second.
+// A Lane is where a path begins and ends.
 type Lane struct {
-	Path     Path
-	From, To string
-	Addr     netip.Addr
+	Path Path
+	lane.Lane
 }
 
-// String is the lane for people.
-func (l Lane) String() string { return fmt.Sprintf("%s → %s (%s)", l.From, l.To, l.Addr) }
-
-// Config is how to measure. All is required but Nice and Progress.
+// Config is how to measure. All is required but Progress.
 type Config struct {
 	World    World
 	Lanes    []Lane        // one for each of Paths
 	Pairs    int           // how often each path is measured
 	Duration time.Duration // of one measurement
-	Nice     int           // of the load generator: that of the daemons
 	Progress func(pair int, text string)
 }
 
 // measurements are what is measured on each path, one after the other.
 func measurements() []load.Measurement {
 	return []load.Measurement{
-		{Kind: load.Throughput, Streams: 1}, {Kind: load.Throughput, Streams: 4},
+		{Kind: load.Throughput, Streams: 1}, {Kind: load.Throughput, Streams: 1, LongFirst: true}, {Kind: load.Throughput, Streams: 4},
 		{Kind: load.Packets}, {Kind: load.Connections}, {Kind: load.Latency},
 	}
 }
@@ -72,14 +58,12 @@ func Measure(ctx context.Context, c Config) (s Samples, err error) {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, resume()) }()
-	ctx, cancel := context.WithCancel(ctx)
-	var servers sync.WaitGroup
-	defer servers.Wait()
-	defer cancel()
 	for _, l := range c.Lanes {
-		if err := c.serve(ctx, l.To, &servers); err != nil {
-			return nil, fmt.Errorf("load server on %s: %w", l.To, err)
+		stop, err := l.Serve(ctx, c.World)
+		if err != nil {
+			return nil, err
 		}
+		defer stop()
 	}
 	s = Samples{}
 	for pair := range c.Pairs {
@@ -88,7 +72,8 @@ func Measure(ctx context.Context, c Config) (s Samples, err error) {
 				if c.Progress != nil {
 					c.Progress(pair+1, fmt.Sprintf("%s ×%d, %s", m.Kind, max(m.Streams, 1), l.Path))
 				}
-				r, err := c.measure(ctx, l, m)
+				m.Duration = c.Duration
+				r, err := l.Measure(ctx, c.World, m)
 				if err != nil {
 					return nil, fmt.Errorf("pair %d, %s, %s: %w", pair+1, l.Path, l, err)
 				}
@@ -97,42 +82,6 @@ func Measure(ctx context.Context, c Config) (s Samples, err error) {
 		}
 	}
 	return s, nil
-}
-
-// argv is a command of the load generator.
-func (c Config) argv(args ...string) []string {
-	return append([]string{program, "load", "--nice", strconv.Itoa(c.Nice)}, args...)
-}
-
-// serve starts a server on a target, and returns when it listens. It runs
-// until ctx ends.
-func (c Config) serve(ctx context.Context, target string, running *sync.WaitGroup) error {
-	r, w := io.Pipe()
-	var stderr bytes.Buffer
-	ended := make(chan error, 1)
-	running.Go(func() {
-		code, err := c.World.ExecStream(ctx, world.ExecRequest{Target: target, Host: true, Argv: c.argv("serve")}, nil, w, &stderr, nil)
-		if err == nil {
-			err = fmt.Errorf("exit code %d: %s", code, strings.TrimSpace(stderr.String()))
-		}
-		ended <- err
-		w.CloseWithError(err)
-	})
-	// The first line says that it listens; then it is silent.
-	if _, err := io.ReadFull(r, make([]byte, 1)); err != nil {
-		return <-ended
-	}
-	running.Go(func() { _, _ = io.Copy(io.Discard, r) })
-	return nil
-}
-
-func (c Config) measure(ctx context.Context, l Lane, m load.Measurement) (r load.Result, err error) {
-	out, err := run(ctx, c.World, l.From, c.argv("measure", "--kind", string(m.Kind), "--streams", strconv.Itoa(m.Streams),
-		"--to", l.Addr.String(), "--duration", c.Duration.String())...)
-	if err != nil {
-		return r, err
-	}
-	return r, json.Unmarshal(out, &r)
 }
 
 // run runs a command to its end in the network namespace of a target.

@@ -69,6 +69,9 @@ type Config struct {
 	ServiceCIDR netip.Prefix
 	PodCIDR     netip.Prefix // the cluster's; each node gets a /24, or a /64 of IPv6
 	Nodes       []Node
+	// NodeGracePeriod is how long a node may be silent before it is not ready;
+	// default 10 minutes, for nodes that are objects without a kubelet.
+	NodeGracePeriod time.Duration
 
 	// CRDs are CustomResourceDefinitions as YAML or JSON, one in each, that
 	// are there and served when Start returns.
@@ -135,6 +138,9 @@ func (c *Config) complete() error {
 	}
 	if c.Timeout == 0 {
 		c.Timeout = time.Minute
+	}
+	if c.NodeGracePeriod == 0 {
+		c.NodeGracePeriod = 10 * time.Minute
 	}
 	return errors.Join(errs...)
 }

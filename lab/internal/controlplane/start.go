@@ -391,8 +391,7 @@ func (c *ControlPlane) flags(component string) ([]string, error) {
 			// It makes a client for each of its controllers: with the
 			// default of 20 a second the first service account takes 5 s.
 			"--kube-api-qps=500", "--kube-api-burst=500",
-			// An emulated machine may stall for longer than the usual 50 s.
-			"--node-monitor-grace-period=10m",
+			"--node-monitor-grace-period=" + cfg.NodeGracePeriod.String(),
 			noElection,
 			"--profiling=false",
 		}, nil

@@ -1,6 +1,7 @@
 package deploy
 
 import (
+	"fmt"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -83,5 +84,64 @@ func TestRenderNetNS(t *testing.T) {
 			}
 		}
 		assert.Equal(t, got, want)
+	}
+}
+
+// Gateways and controllers leave a lost node after 15 s, unless who installs says
+// how long they tolerate it.
+func TestRenderTolerations(t *testing.T) {
+	const notReady, unreachable = "node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"
+	say := func(pod map[string]any) map[string]any {
+		return map[string]any{"networking": map[string]any{"gatewayTemplates": map[string]any{"pod": pod}}, "controllerManager": map[string]any{"pod": pod}}
+	}
+	own := func(tolerations ...any) map[string]any { return map[string]any{"tolerations": tolerations} }
+	gpu := map[string]any{"key": "gpu", "operator": "Exists", "effect": "NoSchedule"}
+	for _, test := range []struct {
+		name   string
+		values map[string]any
+		want   []string
+	}{
+		{"by default", nil, []string{notReady + " 15", unreachable + " 15"}},
+		{"later", say(map[string]any{"unreachableSeconds": 60}), []string{notReady + " 60", unreachable + " 60"}},
+		{"beside others", say(own(gpu)), []string{"gpu", notReady + " 15", unreachable + " 15"}},
+		{"one of them", say(own(map[string]any{"key": unreachable, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 5})), []string{unreachable + " 5", notReady + " 15"}},
+		{"one of them, but not for ever", say(own(map[string]any{"key": unreachable, "operator": "Exists", "effect": "NoSchedule"})), []string{unreachable, notReady + " 15", unreachable + " 15"}},
+		{"everything for ever", say(own(map[string]any{"operator": "Exists"})), []string{""}},
+		{"all that does not evict", say(own(map[string]any{"operator": "Exists", "effect": "NoSchedule"})), []string{"", notReady + " 15", unreachable + " 15"}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			values := mergeValues(Values(&topology.Topology{}, networkingv1beta1.OverlayVXLAN, topology.Cluster{
+				Name: "milan", PodCIDR: netip.MustParsePrefix("10.0.0.0/16"), ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"),
+				ExternalCIDR: netip.MustParsePrefix("10.70.0.0/16"), InternalCIDR: netip.MustParsePrefix("10.80.0.0/16"),
+			}), test.values)
+			m, err := Render(filepath.Join("..", "..", "..", "k8s", "chart"), Release, Namespace, values)
+			assert.NilError(t, err)
+			looked := 0
+			for _, o := range m.Objects {
+				var at []string
+				switch o.GetKind() {
+				case "Deployment":
+					at = []string{"spec", "template", "spec", "tolerations"}
+				case "WgGatewayServerTemplate", "WgGatewayClientTemplate":
+					at = []string{"spec", "template", "spec", "deployment", "spec", "template", "spec", "tolerations"}
+				default:
+					continue
+				}
+				list, _, err := unstructured.NestedSlice(o.Object, at...)
+				assert.NilError(t, err)
+				var got []string
+				for _, e := range list {
+					entry := e.(map[string]any)
+					text, _ := entry["key"].(string)
+					if s, ok := entry["tolerationSeconds"]; ok {
+						text = fmt.Sprint(text, " ", s)
+					}
+					got = append(got, text)
+				}
+				assert.DeepEqual(t, got, test.want)
+				looked++
+			}
+			assert.Equal(t, looked, 3)
+		})
 	}
 }

@@ -3,11 +3,14 @@ package deploy
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
@@ -17,9 +20,47 @@ import (
 // waitConverged waits until every host has applied the present generation of
 // every object that is meant for it, in all clusters, and the pods are ready.
 func (in *installer) waitConverged(ctx context.Context) error {
+	if err := TunnelsAgree(ctx, in.cfg.Topology, in.cfg.Clusters, 2*time.Minute); err != nil {
+		return err
+	}
 	return in.each(func(ctx context.Context, c topology.Cluster, cl client.Client) error {
 		return Converged(ctx, in.cfg.Topology, in.cfg.Overlay, c.Name, cl, 2*time.Minute)
 	})(ctx)
+}
+
+// TunnelsAgree waits until the two gateways of each peering report one MTU: each
+// tells the other what its network has room for, and both take the lesser.
+func TunnelsAgree(ctx context.Context, t *topology.Topology, clusters Clusters, timeout time.Duration) error {
+	clients := map[string]client.Client{}
+	for _, p := range t.PresentPeerings() {
+		for _, name := range []string{p.Server, p.Client} {
+			if clients[name] != nil {
+				continue
+			}
+			cl, err := NewClient(clusters, name)
+			if err != nil {
+				return err
+			}
+			clients[name] = cl
+		}
+	}
+	return Poll(ctx, timeout, func(ctx context.Context) (string, error) {
+		for _, p := range t.PresentPeerings() {
+			var mtus [2]int64
+			for i, end := range [][2]string{{p.Server, p.Client}, {p.Client, p.Server}} {
+				report := newUnstructured(networkingAPI, "GatewayReport")
+				key := client.ObjectKey{Namespace: TenantNamespace(end[1]), Name: networkingv1beta1.GatewayNamePrefix + end[1]}
+				if err := clients[end[0]].Get(ctx, key, report); err != nil {
+					return err.Error(), nil
+				}
+				mtus[i], _, _ = unstructured.NestedInt64(report.Object, "status", "mtu")
+			}
+			if mtus[0] != mtus[1] {
+				return fmt.Sprintf("the gateways of %s and %s report tunnels of %d and %d bytes", p.Server, p.Client, mtus[0], mtus[1]), nil
+			}
+		}
+		return "", nil
+	})
 }
 
 // Converged waits until one cluster has converged, at most for timeout. The
@@ -62,6 +103,8 @@ func firewall(namespace, name string) string { return firewallKind + " " + names
 // A state is what decides whether a cluster has converged.
 type state struct {
 	generations  map[string]int64 // of Route- and FirewallConfigurations, by kind namespace/name
+	mappings     []mapping        // those of them that IPs have
+	ips          []types.UID
 	nodes        []unstructured.Unstructured
 	reports      map[string]*unstructured.Unstructured // of gateways, by peer
 	gatewayNodes map[string]string                     // where the pods of gateways are, by peer
@@ -77,7 +120,15 @@ func readState(ctx context.Context, cl client.Client, peers []string) (state, st
 		}
 		for _, o := range list.Items {
 			s.generations[kind+" "+o.GetNamespace()+"/"+o.GetName()] = o.GetGeneration()
+			s.mappings = append(s.mappings, ownedByIP(&o)...)
 		}
+	}
+	ips := newList(ipamAPI, "IP")
+	if err := cl.List(ctx, ips); err != nil {
+		return s, err.Error()
+	}
+	for _, ip := range ips.Items {
+		s.ips = append(s.ips, ip.GetUID())
 	}
 	nodes := newList(networkingAPI, "InternalNode")
 	if err := cl.List(ctx, nodes); err != nil {
@@ -111,9 +162,39 @@ func readState(ctx context.Context, cl client.Client, peers []string) (state, st
 	return s, ""
 }
 
+// A mapping is an object that the controller has made of an IP.
+type mapping struct {
+	name string
+	ip   types.UID
+}
+
+// ownedByIP returns an object as a mapping, if it is one.
+func ownedByIP(o *unstructured.Unstructured) []mapping {
+	for _, owner := range o.GetOwnerReferences() {
+		if owner.Kind == "IP" && owner.APIVersion == ipamAPI {
+			return []mapping{{describe(o), owner.UID}}
+		}
+	}
+	return nil
+}
+
+// leftover names a mapping whose IP is deleted: the controller has not heard of
+// that yet.
+func (s state) leftover() string {
+	for _, m := range s.mappings {
+		if !slices.Contains(s.ips, m.ip) {
+			return m.name + " is there, and its IP is deleted"
+		}
+	}
+	return ""
+}
+
 // notApplied returns the first object that some host has not applied in its
 // present generation, or what else a host has not said.
 func (s state) notApplied(c topology.Cluster, peers []string, overlay networkingv1beta1.Overlay) string {
+	if why := s.leftover(); why != "" {
+		return why
+	}
 	if want := len(c.Present()); len(s.nodes) != want {
 		return fmt.Sprintf("%d of %d InternalNodes exist", len(s.nodes), want)
 	}
@@ -180,6 +261,11 @@ func (s state) missing(host *unstructured.Unstructured, want []string) string {
 		}
 	}
 	var out []string
+	for _, name := range slices.Sorted(maps.Keys(got)) {
+		if kind, _, _ := strings.Cut(name, " "); (kind == routeKind || kind == firewallKind) && s.generations[name] == 0 {
+			return describe(host) + " has applied " + name + ", which is deleted"
+		}
+	}
 	for _, name := range want {
 		generation := s.generations[name]
 		if generation == 0 {

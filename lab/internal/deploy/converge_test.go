@@ -5,7 +5,9 @@ import (
 	"testing"
 
 	"gotest.tools/v3/assert"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 
 	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
@@ -122,12 +124,34 @@ func TestTunnelMTU(t *testing.T) {
 // TestNotApplied: an object that does not exist, a stale generation and an error
 // are told apart.
 func TestNotApplied(t *testing.T) {
-	s := state{generations: map[string]int64{route("liqo-tenant-rome", "a"): 1, route("liqo-tenant-rome", "b"): 2, firewall("liqo", "d"): 1}}
+	s := state{generations: map[string]int64{
+		route("liqo-tenant-rome", "a"): 1, route("liqo-tenant-rome", "b"): 2, route("liqo-tenant-rome", "c"): 1, firewall("liqo", "d"): 1,
+		firewall("liqo-tenant-rome", "rome-masquerade-bypass"): 1,
+	}}
 	h := host("InternalNode", "node-1", "vtep", "a", "b", "c")
 	applied, _, _ := unstructured.NestedSlice(h.Object, "status", "applied")
 	applied[0].(map[string]any)["ok"], applied[0].(map[string]any)["message"] = false, "no such link"
 	assert.NilError(t, unstructured.SetNestedSlice(h.Object, applied, "status", "applied"))
 	assert.Equal(t, s.missing(h, []string{route("liqo-tenant-rome", "a"), route("liqo-tenant-rome", "b"), firewall("liqo", "d")}),
 		"InternalNode node-1 has not applied RouteConfiguration liqo-tenant-rome/a: no such link, RouteConfiguration liqo-tenant-rome/b: generation 1 of 2, FirewallConfiguration liqo/d is not in its report")
-	assert.Equal(t, s.missing(h, []string{route("liqo-tenant-rome", "c")}), "RouteConfiguration liqo-tenant-rome/c does not exist")
+	assert.Equal(t, s.missing(h, []string{route("liqo-tenant-rome", "e")}), "RouteConfiguration liqo-tenant-rome/e does not exist")
+}
+
+// What is deleted is gone only when no host has it any more, and what the controller
+// makes of an IP when the controller has heard that the IP is gone.
+func TestDeletedIsNotConverged(t *testing.T) {
+	s := state{generations: map[string]int64{route("liqo-tenant-rome", "a"): 1, firewall("liqo-tenant-rome", "rome-masquerade-bypass"): 1}}
+	assert.Equal(t, s.missing(host("InternalNode", "node-1", "vtep", "a"), nil), "")
+	assert.Equal(t, s.missing(host("InternalNode", "node-1", "vtep", "a", "b"), nil),
+		"InternalNode node-1 has applied RouteConfiguration liqo-tenant-rome/b, which is deleted")
+
+	o := newUnstructured(networkingAPI, "FirewallConfiguration")
+	o.SetNamespace("default")
+	o.SetName("db-remap-ipmapping-gw")
+	assert.Equal(t, len(ownedByIP(o)), 0)
+	o.SetOwnerReferences([]metav1.OwnerReference{{APIVersion: ipamAPI, Kind: "IP", Name: "db", UID: "7"}})
+	s.mappings, s.ips = ownedByIP(o), []types.UID{"6", "7"}
+	assert.Equal(t, s.leftover(), "")
+	s.ips = s.ips[:1]
+	assert.Equal(t, s.leftover(), "FirewallConfiguration default/db-remap-ipmapping-gw is there, and its IP is deleted")
 }

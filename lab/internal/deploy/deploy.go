@@ -6,6 +6,7 @@
 package deploy
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -323,6 +324,7 @@ func Values(t *topology.Topology, by networkingv1beta1.Overlay, c topology.Clust
 			"externalCIDR": c.ExternalCIDR.String(),
 			"internalCIDR": c.InternalCIDR.String(),
 		},
+		"controllerManager": map[string]any{"replicas": cmp.Or(c.Controllers, 1)},
 		"networking": map[string]any{
 			"overlay": overlay,
 			"gatewayTemplates": map[string]any{

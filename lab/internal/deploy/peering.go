@@ -20,6 +20,7 @@ import (
 
 const (
 	networkingAPI = "networking.liqo.io/v1beta1"
+	ipamAPI       = "ipam.liqo.io/v1alpha1"
 	wireGuardPort = int64(51840)
 )
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/prober"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -47,6 +48,10 @@ func (e *Conntrack) Check(ctx context.Context, row *Row) (Result, error) {
 			return missing(e.Mark.Text, err)
 		}
 	}
+	server, err := row.Directory.Address(ctx, e.SeenBy.Operand, e.On.Cluster)
+	if err != nil {
+		return missing(e.SeenBy.Text, err)
+	}
 	target, err := row.ExecTarget(ctx, e.On.Operand)
 	if err != nil {
 		return Result{}, err
@@ -62,12 +67,14 @@ func (e *Conntrack) Check(ctx context.Context, row *Row) (Result, error) {
 	port := strconv.Itoa(int(p.Result.SeenAs.Port()))
 	var got []string
 	for line := range strings.Lines(string(ran.Stdout)) {
-		if repliesTo(line) == port {
+		// A probe of a kubelet's may come from the same port, and one of another
+		// row's to another pod.
+		if r := repliesOf(line); r.to == port && r.from == strconv.Itoa(prober.Port) && r.src == server.String() {
 			got = append(got, strings.Join(strings.Fields(line), " "))
 		}
 	}
 	if len(got) == 0 {
-		res.Got = fmt.Sprintf("no entry with replies to port %s", port)
+		res.Got = fmt.Sprintf("no entry with replies of %s to port %s", server, port)
 		return res, nil
 	}
 	for _, line := range got { // which of several is meant nobody can tell
@@ -111,16 +118,24 @@ func offset(a netip.Addr, network netip.Prefix) int {
 	return n
 }
 
-// repliesTo is the port that the replies of an entry go to: the last one of
-// the line.
-func repliesTo(line string) string {
-	port := ""
-	for _, f := range strings.Fields(line) {
-		if p, ok := strings.CutPrefix(f, "dport="); ok {
-			port = p
+// replies say where the replies of an entry come from, and the ports that they come
+// from and go to.
+type replies struct{ src, from, to string }
+
+// repliesOf reads an entry: its replies are the last ones of the line.
+func repliesOf(line string) (r replies) {
+	for f := range strings.FieldsSeq(line) {
+		key, value, _ := strings.Cut(f, "=")
+		switch key {
+		case "src":
+			r.src = value
+		case "sport":
+			r.from = value
+		case "dport":
+			r.to = value
 		}
 	}
-	return port
+	return r
 }
 
 // markOf is the mark of an entry without the bits that say which direction of it

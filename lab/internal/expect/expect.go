@@ -57,6 +57,7 @@ func kinds() map[string]func() Expectation {
 		"conntrack":   func() Expectation { return &Conntrack{} },
 		"mss":         func() Expectation { return &MSS{} },
 		"mtu":         func() Expectation { return &MTU{} },
+		"rate":        func() Expectation { return &Rate{} },
 		"path":        func() Expectation { return &Path{} },
 		"never":       func() Expectation { return &Never{} },
 		"kubectl":     func() Expectation { return &Kubectl{} },

@@ -402,7 +402,8 @@ func TestPathInsideNothing(t *testing.T) {
 	}
 }
 
-// TestConntrack: the entry is found by the port that its replies go to.
+// TestConntrack: the entry is found by whom its replies are of and the port that they
+// go to.
 func TestConntrack(t *testing.T) {
 	const table = `tcp      6 119 TIME_WAIT src=10.80.0.1 dst=10.1.1.2 sport=7777 dport=8080 src=10.1.1.2 dst=10.70.0.0 sport=8080 dport=7777 [ASSURED] mark=5 use=1
 tcp      6 119 TIME_WAIT src=10.80.0.2 dst=10.1.1.2 sport=40000 dport=8080 src=10.1.1.2 dst=10.70.0.0 sport=8080 dport=40000 [ASSURED] mark=0 use=1
@@ -417,7 +418,11 @@ tcp      6 119 TIME_WAIT src=10.80.0.2 dst=10.1.1.2 sport=40000 dport=8080 src=1
 		{strings.ReplaceAll(table, "mark=0", "mark=1073741826"), false, "mark 2"}, // and what says which direction is the tunnel's
 		{strings.ReplaceAll(table, " mark=0", ""), false, "an entry that does not say its mark: this kernel keeps none"},
 		{table + strings.ReplaceAll(table, "mark=0", "mark=2"), false, "mark 2"}, // which of the two is it?
-		{strings.ReplaceAll(table, "dport=40000 [", "dport=40001 ["), false, "no entry with replies to port 40000"},
+		{strings.ReplaceAll(table, "dport=40000 [", "dport=40001 ["), false, "no entry with replies of 10.1.1.2 to port 40000"},
+		{ // another row's connection to another pod, from the same port
+			table + `tcp 6 70 TIME_WAIT src=10.0.1.2 dst=10.1.0.2 sport=40000 dport=8080 src=10.1.0.2 dst=10.0.1.2 sport=8080 dport=40000 [ASSURED] mark=3 use=1` + "\n", true,
+			"tcp 6 119 TIME_WAIT src=10.80.0.2 dst=10.1.1.2 sport=40000 dport=8080 src=10.1.1.2 dst=10.70.0.0 sport=8080 dport=40000 [ASSURED] mark=0 use=1",
+		},
 	} {
 		w, row := newFake(t)
 		w.prints = tc.table

@@ -76,8 +76,11 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	// A machine that does its work slower answers slower, too. What has not
 	// been silent need not be watched for longer there; what is silent is, until
 	// it speaks again or has been silent for too long.
-	gap, fresh := row.Pace.Longer(e.Gap, row.StepStarted), row.Pace.Longer(freshness, row.StepStarted)
+	gap, fresh := row.longer(e.Gap), row.longer(freshness)
 	enough := max(e.For, watch(e.Gap, freshness))
+	if e.Lost != nil {
+		enough += prober.LateTime
+	}
 	impostor := slices.IndexFunc(s.by, func(by prober.Server) bool {
 		return !slices.ContainsFunc(allowed, func(o operand.Operand) bool { return isNamed(by, o) })
 	})
@@ -231,6 +234,12 @@ func (f *FlowState) read(ctx context.Context, r *io.PipeReader) {
 		f.reports = append(f.reports, rep)
 		f.mu.Unlock()
 	}
+}
+
+// Answered tells whether the stream has had an answer, or never will.
+func (f *FlowState) Answered() bool {
+	s := f.since(time.Time{})
+	return s.received > 0 || s.broken != ""
 }
 
 // Close ends the stream.

@@ -57,6 +57,8 @@ type Row struct {
 	ProbeTimeout time.Duration
 	// Pace says how much slower the machine is than at best; nil: not at all.
 	Pace *pace.Meter
+	// Patience is how many times as long an emulated machine may be silent; 0: once.
+	Patience int
 
 	Probes  []Probe               // in the order they were sent
 	Flows   map[string]*FlowState // by name
@@ -65,6 +67,12 @@ type Row struct {
 	Remembered map[string]Remembered
 	// LogMarks has the end of every log when the row began.
 	LogMarks map[string]world.LogMark
+}
+
+// longer is how long something may take here for which d is enough on a machine
+// of its own that has nothing else to do.
+func (row *Row) longer(d time.Duration) time.Duration {
+	return row.Pace.Longer(d, row.StepStarted) * time.Duration(max(row.Patience, 1))
 }
 
 // A Probe is a probe that was sent. Dst is whose address it was sent to: To's

@@ -85,7 +85,7 @@ func (n *needed) action(a scenario.Action) string {
 		return ""
 	case *scenario.Stop:
 		return "probes of the world " + World + " go by the API server, which such a step takes away"
-	case *scenario.NodeLeaves, *scenario.NodeJoins:
+	case *scenario.NodeLeaves, *scenario.NodeLost, *scenario.NodeJoins:
 		return "kind makes the nodes of a cluster at once, and for good"
 	case *scenario.Impair:
 		return noRouter

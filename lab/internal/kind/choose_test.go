@@ -52,7 +52,7 @@ func TestCannotRun(t *testing.T) {
 		{"a command of an administrator", "two-clusters", after("do: { kubectl: { in: milan, run: rollout restart -n liqo daemonset/isthmus-node } }"), ""},
 		{"a gateway that moves", "two-clusters", after("do: { gatewayMoves: { of: milan, to: milan/gateway.othernode } }"), ""},
 		{"a peering that comes and goes", "hub-joins", after("do: [ { connect: { server: milan, client: naples } }, { disconnect: { in: naples, peer: milan } } ]"), ""},
-		{"a topology that kind can't make", "flat", step(reach), "of topology flat, clusters.rome.nodeCIDR: "},
+		{"a topology that kind can't make", "flat", step(reach), "of topology flat, clusters.milan.cni: "},
 		{"another world", "two-clusters", "world: native\n" + step(reach), "asks for the native world"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -124,6 +124,10 @@ ns=$(crictl inspectp "$pod" | jq -r '.info.runtimeSpec.linux.namespaces[] | sele
 shift 2
 exec nsenter --net="$ns" -- "$@"`
 
+// nodeTemp is the directory for files of commands on nodes: each is a container
+// of the lab's own.
+const nodeTemp = "TMPDIR=/tmp"
+
 // onNode runs a command in the container that is a node, by kind's library.
 func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRequest, s streams) (int, error) {
 	n, err := l.node(cluster, name)
@@ -133,7 +137,7 @@ func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRe
 	if req.TTY {
 		return 0, fmt.Errorf("exec on %s: kind gives nodes no terminal; run: %s exec -it %s %s", req.Target, l.record.Engine, n, strings.Join(req.Argv, " "))
 	}
-	cmd := n.CommandContext(ctx, req.Argv[0], req.Argv[1:]...).SetEnv(req.Env...)
+	cmd := n.CommandContext(ctx, req.Argv[0], req.Argv[1:]...).SetEnv(slices.Concat([]string{nodeTemp}, req.Env)...)
 	if s.stdin != nil {
 		cmd = cmd.SetStdin(s.stdin)
 	}

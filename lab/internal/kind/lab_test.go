@@ -324,7 +324,7 @@ func commands(t *testing.T, l *Lab, e engine, kindName string) {
 	assert.Equal(t, res.Code, 7)
 	_, err = run("milan/control-plane", "kubernetes", "kubectl", "get", "nodes")
 	assert.NilError(t, err)
-	assert.Equal(t, len(e.calls(t, "exec --privileged "+kindName+"-control-plane kubernetes kubectl get nodes")), 1)
+	assert.Equal(t, len(e.calls(t, "exec --privileged -e TMPDIR=/tmp "+kindName+"-control-plane kubernetes kubectl get nodes")), 1)
 	_, err = run("milan/node-3", "true")
 	assert.ErrorIs(t, err, world.ErrNoTarget)
 	_, err = run("naples/node-1", "true")
@@ -333,7 +333,7 @@ func commands(t *testing.T, l *Lab, e engine, kindName string) {
 	// With the node's tools in the pod's network namespace.
 	_, err = run("milan/web", "ip", "route")
 	assert.NilError(t, err)
-	in := e.calls(t, "exec --privileged "+kindName+"-worker sh -c set -e pod=$(crictl")
+	in := e.calls(t, "exec --privileged -e TMPDIR=/tmp "+kindName+"-worker sh -c set -e pod=$(crictl")
 	assert.Equal(t, len(in), 1)
 	assert.Check(t, strings.HasSuffix(in[0], "sh default web ip route"), in[0])
 
@@ -349,7 +349,7 @@ func commands(t *testing.T, l *Lab, e engine, kindName string) {
 	assert.ErrorIs(t, err, context.Canceled)
 	_, err = l.ExecStream(t.Context(), world.ExecRequest{Target: "milan/node-1", Host: true, Argv: []string{"probe", "flow", "--to", "10.1.0.5"}}, nil, &out, &out, nil)
 	assert.NilError(t, err)
-	flows := e.calls(t, "exec --privileged -i "+kindName+"-worker probe --until-eof flow")
+	flows := e.calls(t, "exec --privileged -i -e TMPDIR=/tmp "+kindName+"-worker probe --until-eof flow")
 	assert.Equal(t, len(flows), 2)
 
 	_, err = l.ExecStream(t.Context(), world.ExecRequest{Target: "milan/node-1", Host: true, TTY: true, Argv: []string{"sh", "-i"}}, nil, &out, &out, nil)

@@ -58,6 +58,7 @@ func (r *Refused) cluster(c topology.Cluster, defaultNetwork bool) {
 	}{
 		{"cni", c.CNI == topology.CNIFlannel, "flanneld has no place in kind's nodes"},
 		{"cni", c.CNI == topology.CNIIPPool, "kind's nodes have no IPAM of their own"},
+		{"cni", c.CNI == topology.CNIVPC, "kind's nodes have one interface"},
 		{"nodeCIDR", !defaultNetwork, "the engine gives the nodes of all clusters addresses of one network"},
 		{"flat", c.Flat, "the engine gives nodes their addresses, and none of the podCIDR"},
 		{"nat", c.NAT, "all nodes are on one network: no router is between the clusters"},
@@ -68,6 +69,7 @@ func (r *Refused) cluster(c topology.Cluster, defaultNetwork bool) {
 		{"rpFilter", c.RPFilter != topology.RPFilterLoose, "reverse-path filters are as the engine and the node image set them"},
 		{"mtu", c.MTU != topology.DefaultMTU, "the MTU is that of the engine's network"},
 		{"wanMTU", c.WANMTU != topology.DefaultMTU, "no router is between the clusters whose link could have it"},
+		{"nodeGracePeriod", c.NodeGracePeriod != topology.DefaultNodeGracePeriod, "kind starts the controller manager with its own"},
 		{"absent", len(c.Absent) > 0, "all nodes of a cluster are made at once"},
 	} {
 		if field.has {

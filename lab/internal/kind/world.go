@@ -252,6 +252,11 @@ func (l *Lab) Impair(_ context.Context, req world.ImpairRequest) error {
 	return fmt.Errorf("impair the link of %s: the world %s has no routers", req.Host, World)
 }
 
+// LoseNode is what other worlds have: kind's library takes no power from a node.
+func (l *Lab) LoseNode(_ context.Context, cluster, node string) error {
+	return fmt.Errorf("%s/%s loses its power: nodes of the world %s can't", cluster, node, World)
+}
+
 // LeaveNode is what other worlds have.
 func (l *Lab) LeaveNode(_ context.Context, cluster, node string) error {
 	return fmt.Errorf("%s/%s leaves: nodes of the world %s can't", cluster, node, World)

@@ -77,6 +77,8 @@ type Measurement struct {
 	// Streams is the number of connections at a time: of Throughput (default
 	// 1) and of Connections (default 4, so that not only latency counts).
 	Streams int
+	// LongFirst sends long packets first: see sendLong.
+	LongFirst bool
 }
 
 // A Result is what was measured. Fields of other kinds are zero.
@@ -84,9 +86,11 @@ type Result struct {
 	Kind    Kind          `json:"kind"`
 	Elapsed time.Duration `json:"elapsed"` // that the counts are for
 	Streams int           `json:"streams,omitempty"`
-	Bytes   int64         `json:"bytes,omitempty"`   // throughput: received
-	Packets int64         `json:"packets,omitempty"` // packets: received after the first, with which Elapsed begins
-	Sent    int64         `json:"sent,omitempty"`    // packets: handed to the kernel
+	// LongFirst: long packets went before.
+	LongFirst bool  `json:"longFirst,omitempty"`
+	Bytes     int64 `json:"bytes,omitempty"`   // throughput: received
+	Packets   int64 `json:"packets,omitempty"` // packets: received after the first, with which Elapsed begins
+	Sent      int64 `json:"sent,omitempty"`    // packets: handed to the kernel
 	// Count is the number of connections, or of round trips.
 	Count  int           `json:"count,omitempty"`
 	Median time.Duration `json:"median,omitempty"` // latency

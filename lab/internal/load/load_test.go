@@ -39,6 +39,7 @@ func TestLoopback(t *testing.T) {
 				want func(load.Result) bool
 			}{
 				{"one stream", load.Measurement{Kind: load.Throughput}, func(r load.Result) bool { return r.Bytes > 0 && r.Streams == 1 }},
+				{"after long packets", load.Measurement{Kind: load.Throughput, LongFirst: true}, func(r load.Result) bool { return r.Bytes > 0 && r.LongFirst }},
 				{"four streams", load.Measurement{Kind: load.Throughput, Streams: 4}, func(r load.Result) bool { return r.Bytes > 0 && r.Streams == 4 }},
 				{"small packets", load.Measurement{Kind: load.Packets}, func(r load.Result) bool { return r.Packets > 0 && r.Packets < r.Sent }},
 				{"connections", load.Measurement{Kind: load.Connections}, func(r load.Result) bool { return r.Count > 0 && r.Streams == 4 }},

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 // Measure measures one thing, for the time that m says and the time that it
@@ -29,12 +30,43 @@ func Measure(ctx context.Context, m Measurement) (Result, error) {
 	measure := map[Kind]func(context.Context, Measurement) (Result, error){
 		Throughput: throughput, Packets: packets, Connections: connections, Latency: latency,
 	}[m.Kind]
+	if m.LongFirst {
+		if err := sendLong(ctx, m.To); err != nil {
+			return Result{}, fmt.Errorf("load: long packets to %s: %w", m.To, err)
+		}
+	}
 	r, err := measure(ctx, m)
 	if err != nil {
 		return Result{}, fmt.Errorf("load: %s to %s: %w", m.Kind, m.To, err)
 	}
-	r.Kind, r.Streams = m.Kind, m.Streams
+	r.Kind, r.Streams, r.LongFirst = m.Kind, m.Streams, m.LongFirst
 	return r, nil
+}
+
+// sendLong sends a datagram of each length, in steps of 16 bytes, that Ethernet
+// carries and the least MTU of IPv6 does not, none of which may be fragmented.
+// Whoever on the way has no room for one says so, and somebody may draw the wrong
+// conclusion.
+func sendLong(ctx context.Context, to netip.AddrPort) error {
+	const most, least, step, headers = 1500, 1280, 16, 28
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) error {
+		level, option := unix.IPPROTO_IP, unix.IP_MTU_DISCOVER
+		if !to.Addr().Is4() {
+			level, option = unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER // with the same values
+		}
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), level, option, unix.IP_PMTUDISC_PROBE) }), err)
+	}}
+	conn, err := d.DialContext(ctx, "udp", to.String())
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	for size := most; size > least; size -= step {
+		// That it is too long, or that nobody listens, is what it is for.
+		_, _ = conn.Write(make([]byte, size-headers))
+	}
+	return nil
 }
 
 // dial connects, and lets go of the connection's reads and writes when ctx

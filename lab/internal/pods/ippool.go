@@ -6,16 +6,12 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
-	"strings"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-
-	"github.com/isthmus-net/isthmus/lab/internal/netns"
 )
 
 // PodNetworks are where the pods of a node have their addresses: its block of
@@ -51,7 +47,7 @@ table ip lab-workloads {
 		iifname "veth*" fib saddr . mark . iif oif missing counter drop comment "the source is not the pod's"
 	}
 	chain from {
-		meta l4proto ipencap counter drop
+		meta l4proto 4 counter drop
 		udp dport 4789 counter drop
 	}
 	chain input {
@@ -67,18 +63,6 @@ table ip lab-workloads {
 	}
 }
 `
-
-// guardWorkloads writes the rules for the links of pods.
-func (n *node) guardWorkloads() error {
-	cmd := exec.Command("nft", "-f", "-")
-	cmd.Stdin = strings.NewReader(workloadRules)
-	var out strings.Builder
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := netns.Do(n.cfg.NetNS, cmd.Run); err != nil {
-		return fmt.Errorf("nft -f -: %w: %s", err, strings.TrimSpace(out.String()))
-	}
-	return nil
-}
 
 // bareLinks makes the node's ends of a pod's links what Calico makes them: the
 // plug-in ptp gives each the gateway's address, Calico gives it none, so that

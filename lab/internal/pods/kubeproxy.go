@@ -12,6 +12,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 	"github.com/isthmus-net/isthmus/lab/internal/niceness"
+	"golang.org/x/sys/unix"
 )
 
 // Modes of kube-proxy.
@@ -90,7 +91,8 @@ func (c *NodeConfig) KubeProxyFlags(kubeconfig string) []string {
 func (n *node) logFile(program string) string { return filepath.Join(n.cfg.Dir, "log", program+".log") }
 
 // keepProgram runs a daemon of the node in its namespace and starts it again
-// when it ends, until ctx does.
+// when it ends, until ctx does. Nothing that the daemon had started is left
+// when it returns.
 func (n *node) keepProgram(ctx context.Context, name string, command func() (*exec.Cmd, error)) {
 	for {
 		err := n.runProgram(ctx, name, command)
@@ -115,7 +117,11 @@ func (n *node) runProgram(ctx context.Context, name string, command func() (*exe
 		return err
 	}
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	// The first process of a PID namespace takes with it what it has started:
+	// kube-proxy is often killed while it waits for nft, which would live on and
+	// write to a node that is being taken down. Wait returns when all are gone
+	// (pid_namespaces(7)).
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Cloneflags: unix.CLONE_NEWPID}
 	if err := netns.Do(n.cfg.NetNS, cmd.Start); err != nil {
 		return fmt.Errorf("start %s: %w", name, err)
 	}

@@ -9,6 +9,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/containernetworking/cni/libcni"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -17,6 +18,7 @@ import (
 	vnetns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // network wires pods of one node by CNI plugins.
@@ -25,6 +27,10 @@ type network struct {
 	cni  *libcni.CNIConfig
 	list *libcni.NetworkConfigList
 	bare bool // the node's ends of pods' links have no address
+	vpc  bool // pods' addresses have rules of their own, see vpc.go
+
+	mu    sync.Mutex
+	addrs map[types.UID][]netip.Addr // of pods, which these rules are for
 }
 
 func (n *network) runtime(pod *corev1.Pod, ns *os.File) *libcni.RuntimeConf {
@@ -73,7 +79,15 @@ func (n *network) add(ctx context.Context, pod *corev1.Pod, ns *os.File) ([]neti
 			}
 		}
 		if n.bare {
-			return bareLinks(n.node, r)
+			if err := bareLinks(n.node, r); err != nil {
+				return err
+			}
+		}
+		if n.vpc {
+			n.mu.Lock()
+			n.addrs[pod.UID] = addrs
+			n.mu.Unlock()
+			return addVPCRules(n.node, addrs)
 		}
 		return nil
 	})
@@ -85,6 +99,13 @@ func (n *network) add(ctx context.Context, pod *corev1.Pod, ns *os.File) ([]neti
 
 // del returns a pod's addresses and removes its link.
 func (n *network) del(ctx context.Context, pod *corev1.Pod, ns *os.File) error {
+	n.mu.Lock()
+	addrs := n.addrs[pod.UID]
+	delete(n.addrs, pod.UID)
+	n.mu.Unlock()
+	if err := deleteVPCRules(n.node, addrs); err != nil {
+		return err
+	}
 	return netns.Do(n.node, func() error {
 		return n.cni.DelNetworkList(ctx, n.list, n.runtime(pod, ns))
 	})

@@ -113,9 +113,11 @@ func (n *node) run(ctx context.Context) error {
 	if err := n.retry(ctx, "register the node", n.register); err == nil {
 		wg.Go(func() { n.keepLease(ctx) })
 		wg.Go(func() { n.keepStatus(ctx) })
-		if n.cfg.CNI == CNIFlannel {
+		switch n.cfg.CNI {
+		case CNIFlannel:
 			wg.Go(func() { n.keepFlannel(ctx) })
-		} else {
+		case CNIVPC: // the network leads to pods
+		default:
 			wg.Go(func() { n.keepRoutes(ctx) })
 		}
 		if n.cfg.KubeProxy != "" {

@@ -59,6 +59,10 @@ const (
 	// addresses of the node's block of a pool, and links of pods that only
 	// carry what has the pod's own address.
 	CNIIPPool = "ippool"
+	// CNIVPC is ptp and host-local with a second interface of the node for its
+	// pods, and rules by their addresses, as AWS's VPC CNI has them. No routes
+	// lead to other nodes' pods: the network knows the way.
+	CNIVPC = "vpc"
 	// CNIFlannel is flanneld with its plug-in: VXLAN between the nodes, and
 	// its own masquerade.
 	CNIFlannel = "flannel"
@@ -98,6 +102,10 @@ type NodeConfig struct {
 	MTU        int    // of pods; 0: the plug-ins' default
 	// FlannelKubeconfig is for flanneld; required by CNIFlannel.
 	FlannelKubeconfig []byte
+	// PodLink is the link by which pods' packets leave the node, and Router who
+	// takes them there; required by CNIVPC.
+	PodLink string
+	Router  netip.Addr
 	// Blocks are where the pods of each node have their addresses, by the name of
 	// the node; required by CNIIPPool, empty otherwise.
 	Blocks      map[string]netip.Prefix
@@ -152,10 +160,13 @@ func (c *NodeConfig) Complete() error {
 	case CNIBridge, CNIPtP:
 	case CNIIPPool:
 		need("Blocks", len(c.Blocks) == 0)
+	case CNIVPC:
+		need("PodLink", c.PodLink == "")
+		need("Router", !c.Router.IsValid())
 	case CNIFlannel:
 		need("FlannelKubeconfig", len(c.FlannelKubeconfig) == 0)
 	default:
-		errs = append(errs, fmt.Errorf("node %s/%s: CNI profile %q is not known; use %s, %s, %s or %s", c.Cluster, c.Name, c.CNI, CNIBridge, CNIPtP, CNIIPPool, CNIFlannel))
+		errs = append(errs, fmt.Errorf("node %s/%s: CNI profile %q is not known; use %s, %s, %s, %s or %s", c.Cluster, c.Name, c.CNI, CNIBridge, CNIPtP, CNIIPPool, CNIVPC, CNIFlannel))
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -403,6 +403,11 @@ func refused(t *testing.T, w *world) {
 func deletion(t *testing.T, w *world) {
 	w.pod(t, "stubborn", `containers: [{name: main, image: "box:test", args: [stubborn]}]`)
 	w.until(t, "stubborn", "ready", ready)
+	// It is ready as soon as it runs, before it ignores the signal.
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		b, err := w.client.CoreV1().Pods("default").GetLogs("stubborn", &corev1.PodLogOptions{}).DoRaw(t.Context())
+		return result(err == nil && strings.Contains(string(b), "not going"), "%s%v", b, err)
+	}, poll.WithTimeout(10*time.Second), poll.WithDelay(20*time.Millisecond))
 	pid := w.pid(t, "stubborn")
 	grace := int64(1)
 	begin := time.Now()

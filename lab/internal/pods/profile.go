@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 )
@@ -32,8 +33,13 @@ func (n *node) newNetwork(ctx context.Context, podCIDRs []netip.Prefix) (*networ
 	}
 	if block, ok := n.cfg.Blocks[n.cfg.Name]; ok {
 		podCIDRs = []netip.Prefix{block}
-		if err := n.guardWorkloads(); err != nil {
+		if err := n.input(workloadRules, "nft", "-f", "-"); err != nil {
 			return nil, fmt.Errorf("rules for the links of pods: %w", err)
+		}
+	}
+	if n.cfg.CNI == CNIVPC {
+		if err := n.vpcRouting(); err != nil {
+			return nil, fmt.Errorf("routes of pods: %w", err)
 		}
 	}
 	if err := n.masquerade(podCIDRs); err != nil {
@@ -59,8 +65,9 @@ func (n *node) newNetwork(ctx context.Context, podCIDRs []netip.Prefix) (*networ
 	return &network{
 		node: n.cfg.NetNS,
 		cni:  libcni.NewCNIConfigWithCacheDir([]string{plugins}, filepath.Join(dir, "cache"), nil),
-		list: list,
-		bare: n.cfg.CNI == CNIIPPool,
+		list: list, addrs: map[types.UID][]netip.Addr{},
+		bare: n.cfg.CNI == CNIIPPool || n.cfg.CNI == CNIVPC,
+		vpc:  n.cfg.CNI == CNIVPC,
 	}, nil
 }
 
@@ -80,9 +87,9 @@ func (n *node) conflist(dir string, podCIDRs []netip.Prefix) ([]byte, error) {
 }
 
 // Conflist is what a distribution with the reference plugins installs on a node:
-// CNIBridge, CNIPtP or CNIIPPool, with addresses of the node's podCIDRs kept in ipamDir. An
-// MTU of 0 leaves links as the kernel makes them. There is no masquerade: the
-// plug-ins would masquerade between pods of a cluster, too.
+// CNIBridge, or ptp for other profiles, with addresses of the node's podCIDRs kept
+// in ipamDir. An MTU of 0 leaves links as the kernel makes them. There is no
+// masquerade: the plug-ins would masquerade between pods of a cluster, too.
 func Conflist(cni, ipamDir string, mtu int, podCIDRs []netip.Prefix) ([]byte, error) {
 	var ranges [][]map[string]string
 	var routes []map[string]string
@@ -96,7 +103,7 @@ func Conflist(cni, ipamDir string, mtu int, podCIDRs []netip.Prefix) ([]byte, er
 	}
 	ipam := map[string]any{"type": "host-local", "ranges": ranges, "dataDir": ipamDir}
 	plugin := map[string]any{"type": "bridge", "bridge": "cni0", "isDefaultGateway": true, "ipMasq": false, "hairpinMode": true, "ipam": ipam}
-	if cni == CNIPtP || cni == CNIIPPool {
+	if cni != CNIBridge {
 		ipam["routes"] = routes
 		plugin = map[string]any{"type": "ptp", "ipMasq": false, "ipam": ipam}
 	}
@@ -127,13 +134,21 @@ func (n *node) masquerade(podCIDRs []netip.Prefix) error {
 		if argv == nil {
 			continue
 		}
-		cmd := exec.Command(argv[0], argv[1:]...)
-		cmd.Stdin = strings.NewReader(input)
-		var out strings.Builder
-		cmd.Stdout, cmd.Stderr = &out, &out
-		if err := netns.Do(n.cfg.NetNS, cmd.Run); err != nil {
-			return fmt.Errorf("%s: %w: %s", cmd, err, strings.TrimSpace(out.String()))
+		if err := n.input(input, argv...); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// input runs a command in the node's namespace, and gives it this to read.
+func (n *node) input(text string, argv ...string) error {
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Stdin = strings.NewReader(text)
+	var out strings.Builder
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := netns.Do(n.cfg.NetNS, cmd.Run); err != nil {
+		return fmt.Errorf("%s: %w: %s", cmd, err, strings.TrimSpace(out.String()))
 	}
 	return nil
 }

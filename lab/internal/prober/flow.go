@@ -34,10 +34,21 @@ type Flow struct {
 	// Fresh sends every message from a socket of its own, so that the kernels
 	// on the way see a new flow each time and translate it anew. UDP only.
 	Fresh bool
+	// Late is how long an answer may take until its number counts as lost;
+	// default [LateTime].
+	Late time.Duration
 }
 
-// freshTimeout is how long a socket of a Fresh stream waits for its answer.
-const freshTimeout = time.Second
+// LateTime is after how long a number counts as lost that later ones have
+// overtaken: on a busy machine answers overtake each other all the time.
+const LateTime = time.Second
+
+// freshTimeout is how long a socket of a Fresh stream waits for its answer: an
+// answer that comes late is silence, but nothing was lost.
+const freshTimeout = 5 * time.Second
+
+// dialTimeout is how long a stream of TCP may take to begin.
+const dialTimeout = 15 * time.Second
 
 // A FlowReport is how a stream stands. Gap and By are about the time since the
 // report before: the longest silence that ended in it or still lasts, and who
@@ -46,7 +57,7 @@ type FlowReport struct {
 	Time       time.Time     `json:"time"`
 	Sent       int           `json:"sent"`
 	Received   int           `json:"received"`             // numbers that came back
-	Lost       int           `json:"lost"`                 // UDP: numbers that later ones overtook, and that have not come back since
+	Lost       int           `json:"lost"`                 // UDP: numbers that later ones overtook, and that have not come back for Flow.Late
 	Duplicates int           `json:"duplicates,omitempty"` // answers to numbers that had come back already
 	Gap        time.Duration `json:"gap"`
 	Alive      bool          `json:"alive"` // TCP: not reset; UDP: always
@@ -62,6 +73,9 @@ type stream struct {
 	last     time.Time // of the last message received
 	next     int       // number expected
 	back     []bool    // by number: it has come back
+	late     time.Duration
+	sent     []time.Time  // by number
+	missing  map[int]bool // overtaken, and not back
 	gap      time.Duration
 	finished error
 }
@@ -84,12 +98,15 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 	if f.To.Port() == 0 {
 		f.To = netip.AddrPortFrom(f.To.Addr(), Port)
 	}
-	s := &stream{next: 1, report: FlowReport{Alive: true}}
+	if f.Late == 0 {
+		f.Late = LateTime
+	}
+	s := &stream{next: 1, report: FlowReport{Alive: true}, late: f.Late, sent: make([]time.Time, 1), missing: map[int]bool{}}
 	out := json.NewEncoder(w)
 	if f.Fresh {
 		return f.runFresh(ctx, s, out)
 	}
-	d := net.Dialer{Timeout: 5 * time.Second}
+	d := net.Dialer{Timeout: dialTimeout}
 	switch {
 	case !f.From.IsValid():
 	case f.Proto == "tcp":
@@ -187,6 +204,7 @@ func (f Flow) runFresh(ctx context.Context, s *stream, out *json.Encoder) error 
 func (s *stream) send(conn net.Conn, proto string, header []byte) {
 	s.mu.Lock()
 	s.report.Sent++
+	s.sent = append(s.sent, time.Now())
 	line := append(strconv.AppendInt(nil, int64(s.report.Sent), 10), '\n')
 	s.mu.Unlock()
 	if proto == "udp" {
@@ -269,25 +287,30 @@ func (s *stream) gotAnswer(line []byte) {
 	if err := json.Unmarshal(name, &by); err != nil {
 		by = Server{}
 	}
-	s.heard(by)
-	s.got(n)
+	s.got(n, by)
 }
 
 // heard remembers for the next report who answered.
 func (s *stream) heard(by Server) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !slices.Contains(s.report.By, by) {
-		s.report.By = append(s.report.By, by)
+	s.by(by)
+}
+
+// by is heard, for who has the lock.
+func (s *stream) by(who Server) {
+	if !slices.Contains(s.report.By, who) {
+		s.report.By = append(s.report.By, who)
 	}
 }
 
 // got counts the answer to the number n. A number that comes back late is not
 // lost any more; one that comes back again says nothing of any other.
-func (s *stream) got(n int) {
+func (s *stream) got(n int, by Server) {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.by(by)
 	if n < 1 || n > s.report.Sent {
 		return // nobody has asked
 	}
@@ -302,12 +325,11 @@ func (s *stream) got(n int) {
 	s.report.Received++
 	s.gap = max(s.gap, now.Sub(s.last))
 	s.last = now
-	if n >= s.next {
-		s.report.Lost += n - s.next
-		s.next = n + 1
-	} else {
-		s.report.Lost--
+	delete(s.missing, n)
+	for ; s.next < n; s.next++ {
+		s.missing[s.next] = true
 	}
+	s.next = max(s.next, n+1)
 }
 
 func (s *stream) end(proto string, err error) {
@@ -324,6 +346,11 @@ func (s *stream) take(now time.Time) FlowReport {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	r := s.report
+	for n := range s.missing {
+		if now.Sub(s.sent[n]) >= s.late {
+			r.Lost++
+		}
+	}
 	r.Time, r.Gap = now, s.gap
 	if !s.last.IsZero() {
 		r.Gap = max(r.Gap, now.Sub(s.last))

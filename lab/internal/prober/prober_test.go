@@ -177,6 +177,7 @@ func TestFlowBy(t *testing.T) {
 		t.Run(fmt.Sprintf("%s fresh %v", f.Proto, f.Fresh), func(t *testing.T) {
 			f.To, f.Token, f.Interval, f.Report = serve(t, "127.0.0.1"), "tok", 5*time.Millisecond, 20*time.Millisecond
 			reports := run(t, f)
+			before := 0
 			for n := 0; n < 10; {
 				var got prober.FlowReport
 				assert.NilError(t, reports.Decode(&got))
@@ -188,14 +189,15 @@ func TestFlowBy(t *testing.T) {
 				for _, by := range got.By {
 					isWeb(t, by)
 				}
-				assert.Assert(t, len(got.By) == 1 || got.Gap > 10*time.Millisecond, "%+v", got)
+				assert.Equal(t, len(got.By), min(1, got.Received-before), "%+v", got)
+				before = got.Received
 			}
 		})
 	}
 	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
 	assert.NilError(t, err)
 	defer silent.Close()
-	reports := run(t, prober.Flow{Proto: "udp", To: netip.MustParseAddrPort(silent.LocalAddr().String()), Token: "tok", Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond})
+	reports := run(t, prober.Flow{Proto: "udp", To: netip.MustParseAddrPort(silent.LocalAddr().String()), Token: "tok", Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond, Late: 100 * time.Millisecond})
 	var got prober.FlowReport
 	for got.Sent < 10 {
 		assert.NilError(t, reports.Decode(&got))
@@ -245,11 +247,11 @@ func TestFlowCounts(t *testing.T) {
 			}
 		}
 	}()
-	reports := run(t, prober.Flow{Proto: "udp", To: conn.LocalAddr().(*net.UDPAddr).AddrPort(), Token: "tok", Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond})
+	reports := run(t, prober.Flow{Proto: "udp", To: conn.LocalAddr().(*net.UDPAddr).AddrPort(), Token: "tok", Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond, Late: 100 * time.Millisecond})
 	var got prober.FlowReport
-	for got.Received < 30 {
+	for got.Received < 30 || got.Lost < 2 {
 		assert.NilError(t, reports.Decode(&got))
-		assert.Assert(t, got.Sent < 500, "%+v", got)
+		assert.Assert(t, got.Sent < 500 && got.Lost <= 2, "%+v", got)
 	}
 	assert.Equal(t, got.Lost, 2, "5 and 6; 10 came late")
 	assert.Equal(t, got.Duplicates, 2)
@@ -264,7 +266,7 @@ func TestFlow(t *testing.T) {
 	defer cancel()
 	r, w := io.Pipe()
 	go func() {
-		f := prober.Flow{Proto: "udp", To: relay.address(), Token: "tok", Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond}
+		f := prober.Flow{Proto: "udp", To: relay.address(), Token: "tok", Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond, Late: 100 * time.Millisecond}
 		w.CloseWithError(f.Run(ctx, w))
 	}()
 	reports := json.NewDecoder(r)
@@ -315,17 +317,16 @@ func TestFlowFresh(t *testing.T) {
 	go func() {
 		f := prober.Flow{
 			Proto: "udp", To: conn.LocalAddr().(*net.UDPAddr).AddrPort(), Token: "tok", Fresh: true,
-			Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond,
+			Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond, Late: 100 * time.Millisecond,
 		}
 		w.CloseWithError(f.Run(ctx, w))
 	}()
 	reports := json.NewDecoder(r)
 	var got prober.FlowReport
-	for n := 0; got.Received < 20; n++ {
+	for n := 0; got.Received < 20 || got.Lost < 1; n++ {
 		assert.NilError(t, reports.Decode(&got))
-		assert.Assert(t, n < 500, "%+v", got)
+		assert.Assert(t, n < 500 && got.Lost <= 1, "%+v", got)
 	}
-	assert.Equal(t, got.Lost, 1)
 	cancel()
 	for {
 		if err := reports.Decode(&got); err != nil {
@@ -335,11 +336,14 @@ func TestFlowFresh(t *testing.T) {
 	}
 	assert.NilError(t, conn.Close())
 	seen := map[uint16]bool{}
+	messages := 0
 	for p := range ports {
-		assert.Assert(t, !seen[p], "port %d twice", p)
 		seen[p] = true
+		messages++
 	}
-	assert.Assert(t, len(seen) >= 20)
+	// The kernel takes ports at random: of 20 out of 28,000 two are the same once
+	// in 150 times.
+	assert.Assert(t, messages >= 20 && len(seen) >= messages-2, "%d ports for %d messages", len(seen), messages)
 
 	err = prober.Flow{Proto: "tcp", To: netip.MustParseAddrPort("127.0.0.1:1"), Fresh: true}.Run(t.Context(), io.Discard)
 	assert.ErrorContains(t, err, "only a stream of udp")

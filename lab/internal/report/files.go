@@ -43,8 +43,13 @@ func noSpace(runs string, err error) error {
 	return err
 }
 
-// WriteResult writes result.json.
+// WriteResult writes result.json, and in summary.txt what PrintSummary prints.
 func (d Dir) WriteResult(run Run) error {
+	var summary strings.Builder
+	PrintSummary(&summary, run)
+	if err := os.WriteFile(filepath.Join(d.Path, "summary.txt"), []byte(summary.String()), 0o644); err != nil {
+		return d.noSpace(err)
+	}
 	f, err := os.Create(filepath.Join(d.Path, "result.json"))
 	if err != nil {
 		return d.noSpace(err)
@@ -228,7 +233,12 @@ func (suite *junitSuite) add(s Scenario, r Row) {
 	suite.Cases = append(suite.Cases, c)
 }
 
+// firstFault is what a row failed for: a sabotage has its reason, since its steps
+// are those that held.
 func firstFault(r Row) string {
+	if r.Sabotage != "" && r.Reason != "" {
+		return r.Reason
+	}
 	for _, s := range r.Steps {
 		for _, f := range s.Failures {
 			return s.Name + ": want " + f.Want + ", got " + f.Got

@@ -197,7 +197,8 @@ func field(w io.Writer, name, value string) {
 // worthSaying is the slowdown of a machine from which on the last line names it.
 const worthSaying = 1.5
 
-// PrintSummary prints the last line of a run.
+// PrintSummary prints what failed of several rows, and what was tried again and
+// why, a line each, and then the last line of a run.
 func PrintSummary(w io.Writer, run Run) {
 	var rows, sabotages []Row
 	for _, s := range run.Scenarios {
@@ -206,6 +207,9 @@ func PrintSummary(w io.Writer, run Run) {
 		} else {
 			rows = append(rows, s.Rows...)
 		}
+	}
+	if len(rows)+len(sabotages) > 1 {
+		printFailures(w, run)
 	}
 	var parts []string
 	if len(rows) > 0 || len(sabotages) == 0 {
@@ -228,6 +232,47 @@ func PrintSummary(w io.Writer, run Run) {
 		parts = append(parts, fmt.Sprintf("the machine was busy: %.1f times as long as at best for the same work, so bounds were as much longer", run.Slowdown))
 	}
 	fmt.Fprintf(w, "%s · %s\n", strings.Join(parts, "; "), run.Took)
+}
+
+// printFailures prints a line for each row that failed and for each error of the
+// lab after which something was tried again. Where labs run beside each other,
+// nobody could find them between the others.
+func printFailures(w io.Writer, run Run) {
+	for _, l := range run.Labs {
+		for _, why := range l.Retried {
+			fmt.Fprintf(w, "again: lab %s: %s\n", l.Name, brief(why))
+		}
+	}
+	for _, s := range run.Scenarios {
+		for _, r := range s.Rows {
+			name := r.Name
+			if s.World != "" {
+				name += fmt.Sprintf(" (%s)", strings.TrimSuffix(s.World+" "+s.Overlay, " "))
+			}
+			if r.Sabotage != "" {
+				name += fmt.Sprintf(" [%s]", brief(r.Sabotage))
+			}
+			for _, why := range r.Retried {
+				fmt.Fprintf(w, "again: %s: %s\n", name, brief(why))
+			}
+			switch r.Verdict {
+			case Fail, XPass:
+				fmt.Fprintf(w, "failed: %s: %s\n", name, brief(firstFault(r)))
+			case Infra:
+				fmt.Fprintf(w, "not judged: %s: %s\n", name, brief(r.Reason))
+			}
+		}
+	}
+}
+
+// brief is a text in one line of at most 160 characters.
+func brief(s string) string {
+	const most = 160
+	r := []rune(strings.Join(strings.Fields(s), " "))
+	if len(r) > most {
+		r = append(r[:most-1], '…')
+	}
+	return string(r)
 }
 
 // verdicts says how many rows ended how.

@@ -63,7 +63,7 @@ func (r *Runner) interval(a *scenario.Flow) time.Duration {
 	if a.Fresh {
 		return max(a.Interval, r.FreshInterval)
 	}
-	return a.Interval
+	return max(a.Interval, r.FlowInterval)
 }
 
 // act does one thing. A fault is that it could not be done as the scenario says:
@@ -109,9 +109,11 @@ func (r *Runner) do(ctx context.Context, row *expect.Row, a scenario.Action, und
 	case *scenario.Impair:
 		return nil, r.impair(ctx, row, a, undo)
 	case *scenario.NodeLeaves:
-		return nil, r.moveNode(ctx, row, a.Node.Operand, false, undo)
+		return nil, r.moveNode(ctx, row, a.Node.Operand, r.nodeLeaves, undo)
+	case *scenario.NodeLost:
+		return nil, r.moveNode(ctx, row, a.Node.Operand, r.World.LoseNode, undo)
 	case *scenario.NodeJoins:
-		return nil, r.moveNode(ctx, row, a.Node.Operand, true, undo)
+		return nil, r.moveNode(ctx, row, a.Node.Operand, nil, undo)
 	case *scenario.NodeReboots:
 		return r.reboot(ctx, row, a.Node.Operand)
 	case *scenario.NodeDrained:
@@ -183,6 +185,15 @@ func refusal(a *scenario.Apply, o *unstructured.Unstructured, err error) *report
 	}
 	fault.Got = err.Error()
 	return fault
+}
+
+// resource is how objects of an object's kind and namespace are reached.
+func (r *Runner) resource(ctx context.Context, cluster string, o *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
+	m, err := r.api.MappingOf(ctx, cluster, o.GroupVersionKind())
+	if err != nil {
+		return nil, err
+	}
+	return r.api.Resource(ctx, cluster, m, o.GetNamespace())
 }
 
 func (r *Runner) applyOne(ctx context.Context, cluster string, o *unstructured.Unstructured, undo *undoList) error {

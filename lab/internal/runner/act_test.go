@@ -54,6 +54,7 @@ func (l *refusingLab) ExecStream(context.Context, world.ExecRequest, io.Reader, 
 }
 func (l *refusingLab) JoinNode(context.Context, string, string) error       { return l.fails }
 func (l *refusingLab) LeaveNode(context.Context, string, string) error      { return l.fails }
+func (l *refusingLab) LoseNode(context.Context, string, string) error       { return l.fails }
 func (l *refusingLab) RebootNode(context.Context, string, string) error     { return l.fails }
 func (l *refusingLab) KillContainer(context.Context, string, string) error  { return l.fails }
 func (l *refusingLab) Inventory(context.Context) ([]world.Inventory, error) { return nil, l.fails }

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,9 +21,10 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// moveNode lets a node join or leave. At the end of the row it is again where
-// it was when the row began.
-func (r *Runner) moveNode(ctx context.Context, row *expect.Row, o operand.Operand, in bool, undo *undoList) error {
+// moveNode takes a node away as goes does, or lets it join where that is nil. At the end
+// of the row it is again where it was when the row began.
+func (r *Runner) moveNode(ctx context.Context, row *expect.Row, o operand.Operand, goes func(ctx context.Context, cluster, node string) error, undo *undoList) error {
+	in := goes == nil
 	o, err := row.Directory.Settle(ctx, o)
 	if err != nil {
 		return err
@@ -43,10 +45,16 @@ func (r *Runner) moveNode(ctx context.Context, row *expect.Row, o operand.Operan
 		r.moved[key] = true
 		undo.add(func(ctx context.Context) error {
 			delete(r.moved, key)
-			return r.nodeIs(ctx, o.Cluster, node, !in)
+			if in {
+				return r.nodeLeaves(ctx, o.Cluster, node)
+			}
+			return r.World.JoinNode(ctx, o.Cluster, node)
 		})
 	}
-	return r.nodeIs(ctx, o.Cluster, node, in)
+	if in {
+		return r.World.JoinNode(ctx, o.Cluster, node)
+	}
+	return goes(ctx, o.Cluster, node)
 }
 
 func hasNode(s world.Status, cluster, node string) bool {
@@ -55,13 +63,10 @@ func hasNode(s world.Status, cluster, node string) bool {
 	})
 }
 
-// nodeIs makes a node be there, or not. The pods of the topology that were on
-// one that leaves are made again at once: they wait for it, as pods of a
-// controller would. Those that have a controller are left to it.
-func (r *Runner) nodeIs(ctx context.Context, cluster, node string, in bool) error {
-	if in {
-		return r.World.JoinNode(ctx, cluster, node)
-	}
+// nodeLeaves takes a node out of its cluster. The pods of the topology that were
+// there are made again at once: they wait for it, as pods of a controller would.
+// Those that have a controller are left to it.
+func (r *Runner) nodeLeaves(ctx context.Context, cluster, node string) error {
 	all, err := r.api.List(ctx, cluster, "pods")
 	if err != nil {
 		return err
@@ -82,11 +87,7 @@ func (r *Runner) nodeIs(ctx context.Context, cluster, node string, in bool) erro
 
 // podAgain replaces a pod whose node is gone by one that waits for it.
 func (r *Runner) podAgain(ctx context.Context, cluster string, old *unstructured.Unstructured) error {
-	m, err := r.api.MappingOf(ctx, cluster, old.GroupVersionKind())
-	if err != nil {
-		return err
-	}
-	res, err := r.api.Resource(ctx, cluster, m, old.GetNamespace())
+	res, err := r.resource(ctx, cluster, old)
 	if err != nil {
 		return err
 	}
@@ -179,15 +180,7 @@ func (r *Runner) placeGateway(ctx context.Context, cluster, peer, node string) (
 		return nil, err
 	}
 	for _, p := range pods {
-		m, err := r.api.MappingOf(ctx, cluster, p.GroupVersionKind())
-		if err != nil {
-			return nil, err
-		}
-		res, err := r.api.Resource(ctx, cluster, m, p.GetNamespace())
-		if err != nil {
-			return nil, err
-		}
-		if err := res.Delete(ctx, p.GetName(), metav1.DeleteOptions{}); err != nil {
+		if err := r.deletePod(ctx, cluster, &p); err != nil {
 			return nil, err
 		}
 	}
@@ -199,9 +192,36 @@ func (r *Runner) placeGateway(ctx context.Context, cluster, peer, node string) (
 		if err != nil {
 			return "", false, err
 		}
+		for _, p := range misplaced(pods, node) {
+			if err := r.deletePod(ctx, cluster, &p); err != nil {
+				return "", false, err
+			}
+		}
 		seen, settled := settledOn(pods, node)
 		return seen, settled, nil
 	})
+}
+
+// misplaced are the pods that were put on another node and stay there: the
+// scheduler had not heard yet that the node takes none.
+func misplaced(pods []unstructured.Unstructured, node string) []unstructured.Unstructured {
+	return slices.DeleteFunc(slices.Clone(pods), func(p unstructured.Unstructured) bool {
+		on, _, _ := unstructured.NestedString(p.Object, "spec", "nodeName")
+		return on == "" || on == node || p.GetDeletionTimestamp() != nil
+	})
+}
+
+// deletePod deletes a pod unless somebody else has: its Deployment replaces it,
+// say.
+func (r *Runner) deletePod(ctx context.Context, cluster string, p *unstructured.Unstructured) error {
+	res, err := r.resource(ctx, cluster, p)
+	if err != nil {
+		return err
+	}
+	if err := res.Delete(ctx, p.GetName(), metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
+		return err
+	}
+	return nil
 }
 
 // settledOn says how the pods of a gateway are, and whether there is only one,

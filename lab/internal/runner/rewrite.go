@@ -32,11 +32,7 @@ func (r *Runner) rewrite(ctx context.Context, row *expect.Row, a *scenario.Rewri
 	if err := r.applyOne(ctx, a.In, versions[0], undo); err != nil {
 		return nil, err
 	}
-	m, err := r.api.MappingOf(ctx, a.In, versions[0].GroupVersionKind())
-	if err != nil {
-		return nil, err
-	}
-	res, err := r.api.Resource(ctx, a.In, m, versions[0].GetNamespace())
+	res, err := r.resource(ctx, a.In, versions[0])
 	if err != nil {
 		return nil, err
 	}

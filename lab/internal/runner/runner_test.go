@@ -34,7 +34,23 @@ func TestErrorLines(t *testing.T) {
 		"milan/node-1/log/kube-proxy":                                   0,
 		"milan/kube-apiserver":                                          0,
 	} {
-		assert.Equal(t, len(errorLines(world.Log{Name: name, Text: text}, s)), want, name)
+		assert.Equal(t, len(errorLines(world.Log{Name: name, Text: text}, s, false)), want, name)
+	}
+}
+
+// In an emulated machine the API server may be late for a controller's lease, and for
+// nothing else.
+func TestLateLease(t *testing.T) {
+	const name = "milan/node-1/log/liqo_isthmus-controller-abcde_1-2-3/controller/0"
+	for text, want := range map[string][2]int{ // in an emulated machine, and elsewhere
+		`level=ERROR msg="Error retrieving lease lock" err="Get \"https://10.96.0.1/…\": context deadline exceeded"`: {0, 1},
+		`level=ERROR msg="error retrieving resource lock" err="context deadline exceeded"`:                           {0, 1},
+		`level=ERROR msg="Error retrieving lease lock" err="leases is forbidden"`:                                    {1, 1},
+		`level=ERROR msg="pass failed, trying again" err="context deadline exceeded"`:                                {1, 1},
+	} {
+		for i, emulated := range []bool{true, false} {
+			assert.Equal(t, len(errorLines(world.Log{Name: name, Text: text}, &scenario.Scenario{}, emulated)), want[i], "%s, emulated: %v", text, emulated)
+		}
 	}
 }
 

@@ -459,8 +459,10 @@ func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.REST
 	}
 	*undo = append(undoList{back}, *undo...)
 
+	unlabelled := probe.DeepCopy() // other policies refuse some labels
+	unlabelled.SetLabels(nil)
 	return until(ctx, inForceTime, "the policy is not in force", func(ctx context.Context) (bool, error) {
-		_, err := res.Create(ctx, probe, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		_, err := res.Create(ctx, unlabelled, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err != nil && strings.Contains(err.Error(), policyName), nil
 	})
 }

@@ -135,6 +135,22 @@ func TestRunAll(t *testing.T) {
 	}
 }
 
+func TestOnlyLooks(t *testing.T) {
+	for _, tt := range []struct {
+		step string
+		want bool
+	}{
+		{"expect: { reach: { from: milan/web, to: rome/web } }", true},
+		{"do: { exec: { on: milan/web, run: \":\" } }\n    expect: { reach: { from: milan/web, to: rome/web } }", false},
+		{"expect: { rate: { from: milan/web, to: rome/web, atLeast: 1000 } }", false}, // it fills the path
+	} {
+		src := "description: x\ntopology: two-clusters\nsteps:\n  - name: it\n    " + tt.step + "\nsabotage:\n  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it }\n"
+		sc, err := scenario.Parse("scenarios/x.yaml", []byte(src), topologies)
+		assert.NilError(t, err, tt.step)
+		assert.Equal(t, runner.OnlyLooks(sc, sc.Rows[0]), tt.want, tt.step)
+	}
+}
+
 // A lockedLab is a lab in memory that several rows use at once.
 type lockedLab struct {
 	mu sync.Mutex

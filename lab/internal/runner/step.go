@@ -48,37 +48,84 @@ const aimLooks = 2
 // step's time is over.
 func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, at aim, undo *undoList) (out ranStep) {
 	out.Name = st.Name
-	row.StepStarted = time.Now()
-	defer func() { out.Took = report.Duration(time.Since(row.StepStarted)) }()
-	var stop *scenario.Stop
-	var again []*scenario.Exec
-	for _, a := range st.Do {
-		switch a := a.(type) {
-		case *scenario.Stop:
-			stop = a
-			continue
-		case *scenario.Exec:
-			if a.Again {
-				again = append(again, a)
-			}
-		}
-		fault, err := r.act(ctx, row, a, undo)
-		if err != nil {
-			out.err = fmt.Errorf("step %q: %s: %w", st.Name, a, err)
-			return out
-		}
-		if fault != nil {
-			fault.Place = s.Place(st.Pos)
-			out.fail(failedAction, *fault)
-			return out
-		}
+	start := time.Now()
+	row.StepStarted = start
+	defer func() { out.Took = report.Duration(time.Since(start)) }()
+	before, stop, meanwhile := split(st.Do)
+	again, acted := r.actAll(ctx, s, row, st, before, undo, &out)
+	if !acted {
+		return out
 	}
 	if stop != nil {
-		r.whileStopped(ctx, s, row, st, stop, at, &out)
+		r.whileStopped(ctx, s, row, st, stop, again, meanwhile, undo, at, &out)
 		return out
 	}
 	r.expectAll(ctx, s, row, st, again, r.allow(st.Within), at, &out)
 	return out
+}
+
+// split returns what a step does before it stops a component, and what it does while
+// that is stopped.
+func split(do scenario.Actions) (before scenario.Actions, stop *scenario.Stop, meanwhile scenario.Actions) {
+	for i, a := range do {
+		if stop, is := a.(*scenario.Stop); is {
+			return do[:i], stop, do[i+1:]
+		}
+	}
+	return do, nil, nil
+}
+
+// actAll does one action after the other, and returns the commands that are to be run again
+// whenever expectations are looked at. acted is false when an action failed; out says which.
+func (r *Runner) actAll(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, do scenario.Actions, undo *undoList, out *ranStep) (again []*scenario.Exec, acted bool) {
+	var opened []*expect.FlowState
+	for _, a := range do {
+		flow, opens := a.(*scenario.Flow)
+		if !opens && len(opened) > 0 {
+			r.awaitAnswers(ctx, opened)
+			opened = nil
+			row.StepStarted = time.Now() // what is done to the streams begins here
+		}
+		if e, is := a.(*scenario.Exec); is && e.Again {
+			again = append(again, e)
+		}
+		fault, err := r.act(ctx, row, a, undo)
+		if err != nil {
+			out.err = fmt.Errorf("step %q: %s: %w", st.Name, a, err)
+			return nil, false
+		}
+		if fault != nil {
+			fault.Place = s.Place(st.Pos)
+			out.fail(failedAction, *fault)
+			return nil, false
+		}
+		if opens {
+			opened = append(opened, row.Flows[flow.Name])
+		}
+	}
+	return again, true
+}
+
+// openTime is how long a step waits for the first answers of the streams that it
+// has opened before it does something else: twice what TCP takes to ask again
+// (RFC 6298, 2.1).
+const openTime = 3 * time.Second
+
+// awaitAnswers waits until every stream has been answered, as long as it takes to
+// see that one is not. What a step does to a stream must not meet it half open:
+// on a busy machine its program may not even have started.
+func (r *Runner) awaitAnswers(ctx context.Context, flows []*expect.FlowState) {
+	given := r.allow(r.patient(openTime))
+	for _, f := range flows {
+		for !f.Answered() && !given.over(0) && ctx.Err() == nil {
+			pause := time.NewTimer(20 * time.Millisecond)
+			select {
+			case <-ctx.Done():
+			case <-pause.C:
+			}
+			pause.Stop()
+		}
+	}
 }
 
 // An allowance is how long something is looked at: for a while since a moment, and
@@ -141,14 +188,17 @@ func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expec
 func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, given allowance, looks int) (expect.Result, error) {
 	pause := 50 * time.Millisecond
 	for n := 1; ; n++ {
+		var res expect.Result
+		var err error
 		if n > 1 && e.Name == "output" {
-			for _, a := range again {
-				if _, err := r.exec(ctx, row, a); err != nil {
-					return expect.Result{}, err
-				}
-			}
+			err = r.execAgain(ctx, row, again)
 		}
-		res, err := e.Check(ctx, row)
+		switch {
+		case err == nil:
+			res, err = e.Check(ctx, row)
+		case !ofLab(ctx, err): // whoever prints it has ended, say, or is not there yet
+			res, err = expect.Result{Want: e.String(), Got: err.Error()}, nil
+		}
 		if err != nil || res.OK || res.Final || n >= looks && given.over(pause) {
 			return res, err
 		}
@@ -163,18 +213,20 @@ func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, a
 	}
 }
 
-// whileStopped ends a component, demands that the expectations hold at once
-// and until its time is over, and starts it again.
-func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, stop *scenario.Stop, at aim, out *ranStep) {
+// whileStopped ends a component, does what is to be done meanwhile, demands that the
+// expectations hold then and until its time is over, and starts it again.
+func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, stop *scenario.Stop, again []*scenario.Exec, meanwhile scenario.Actions, undo *undoList, at aim, out *ranStep) {
 	if err := r.World.StopComponent(ctx, stop.In, stop.Component); err != nil {
 		out.err = fmt.Errorf("step %q: %s: %w", st.Name, stop, err)
 		return
 	}
+	more, _ := r.actAll(ctx, s, row, st, meanwhile, undo, out)
+	again = append(again, more...)
 	end := time.Now().Add(stop.For)
 	rounds := 0
 	for time.Now().Before(end) && out.err == nil && len(out.Failures) == 0 {
 		out.Notes = nil
-		r.expectAll(ctx, s, row, st, nil, allowance{since: time.Now(), within: time.Until(end)}, at, out)
+		r.expectAll(ctx, s, row, st, again, allowance{since: time.Now(), within: time.Until(end)}, at, out)
 		rounds++
 		pause := time.NewTimer(min(500*time.Millisecond, max(0, time.Until(end))))
 		select {
@@ -193,4 +245,13 @@ func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *ex
 		return
 	}
 	out.Notes = append(out.Notes, fmt.Sprintf("%s healthy again after %v", stop.Component, time.Since(start).Round(10*time.Millisecond)))
+}
+
+func (r *Runner) execAgain(ctx context.Context, row *expect.Row, again []*scenario.Exec) error {
+	for _, a := range again {
+		if _, err := r.exec(ctx, row, a); err != nil {
+			return fmt.Errorf("%s: %w", a, err)
+		}
+	}
+	return nil
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // An Action is something that a step does: *Apply, *Delete, *Exec, *Kill,
-// *Stop, *Flow, *Impair, *Rewrite, *NodeLeaves, *NodeJoins, *NodeReboots,
+// *Stop, *Flow, *Impair, *Rewrite, *NodeLeaves, *NodeLost, *NodeJoins, *NodeReboots,
 // *NodeDrained, *GatewayMoves, *PodMoves, *Connect, *Disconnect, *Kubectl,
 // *Install, *Upgrade, *Uninstall or *Remember.
 type Action interface {
@@ -48,7 +48,7 @@ type Delete struct {
 // Exec runs a shell command on a host, or in the network namespace of a pod.
 type Exec struct {
 	On   expect.Ref `lab:"on,required" doc:"host or pod"`
-	Run  string     `lab:"run,required" doc:"shell commands; {milan/web.ip} is an address"`
+	Run  string     `lab:"run,required" doc:"shell commands; {milan/web.ip} is an address, $TMPDIR a directory of the lab's own"`
 	Name string     `lab:"name" doc:"for expect: output: { of: … }"`
 	Undo string     `lab:"undo" doc:"shell commands for the end of the row"`
 	// Fails allows another exit code than 0.
@@ -62,8 +62,9 @@ type Kill struct {
 	Of expect.Ref
 }
 
-// Stop ends a component of a control plane for some time. The expectations of
-// the step must hold all that time.
+// Stop ends a component of a control plane for some time. What the step does after it
+// is done while the component is away, and the expectations of the step must hold
+// from then on until the time is over.
 type Stop struct {
 	In        string        `lab:"in,required" doc:"cluster"`
 	Component string        `lab:"component,required" enum:"etcd|kube-apiserver|kube-controller-manager|kube-scheduler"`
@@ -93,6 +94,7 @@ func actions() map[string]func() Action {
 		"impair":       func() Action { return &Impair{} },
 		"rewrite":      func() Action { return &Rewrite{} },
 		"nodeLeaves":   func() Action { return &NodeLeaves{} },
+		"nodeLost":     func() Action { return &NodeLost{} },
 		"nodeJoins":    func() Action { return &NodeJoins{} },
 		"nodeReboots":  func() Action { return &NodeReboots{} },
 		"nodeDrained":  func() Action { return &NodeDrained{} },
@@ -136,6 +138,11 @@ func (a *Actions) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.Subs
 			}
 			action := make()
 			f.Decode(p.Value, action, subst)
+			isStop := func(x Action) bool { _, is := x.(*Stop); return is }
+			if isStop(action) && slices.ContainsFunc(*a, isStop) {
+				f.Problem(p.Pos, "write a step for each", "a step can stop one component only")
+				continue
+			}
 			*a = append(*a, action)
 		}
 	}
@@ -205,9 +212,18 @@ func (a *Delete) Lint(l *expect.Linter) {
 // Lint resolves the host and remembers the name.
 func (a *Exec) Lint(l *expect.Linter) {
 	l.Resolve(&a.On)
-	l.Text(&a.Run)
-	l.Text(&a.Undo)
+	lintScript(l, &a.Run)
+	lintScript(l, &a.Undo)
 	l.Execs[a.Name], l.Execs[""] = true, true
+}
+
+// lintScript checks the text of shell commands, which keep files in the lab's own
+// directory only.
+func lintScript(l *expect.Linter, text *string) {
+	l.Text(text)
+	if strings.Contains(*text, "/tmp/") {
+		l.Problem(text, "write $TMPDIR/ for /tmp/", "/tmp is the machine's, where another lab that runs the scenario has its files, too; $TMPDIR is the lab's own")
+	}
 }
 
 // Lint resolves the pod.

@@ -201,8 +201,8 @@ func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, u
 			f.Problem(yamlfile.PosOf(n), "in: "+s.Topology.Clusters[0].Name, "say in which cluster the object is withheld")
 		case in.Plant != nil:
 			l.Resolve(&in.Plant.On)
-			l.Text(&in.Plant.Run)
-			l.Text(&in.Plant.Undo)
+			lintScript(l, &in.Plant.Run)
+			lintScript(l, &in.Plant.Undo)
 		}
 		for _, name := range []*string{&in.Before, &in.Fails} {
 			if *name == "" || slices.Contains(names, *name) {

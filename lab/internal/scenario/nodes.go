@@ -19,6 +19,13 @@ type NodeLeaves struct {
 	Node expect.Ref
 }
 
+// NodeLost cuts the power of a node, which says goodbye to nobody: its Node object
+// and its pods are there until Kubernetes notices. At the end of the row it has
+// power again.
+type NodeLost struct {
+	Node expect.Ref
+}
+
 // NodeJoins brings a node of the topology into its cluster and waits until it
 // is ready. It gets a podCIDR of its own, which is not the one it had before.
 type NodeJoins struct {
@@ -62,6 +69,11 @@ func (a *NodeLeaves) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.S
 }
 
 // UnmarshalLab reads the name.
+func (a *NodeLost) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.Subst) {
+	f.Decode(n, &a.Node, subst)
+}
+
+// UnmarshalLab reads the name.
 func (a *NodeJoins) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.Subst) {
 	f.Decode(n, &a.Node, subst)
 }
@@ -86,10 +98,19 @@ func (*NodeDrained) LabSchema() map[string]any { return (&expect.Ref{}).LabSchem
 func (*NodeLeaves) LabSchema() map[string]any { return (&expect.Ref{}).LabSchema() }
 
 // LabSchema describes a name to editors.
+func (*NodeLost) LabSchema() map[string]any { return (&expect.Ref{}).LabSchema() }
+
+// LabSchema describes a name to editors.
 func (*NodeJoins) LabSchema() map[string]any { return (&expect.Ref{}).LabSchema() }
 
 // Lint resolves the node.
 func (a *NodeLeaves) Lint(l *expect.Linter) {
+	l.Resolve(&a.Node)
+	lintNode(l, &a.Node, operand.Node, operand.GatewayNode)
+}
+
+// Lint resolves the node.
+func (a *NodeLost) Lint(l *expect.Linter) {
 	l.Resolve(&a.Node)
 	lintNode(l, &a.Node, operand.Node, operand.GatewayNode)
 }
@@ -162,6 +183,9 @@ func lintNode(l *expect.Linter, r *expect.Ref, kinds ...operand.Kind) {
 
 // String is the action on one line, for plans and reports.
 func (a *NodeLeaves) String() string { return a.Node.Text + " leaves" }
+
+// String is the action on one line, for plans and reports.
+func (a *NodeLost) String() string { return a.Node.Text + " loses its power" }
 
 // String is the action on one line, for plans and reports.
 func (a *NodeReboots) String() string { return a.Node.Text + " reboots" }

@@ -75,8 +75,8 @@ func (t tunnelOnly) Apply(ctx context.Context, c netstate.Changes) error {
 			name: "a controller that remaps no external network",
 			edits: []edit{{
 				"appliance/plan/network.go",
-				"cidr, ok := ipam.Remap(x.cidr, taken, pools)",
-				"cidr, ok := ipam.Remap(x.cidr, taken, pools)\n\t\tif x.kind == v1beta1.CIDRTypeExternal {\n\t\t\tcidr = x.cidr.Masked()\n\t\t}", "",
+				"cidr, ok := ipam.Remap(x.cidr, avoid, pools)",
+				"cidr, ok := ipam.Remap(x.cidr, avoid, pools)\n\t\tif x.kind == v1beta1.CIDRTypeExternal {\n\t\t\tcidr = x.cidr.Masked()\n\t\t}", "",
 			}},
 			rows: []brokenRow{
 				{"mapped-ip/vxlan/true/tcp", "a pod of the other cluster reaches it", reason{"milan/web reaches external", "which overlaps its own external CIDR"}},
@@ -157,6 +157,7 @@ func TestProductsCanBeBroken(t *testing.T) {
 // reason that is meant.
 func TestBrokenProducts(t *testing.T) {
 	needLab(t)
+	t.Parallel()
 	for _, p := range brokenProducts() {
 		t.Run(p.name, func(t *testing.T) {
 			t.Parallel()

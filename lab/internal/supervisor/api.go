@@ -271,6 +271,9 @@ func (l *lab) execControlPlane(ctx context.Context, req world.ExecRequest, s wor
 		return 0, fmt.Errorf("%w: %q", world.ErrNoTarget, req.Target)
 	}
 	req.Env = append([]string{"KUBECONFIG=" + l.kubeconfigFile(c.spec.Name)}, req.Env...)
+	if err := world.OwnTemp(&req, l.state()); err != nil {
+		return 0, err
+	}
 	return world.RunIn(ctx, c.ns, req, s)
 }
 

@@ -168,7 +168,8 @@ func (l *lab) startControlPlane(ctx context.Context, c *cluster, saved string, s
 	config := controlplane.Config{
 		Name: c.spec.Name, Dir: l.state("control-plane", c.spec.Name), Binary: filepath.Join(l.cfg.BinDir, "kubernetes"),
 		Address: c.spec.ControlPlane, ServiceCIDR: c.spec.ServiceCIDR, PodCIDR: c.spec.PodCIDR, Nodes: nodes,
-		CRDs: crds, CacheDir: filepath.Join(cache, "control-plane"),
+		NodeGracePeriod: c.spec.NodeGracePeriod,
+		CRDs:            crds, CacheDir: filepath.Join(cache, "control-plane"),
 		NetNS: c.ns.File, Logger: l.logger.With("cluster", c.spec.Name), Timeout: 2 * time.Minute,
 		// Emulated processors need the real ones more than API servers do.
 		Nice: map[string]int{VM: 5}[l.cfg.World],

@@ -2,13 +2,9 @@ package supervisor_test
 
 import (
 	"bytes"
-	"context"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -183,16 +179,13 @@ func TestANodeLeavesAndJoins(t *testing.T) {
 	}
 	sh(t, c, "milan/node-1", "busybox ping -c1 -W2 172.18.1.12")
 	inode := strings.TrimSpace(sh(t, c, "milan/node-2", "readlink /proc/self/ns/net"))
-	assert.Check(t, slices.Contains(everyNamespace(t), inode))
+	pin(t, []string{inode})
 
 	assert.NilError(t, c.LeaveNode(ctx, "milan", "node-2"))
 	assert.Check(t, !strings.Contains(ports(), "l1-node2"), "the cable is still there")
 	assert.Check(t, !slices.Contains(hosts(), "milan/node-2"))
 	poll.WaitOn(t, func(poll.LogT) poll.Result {
-		if slices.Contains(everyNamespace(t), inode) {
-			return poll.Continue("%s is still there", inode)
-		}
-		return poll.Success()
+		return ended(t, inode)
 	}, poll.WithTimeout(5*time.Second))
 	_, err := c.Exec(ctx, world.ExecRequest{Target: "milan/node-2", Argv: []string{"true"}})
 	assert.ErrorIs(t, err, world.ErrNoTarget)
@@ -283,6 +276,7 @@ func TestANodeOfAClusterLeavesAndJoins(t *testing.T) {
 			return poll.Success()
 		}, poll.WithTimeout(20*time.Second))
 		inode := strings.TrimSpace(sh(t, c, "milan/node-2", "readlink /proc/self/ns/net"))
+		pin(t, []string{inode})
 
 		start = time.Now()
 		assert.NilError(t, c.LeaveNode(ctx, "milan", "node-2"))
@@ -291,10 +285,7 @@ func TestANodeOfAClusterLeavesAndJoins(t *testing.T) {
 		routed("milan/node-1", podCIDR, false)
 		routed("milan/router", podCIDR, false)
 		poll.WaitOn(t, func(poll.LogT) poll.Result {
-			if slices.Contains(everyNamespace(t), inode) {
-				return poll.Continue("%s is still there", inode)
-			}
-			return poll.Success()
+			return ended(t, inode)
 		}, poll.WithTimeout(5*time.Second))
 	}
 }
@@ -397,188 +388,4 @@ func TestTheRunDirectoryCannotBeMade(t *testing.T) {
 			assert.ErrorContains(t, err, fmt.Sprintf(tt.want, dir))
 		})
 	}
-}
-
-// runLab is the runner that TestKillingTheRunner kills.
-func runLab(ctx context.Context, dir string) error {
-	top, err := topology.Load(filepath.Join("testdata", "two.yaml"))
-	if err != nil {
-		return err
-	}
-	_, err = supervisor.Start(ctx, supervisor.Config{Name: "killed", World: supervisor.Native, Spec: world.Plan(top), RunDir: dir, BinDir: "../../../bin", Ephemeral: true, KubernetesLess: true})
-	if err != nil {
-		return err
-	}
-	fmt.Println("ready")
-	select {}
-}
-
-// traces is everything that a lab could leave behind, as the host sees it.
-type traces struct {
-	mounts, links string
-	namespaces    []string
-	processes     []string // those that have to do with labs
-}
-
-func look(t *testing.T, dir string) traces {
-	t.Helper()
-	mounts, err := os.ReadFile("/proc/self/mounts")
-	assert.NilError(t, err)
-	links, err := exec.Command("ip", "-br", "link").Output()
-	assert.NilError(t, err)
-	tr := traces{mounts: string(mounts), links: string(links)}
-	procs, err := filepath.Glob("/proc/[0-9]*")
-	assert.NilError(t, err)
-	for _, p := range procs {
-		env, err := os.ReadFile(p + "/environ")
-		if err != nil { // it has ended
-			continue
-		}
-		cmdline, _ := os.ReadFile(p + "/cmdline")
-		if !bytes.Contains(env, []byte(dir)) && !bytes.Contains(cmdline, []byte(dir)) {
-			continue
-		}
-		tr.processes = append(tr.processes, strings.ReplaceAll(string(cmdline), "\x00", " "))
-		for _, kind := range []string{"net", "mnt", "pid", "ipc"} {
-			if ns, err := os.Readlink(p + "/ns/" + kind); err == nil && !slices.Contains(tr.namespaces, ns) {
-				tr.namespaces = append(tr.namespaces, ns)
-			}
-		}
-	}
-	slices.Sort(tr.namespaces)
-	return tr
-}
-
-// everyNamespace is every namespace that any process of the host is in or
-// holds open.
-func everyNamespace(t *testing.T) []string {
-	t.Helper()
-	var out []string
-	links, err := filepath.Glob("/proc/[0-9]*/ns/*")
-	assert.NilError(t, err)
-	open, err := filepath.Glob("/proc/[0-9]*/fd/*")
-	assert.NilError(t, err)
-	for _, l := range append(links, open...) {
-		if to, err := os.Readlink(l); err == nil && strings.Contains(to, ":[") && !strings.HasPrefix(to, "pipe") && !strings.HasPrefix(to, "socket") {
-			out = append(out, to)
-		}
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
-func TestKillingTheRunnerLeavesNothing(t *testing.T) {
-	nettest.NeedRoot(t)
-	dir := runDir(t)
-	before := look(t, dir)
-
-	cmd := exec.Command("/proc/self/exe", runner, dir)
-	cmd.Env = append(os.Environ(), "LAB_TEST_MARK="+dir)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	assert.NilError(t, err)
-	assert.NilError(t, cmd.Start())
-	line := make([]byte, 6)
-	_, err = out.Read(line)
-	assert.NilError(t, err)
-	assert.Equal(t, string(line), "ready\n")
-
-	during := look(t, dir)
-	assert.Check(t, len(during.processes) >= 4, "runner, PID 1, supervisor and agent: %q", during.processes)
-	assert.Equal(t, during.mounts, before.mounts, "the lab's mounts are seen by the host")
-	assert.Equal(t, during.links, before.links, "the lab's links are in the host's namespace")
-	// The namespaces that only the lab has, nodes' and routers' among them:
-	// those that its processes have open.
-	agent := pidOf(t, dir, "agent")
-	held, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", agent))
-	assert.NilError(t, err)
-	mine := slices.DeleteFunc(slices.Clone(during.namespaces), func(ns string) bool { return slices.Contains(hostNamespaces(t), ns) })
-	for _, h := range held {
-		if to, err := os.Readlink(h); err == nil && strings.HasPrefix(to, "net:[") && !slices.Contains(mine, to) {
-			mine = append(mine, to)
-		}
-	}
-	assert.Check(t, len(mine) >= 4+6, "pid, mnt, ipc, net and six hosts: %q", mine)
-	assert.NilError(t, cmd.Process.Signal(syscall.SIGKILL))
-	cmd.Wait()
-	poll.WaitOn(t, func(poll.LogT) poll.Result {
-		now := look(t, dir)
-		if len(now.processes) > 0 {
-			return poll.Continue("processes: %q", now.processes)
-		}
-		all := everyNamespace(t)
-		for _, ns := range mine {
-			if slices.Contains(all, ns) {
-				return poll.Continue("%s is still there", ns)
-			}
-		}
-		return poll.Success()
-	}, poll.WithTimeout(20*time.Second), poll.WithDelay(50*time.Millisecond))
-	after := look(t, dir)
-	assert.Equal(t, after.mounts, before.mounts)
-	assert.Equal(t, after.links, before.links)
-	poll.WaitOn(t, func(poll.LogT) poll.Result {
-		if _, err := os.Stat(dir); !os.IsNotExist(err) {
-			return poll.Continue("%s is still there: %v", dir, err)
-		}
-		return poll.Success()
-	}, poll.WithTimeout(5*time.Second), poll.WithDelay(50*time.Millisecond))
-}
-
-// hostNamespaces are those that this test is in.
-func hostNamespaces(t *testing.T) []string {
-	t.Helper()
-	var out []string
-	links, err := filepath.Glob("/proc/self/ns/*")
-	assert.NilError(t, err)
-	for _, l := range links {
-		to, err := os.Readlink(l)
-		assert.NilError(t, err)
-		out = append(out, to)
-	}
-	return out
-}
-
-// pidOf finds a process of the lab by its first argument.
-func pidOf(t *testing.T, dir, argument string) int {
-	t.Helper()
-	procs, err := filepath.Glob("/proc/[0-9]*/cmdline")
-	assert.NilError(t, err)
-	for _, p := range procs {
-		b, err := os.ReadFile(p)
-		argv := strings.Split(string(b), "\x00")
-		if err == nil && len(argv) > 1 && argv[1] == argument && strings.Contains(string(b), dir) {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(p)))
-			assert.NilError(t, err)
-			return pid
-		}
-	}
-	t.Fatalf("there is no %s of the lab in %s", argument, dir)
-	return 0
-}
-
-// TestInterrupted: whoever interrupts a start hears that in a line, soon and
-// however early it was, and nothing of the lab is left; a lab that starts knows
-// nothing of the one before.
-func TestInterrupted(t *testing.T) {
-	nettest.NeedRoot(t)
-	dir := runDir(t)
-	assert.NilError(t, os.WriteFile(filepath.Join(dir, supervisor.OriginFile), []byte("{}"), 0o600))
-	ctx, interrupt := context.WithCancel(t.Context())
-	interrupt()
-	start := time.Now()
-	_, err := supervisor.Start(ctx, supervisor.Config{
-		Name: "test", World: supervisor.Native, Spec: two(t), BinDir: binDir(t), RunDir: dir, KubernetesLess: true,
-	})
-	assert.Error(t, err, "lab test: context canceled")
-	assert.Check(t, time.Since(start) < 10*time.Second, "it was killed after %v rather than ended", time.Since(start))
-	for _, f := range []string{"control.sock", supervisor.OriginFile} {
-		_, err := os.Stat(filepath.Join(dir, f))
-		assert.ErrorIs(t, err, os.ErrNotExist)
-	}
-	again, err := supervisor.Start(t.Context(), supervisor.Config{ // nobody holds the directory
-		Name: "test", World: supervisor.Native, Spec: two(t), BinDir: binDir(t), RunDir: dir, Ephemeral: true, KubernetesLess: true,
-	})
-	assert.NilError(t, err)
-	assert.NilError(t, again.Close())
 }

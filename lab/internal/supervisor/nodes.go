@@ -45,10 +45,12 @@ func (l *lab) serveNode(w http.ResponseWriter, r *http.Request) {
 		err = l.joinNode(r.Context(), a, c, node)
 	case "leave":
 		err = l.leaveNode(r.Context(), a, c, node)
+	case "lose":
+		err = l.loseNode(r.Context(), a, c, node)
 	case "reboot":
 		err = l.rebootNode(r.Context(), a, c, node)
 	default:
-		err = fmt.Errorf("action %q: use join, leave or reboot", r.PathValue("action"))
+		err = fmt.Errorf("action %q: use join, leave, lose or reboot", r.PathValue("action"))
 	}
 	if err != nil {
 		world.WriteError(w, fmt.Errorf("node %s/%s: %w", c.spec.Name, node, err))
@@ -80,18 +82,23 @@ func (l *lab) joinNode(ctx context.Context, a *agent, c *cluster, node string) e
 // leaveNode takes a node away. Its Node object goes last, as when a cloud's
 // controller finds that the machine is gone.
 func (l *lab) leaveNode(ctx context.Context, a *agent, c *cluster, node string) error {
-	if err := a.client.LeaveHost(ctx, world.NodeRequest{Cluster: c.spec.Name, Node: node}); err != nil {
+	if err := l.loseNode(ctx, a, c, node); err != nil || c.cp == nil {
 		return err
-	}
-	l.setPresent(c, node, false)
-	if c.cp == nil {
-		return nil
 	}
 	err := c.cp.Client().CoreV1().Nodes().Delete(ctx, node, metav1.DeleteOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
 	return err
+}
+
+// loseNode takes a node's host away. Its Node object stays.
+func (l *lab) loseNode(ctx context.Context, a *agent, c *cluster, node string) error {
+	if err := a.client.LeaveHost(ctx, world.NodeRequest{Cluster: c.spec.Name, Node: node}); err != nil {
+		return err
+	}
+	l.setPresent(c, node, false)
+	return nil
 }
 
 // rebootNode cuts a node's power and gives it back, and waits until its kubelet

@@ -117,6 +117,7 @@ func (c *Config) wantsCgroup() bool {
 var cniBinaries = map[string][]string{
 	topology.CNIPtP:     {"cni/ptp"},
 	topology.CNIIPPool:  {"cni/ptp"},
+	topology.CNIVPC:     {"cni/ptp"},
 	topology.CNIFlannel: {"cni/flannel", "flanneld"},
 }
 

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
@@ -22,28 +23,30 @@ type file struct {
 }
 
 type clusterFile struct {
-	Name           string
-	Nodes          int          `lab:"nodes,required" min:"1" max:"200" doc:"how many; they are called node-1, node-2, …"`
-	PodCIDR        netip.Prefix `lab:"podCIDR,required"`
-	ServiceCIDR    netip.Prefix `lab:"serviceCIDR,required"`
-	NodeCIDR       netip.Prefix `lab:"nodeCIDR" doc:"default 172.18.<index from 1>.0/24"`
-	ExternalCIDR   netip.Prefix `lab:"externalCIDR" doc:"default 10.70.0.0/16"`
-	InternalCIDR   netip.Prefix `lab:"internalCIDR" doc:"default 10.80.0.0/16"`
-	CNI            string       `lab:"cni" enum:"bridge|ptp|flannel|ippool" doc:"default bridge; ippool has an IPAM of its own and drops what is not from a pod's own address, as Calico does"`
-	Masquerade     string       `lab:"masquerade" enum:"iptables|nftables|kindnet" doc:"who masquerades pods that leave the cluster: a rule of iptables, of nftables, or one as early as kindnet's; default: nobody; flannel does it itself"`
-	KubeProxy      string       `lab:"kubeProxy" enum:"nftables|iptables|ipvs" doc:"default nftables; ipvs needs a kernel with IP virtual servers"`
-	Runtime        string       `lab:"runtime" enum:"process|containerd" doc:"what runs containers: the lab's own kubelet, or the real one with containerd; default process"`
-	Absent         []int        `lab:"absent" min:"1" max:"200" doc:"numbers of nodes that join later, by nodeJoins"`
-	RPFilter       *int         `lab:"rpFilter" min:"0" max:"2" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
-	LoadBalancer   netip.Prefix `lab:"loadBalancerCIDR" doc:"of Services of type LoadBalancer; default 198.51.100.<16 × index from 0>/28"`
-	MTU            int          `lab:"mtu" min:"1280" max:"1500" doc:"of the links of the cluster's machines; default 1500"`
-	WANMTU         int          `lab:"wanMTU" min:"1280" max:"1500" doc:"of the router's link to the wide area network: routers before it send ICMP errors; default 1500"`
-	WAN            Impairment   `lab:"wan" doc:"what the router's link to the wide area network does to what is sent into it; needs netem"`
-	ICMP           string       `lab:"icmp" enum:"drop" doc:"drop: the router drops all ICMP, what it would send itself included, as firewalls do that know no better; default: it forwards and sends it"`
-	NAT            bool         `lab:"nat" doc:"the router hides the nodes behind its own address, so nobody outside reaches them"`
-	RoutedServices bool         `lab:"routedServices" doc:"other clusters' routers have a route to the serviceCIDR"`
-	Flat           bool         `lab:"flat" doc:"the nodeCIDR is part of the podCIDR, as in flat networks"`
-	SourceCheck    bool         `lab:"sourceCheck" doc:"the underlay drops packets from a node whose source is neither its address nor in its podCIDR, as cloud fabrics do"`
+	Name            string
+	Nodes           int           `lab:"nodes,required" min:"1" max:"200" doc:"how many; they are called node-1, node-2, …"`
+	PodCIDR         netip.Prefix  `lab:"podCIDR,required"`
+	ServiceCIDR     netip.Prefix  `lab:"serviceCIDR,required"`
+	NodeCIDR        netip.Prefix  `lab:"nodeCIDR" doc:"default 172.18.<index from 1>.0/24"`
+	ExternalCIDR    netip.Prefix  `lab:"externalCIDR" doc:"default 10.70.0.0/16"`
+	InternalCIDR    netip.Prefix  `lab:"internalCIDR" doc:"default 10.80.0.0/16"`
+	CNI             string        `lab:"cni" enum:"bridge|ptp|flannel|ippool|vpc" doc:"default bridge; ippool has an IPAM of its own and drops what is not from a pod's own address, as Calico does; with vpc nodes have a second interface for pods, and rules by their addresses, as with AWS's VPC CNI"`
+	Masquerade      string        `lab:"masquerade" enum:"iptables|nftables|kindnet" doc:"who masquerades pods that leave the cluster: a rule of iptables, of nftables, or one as early as kindnet's; default: nobody; flannel does it itself"`
+	KubeProxy       string        `lab:"kubeProxy" enum:"nftables|iptables|ipvs" doc:"default nftables; ipvs needs a kernel with IP virtual servers"`
+	Runtime         string        `lab:"runtime" enum:"process|containerd" doc:"what runs containers: the lab's own kubelet, or the real one with containerd; default process"`
+	Controllers     int           `lab:"controllers" min:"1" max:"3" doc:"replicas of the appliance's controller; default 1, the chart's is 2"`
+	NodeGracePeriod time.Duration `lab:"nodeGracePeriod" min:"20s" max:"10m" doc:"how long Kubernetes waits for a node that is silent; default 10m, since emulated machines stall; in production it is 50s"`
+	Absent          []int         `lab:"absent" min:"1" max:"200" doc:"numbers of nodes that join later, by nodeJoins"`
+	RPFilter        *int          `lab:"rpFilter" min:"0" max:"2" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
+	LoadBalancer    netip.Prefix  `lab:"loadBalancerCIDR" doc:"of Services of type LoadBalancer; default 198.51.100.<16 × index from 0>/28"`
+	MTU             int           `lab:"mtu" min:"1280" max:"1500" doc:"of the links of the cluster's machines; default 1500"`
+	WANMTU          int           `lab:"wanMTU" min:"1280" max:"1500" doc:"of the router's link to the wide area network: routers before it send ICMP errors; default 1500"`
+	WAN             Impairment    `lab:"wan" doc:"what the router's link to the wide area network does to what is sent into it; needs netem"`
+	ICMP            string        `lab:"icmp" enum:"drop" doc:"drop: the router drops all ICMP, what it would send itself included, as firewalls do that know no better; default: it forwards and sends it"`
+	NAT             bool          `lab:"nat" doc:"the router hides the nodes behind its own address, so nobody outside reaches them"`
+	RoutedServices  bool          `lab:"routedServices" doc:"other clusters' routers have a route to the serviceCIDR"`
+	Flat            bool          `lab:"flat" doc:"the nodeCIDR is part of the podCIDR, as in flat networks"`
+	SourceCheck     bool          `lab:"sourceCheck" doc:"the underlay drops packets from a node whose source is neither its address nor in its podCIDR, as cloud fabrics do"`
 }
 
 type peeringFile struct {
@@ -156,7 +159,8 @@ func (t *Topology) addClusters(f *yamlfile.File, in []clusterFile) {
 			CNI: c.CNI, Masquerade: c.Masquerade, KubeProxy: c.KubeProxy, Runtime: c.Runtime,
 			MTU: cmp.Or(c.MTU, DefaultMTU), WANMTU: cmp.Or(c.WANMTU, DefaultMTU), NAT: c.NAT, RoutedServices: c.RoutedServices, Flat: c.Flat,
 			Impairment: c.WAN, BlocksICMP: c.ICMP == icmpDrop,
-			RPFilter: RPFilterLoose, SourceCheck: c.SourceCheck,
+			Controllers: cmp.Or(c.Controllers, 1), NodeGracePeriod: cmp.Or(c.NodeGracePeriod, DefaultNodeGracePeriod),
+			RPFilter: RPFilterLoose, SourceCheck: c.SourceCheck || c.CNI == CNIVPC,
 		}
 		if c.RPFilter != nil {
 			out.RPFilter = *c.RPFilter
@@ -186,6 +190,9 @@ func checkCluster(f *yamlfile.File, in *clusterFile, c Cluster) {
 	in.WAN.Lint(f)
 	if c.Masquerade != "" && c.CNI == CNIFlannel {
 		f.Problem(f.At(&in.Masquerade), "leave it out", "flannel masquerades by itself")
+	}
+	if c.Masquerade != "" && c.CNI == CNIVPC {
+		f.Problem(f.At(&in.Masquerade), "leave it out", "with cni: vpc the network knows the addresses of pods")
 	}
 	if c.CNI == CNIIPPool && c.PodCIDR.IsValid() {
 		if !c.PodCIDR.Addr().Is4() {

@@ -78,7 +78,11 @@ func checkNetworks(f *yamlfile.File, in *clusterFile, c Cluster) {
 		}
 	}
 	checkRoom(f, &in.PodCIDR, "podCIDR", c.PodCIDR, 24, c.Nodes, fmt.Sprintf("%d nodes: each takes a /24 of it", c.Nodes))
-	checkRoom(f, &in.NodeCIDR, "nodeCIDR", c.NodeCIDR, 32, FirstNodeHost+c.Nodes+1, fmt.Sprintf("%d nodes: the first one has the address %d", c.Nodes, FirstNodeHost))
+	addresses := FirstNodeHost + c.Nodes + 1
+	if c.CNI == CNIVPC {
+		addresses += c.Nodes
+	}
+	checkRoom(f, &in.NodeCIDR, "nodeCIDR", c.NodeCIDR, 32, addresses, fmt.Sprintf("%d nodes: the first one has the address %d", c.Nodes, FirstNodeHost))
 	checkRoom(f, &in.InternalCIDR, "internalCIDR", c.InternalCIDR, 32, c.Nodes+2, fmt.Sprintf("%d nodes and a gateway: each takes an address of it", c.Nodes))
 }
 

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"net/netip"
 	"slices"
+	"time"
 )
 
 // A Topology is what exists in a lab, as written, defaults filled in.
@@ -62,11 +63,13 @@ type Cluster struct {
 	NAT          bool         // the router hides the nodes behind its own address, as a home router does
 	// RoutedServices: other networks have a route to the serviceCIDR, as
 	// inside of a company.
-	RoutedServices bool
-	Flat           bool  // nodes have addresses of the podCIDR, as pods of flat networks do
-	Absent         []int // nodes, from 1, that join later: no host, no Node object
-	RPFilter       int   // of the nodes' links; default RPFilterLoose
-	SourceCheck    bool  // the LAN drops packets with a source that is not their node's
+	RoutedServices  bool
+	Flat            bool          // nodes have addresses of the podCIDR, as pods of flat networks do
+	Controllers     int           // replicas of the appliance's controller; default 1
+	NodeGracePeriod time.Duration // after which a node that is silent is not ready; default DefaultNodeGracePeriod
+	Absent          []int         // nodes, from 1, that join later: no host, no Node object
+	RPFilter        int           // of the nodes' links; default RPFilterLoose
+	SourceCheck     bool          // the LAN drops packets with a source that is not their node's
 }
 
 // Reverse-path filters of a node's links, as the kernel counts them
@@ -111,6 +114,10 @@ const (
 	// CNIIPPool is as Calico: addresses of blocks of a pool, a route per pod, and
 	// links of pods that only carry what has the pod's own address.
 	CNIIPPool = "ippool"
+	// CNIVPC is as AWS's VPC CNI: a second interface of each node is for its pods,
+	// rules by their addresses lead there, and the network drops what leaves by
+	// an interface with an address that is not of it.
+	CNIVPC = "vpc"
 
 	ProxyNFTables = "nftables"
 	ProxyIPTables = "iptables"
@@ -144,6 +151,11 @@ func PodBlock(podCIDR netip.Prefix, n int) netip.Prefix {
 
 // DefaultMTU is that of Ethernet.
 const DefaultMTU = 1500
+
+// DefaultNodeGracePeriod is far longer than that of Kubernetes (50 s since 1.32,
+// kube-controller-manager's --node-monitor-grace-period): an emulated machine may
+// stall for that long.
+const DefaultNodeGracePeriod = 10 * time.Minute
 
 // Features that a topology can need of the kernel.
 const (

@@ -56,7 +56,10 @@ func BuildImage(ctx context.Context, k Kernel, cfg ImageConfig) (Image, error) {
 		return Image{}, fmt.Errorf("virtual machine image: %w", err)
 	}
 	h := newHash()
-	h.text(k.Release + k.Image + guestInit + initScript("") + strings.Join(slices.Concat(applets, xtables, moduleDirs, bootModules), " "))
+	h.text(k.Release + k.Image + initScript("") + strings.Join(slices.Concat(applets, xtables, moduleDirs, bootModules), " "))
+	for _, name := range slices.Sorted(mapKeys(guestTexts)) {
+		h.text(name + guestTexts[name])
+	}
 	for _, dst := range slices.Sorted(mapKeys(files)) {
 		h.text(dst)
 		if err := h.file(files[dst]); err != nil {
@@ -235,6 +238,17 @@ func guestPath(p string) string {
 	return "/usr" + p
 }
 
+// guestTexts are the guest's files that are not the host's.
+var guestTexts = map[string]string{
+	"etc/passwd":        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+	"etc/group":         "root:x:0:\nnogroup:x:65534:\n",
+	"etc/protocols":     "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nsctp 132 SCTP\n", // ipset asks for their names
+	"etc/hosts":         "127.0.0.1 localhost\n::1 localhost\n",
+	"etc/nsswitch.conf": "hosts: files\nprotocols: files\n",
+	"etc/os-release":    "NAME=\"Isthmus lab\"\nID=isthmus-lab\n",
+	"opt/lab/init":      guestInit,
+}
+
 // buildBase makes the initramfs and the disk with the tools.
 func buildBase(ctx context.Context, tmp string, k Kernel, files map[string]string) error {
 	root := filepath.Join(tmp, "root")
@@ -257,15 +271,7 @@ func buildBase(ctx context.Context, tmp string, k Kernel, files map[string]strin
 			return err
 		}
 	}
-	texts := map[string]string{
-		"etc/passwd":        "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
-		"etc/group":         "root:x:0:\nnogroup:x:65534:\n",
-		"etc/hosts":         "127.0.0.1 localhost\n::1 localhost\n",
-		"etc/nsswitch.conf": "hosts: files\n",
-		"etc/os-release":    "NAME=\"Isthmus lab\"\nID=isthmus-lab\n",
-		"opt/lab/init":      guestInit,
-	}
-	for name, text := range texts {
+	for name, text := range guestTexts {
 		mode := fs.FileMode(0o644)
 		if name == "opt/lab/init" {
 			mode = 0o755

@@ -164,6 +164,32 @@ func (n *network) buildCluster(c ClusterSpec, add func(*host) error) error {
 // that has the bridges. Nodes are numbered from 1.
 func nodePort(c ClusterSpec, number int) string { return fmt.Sprintf("l%d-node%d", c.Index, number) }
 
+// podPort is the name of the port of a node's PodInterface.
+func podPort(c ClusterSpec, number int) string { return fmt.Sprintf("l%d-pods%d", c.Index, number) }
+
+// plugPods gives a node its PodInterface. Its address brings no route to the LAN:
+// only pods leave there. Each of the node's links answers ARP for its own address
+// alone.
+func (n *network) plugPods(c ClusterSpec, h *host, node NodeSpec, number int) error {
+	port := podPort(c, number)
+	if err := h.ns.sysctl("net.ipv4.conf.all.arp_ignore=1", "net.ipv4.conf.all.arp_announce=2"); err != nil {
+		return err
+	}
+	if err := Wire(n.root, port, h.ns, PodInterface); err != nil {
+		return err
+	}
+	if err := n.setMTU(port, h, PodInterface, c.MTU); err != nil {
+		return err
+	}
+	if err := h.ns.setMAC(PodInterface, hostMAC(node.PodAddr)); err != nil {
+		return err
+	}
+	if err := n.root.enslave(port, fmt.Sprintf("lan%d", c.Index)); err != nil {
+		return err
+	}
+	return h.ns.AddAddress(PodInterface, netip.PrefixFrom(node.PodAddr, node.PodAddr.BitLen()))
+}
+
 // newNode makes the host of a node.
 func (n *network) newNode(c ClusterSpec, name string) (*host, error) {
 	node, number, ok := c.Node(name)
@@ -180,6 +206,12 @@ func (n *network) newNode(c ClusterSpec, name string) (*host, error) {
 	if err := h.ns.AddRoute(defaultRoute(c.Router), c.Router); err != nil {
 		h.ns.Close()
 		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if node.PodAddr.IsValid() {
+		if err := n.plugPods(c, h, node, number); err != nil {
+			h.ns.Close()
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
 	}
 	return h, nil
 }

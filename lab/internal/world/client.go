@@ -312,6 +312,13 @@ func (c *Client) LeaveNode(ctx context.Context, cluster, node string) error {
 	return c.node(ctx, cluster, node, "leave")
 }
 
+// LoseNode cuts the power of a node, which says goodbye to nobody: its Node object
+// and those of its pods are left to the cluster's own controllers. One that is not
+// there is no error. JoinNode gives the power back.
+func (c *Client) LoseNode(ctx context.Context, cluster, node string) error {
+	return c.node(ctx, cluster, node, "lose")
+}
+
 // RebootNode cuts the power of a node that has containerd, gives it back, and
 // waits until its kubelet is ready. Its disk and its Node object stay; its
 // network, and all that ran there, are made anew.

@@ -28,6 +28,18 @@ type Streams struct {
 // An ExecFunc runs a command and returns its exit code.
 type ExecFunc func(ctx context.Context, req ExecRequest, s Streams) (int, error)
 
+// OwnTemp gives a command a directory of the lab for what it keeps in files,
+// TMPDIR: what is below /tmp is the machine's, and other labs' too. dir is the
+// lab's, and goes with it.
+func OwnTemp(req *ExecRequest, dir string) error {
+	dir = filepath.Join(dir, "tmp")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	req.Env = append([]string{"TMPDIR=" + dir}, req.Env...)
+	return nil
+}
+
 // RunIn runs a command in a network namespace, with this process' files and
 // tools, until it or ctx ends.
 func RunIn(ctx context.Context, ns *Namespace, req ExecRequest, s Streams) (int, error) {
@@ -177,7 +189,9 @@ func (a *agent) exec(ctx context.Context, req ExecRequest, s Streams) (int, erro
 		return 0, errNotBuilt
 	}
 	if h, ok := n.host(req.Target); ok {
-		a.findTool(&req)
+		if err := a.asLab(&req); err != nil {
+			return 0, err
+		}
 		return RunIn(ctx, h.ns, req, s)
 	}
 	pod, err := findPod(a.registry.Pods(), req.Target)
@@ -185,7 +199,9 @@ func (a *agent) exec(ctx context.Context, req ExecRequest, s Streams) (int, erro
 		return 0, fmt.Errorf("%w; hosts: %s", err, n.hostNames())
 	}
 	if req.Host {
-		a.findTool(&req)
+		if err := a.asLab(&req); err != nil {
+			return 0, err
+		}
 		ns := pod.Own()
 		if ns == nil {
 			ns = pod.NetNS
@@ -213,6 +229,13 @@ func (a *agent) exec(ctx context.Context, req ExecRequest, s Streams) (int, erro
 		Cluster: pod.Cluster, Namespace: pod.Namespace, Pod: pod.Name, Container: req.Container,
 		Argv: req.Argv, Env: req.Env, Stdin: s.Stdin, Stdout: s.Stdout, Stderr: s.Stderr, TTY: req.TTY, Resize: resize,
 	})
+}
+
+// asLab gives a command that runs with this machine's files the lab's own tools
+// and its directory for files.
+func (a *agent) asLab(req *ExecRequest) error {
+	a.findTool(req)
+	return OwnTemp(req, a.cfg.Dir)
 }
 
 // findTool lets a command of the lab's own binaries be called by its name, as

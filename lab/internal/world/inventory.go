@@ -28,11 +28,18 @@ type Inventory struct {
 	Lines []string `json:"lines"` // sorted
 }
 
-func (a *agent) inventory() ([]Inventory, error) {
+func (a *agent) inventory() ([]Inventory, error) { return inventories(a.namespaces) }
+
+// inventories takes the inventory of the namespaces that there are, and leaves out
+// one whose pod ends meanwhile.
+func inventories(present func() []namedNamespace) ([]Inventory, error) {
 	var out []Inventory
-	for _, n := range a.namespaces() {
+	for _, n := range present() {
 		lines, err := inventoryOf(n.ns)
 		if err != nil {
+			if !slices.ContainsFunc(present(), func(p namedNamespace) bool { return p.ns.File == n.ns.File }) {
+				continue
+			}
 			return nil, fmt.Errorf("inventory of %s: %w", n.name, err)
 		}
 		out = append(out, Inventory{Host: n.name, Lines: lines})
@@ -133,7 +140,7 @@ func (i *inventory) addresses() error {
 		return fmt.Errorf("addresses: %w", err)
 	}
 	for _, a := range addrs {
-		if !a.IP.IsLinkLocalUnicast() {
+		if !a.IP.IsLinkLocalUnicast() && !IsPodLink(i.names[a.LinkIndex]) { // ptp gives the node's end one
 			i.add("address %s dev %s", a.IPNet, i.names[a.LinkIndex])
 		}
 	}

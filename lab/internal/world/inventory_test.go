@@ -17,9 +17,7 @@ import (
 func TestInventory(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.Need(t, "ip", "nft")
-	ns, err := NewNamespace()
-	assert.NilError(t, err)
-	defer ns.Close()
+	ns := newNamespace(t)
 	sh := func(script string) {
 		t.Helper()
 		out, err := ns.Output(exec.Command("sh", "-ec", script))
@@ -59,7 +57,7 @@ func TestInventory(t *testing.T) {
 		{"ip link add two type bridge; echo 1 >/proc/sys/net/ipv6/conf/two/forwarding", "ip link del two",
 			"IPv6 netconf dev two forwarding 1 proxy_ndp 0 accept_ra 1"},
 		{"nft add table inet mine; nft add chain inet mine out", "nft delete table inet mine", "chain inet mine out"},
-		{"ip link add veth0 type veth peer name veth1; ip address add 192.0.2.8/32 dev one", "ip link del veth0; ip address del 192.0.2.8/32 dev one", "address 192.0.2.8/32 dev one"},
+		{"ip link add veth0 type veth peer name veth1; ip address add 192.0.2.9/32 dev veth0; ip address add 192.0.2.8/32 dev one", "ip link del veth0; ip address del 192.0.2.8/32 dev one", "address 192.0.2.8/32 dev one"},
 	} {
 		sh(tc.do)
 		now := inventory()
@@ -81,4 +79,32 @@ func added(before, now map[string]bool) string {
 		}
 	}
 	return out.String()
+}
+
+// TestInventoryWhileAPodEnds: a namespace that can't be read fails the inventory,
+// unless its pod is gone by then.
+func TestInventoryWhileAPodEnds(t *testing.T) {
+	nettest.NeedRoot(t)
+	stays, ends := newNamespace(t), newNamespace(t)
+	ends.Close()
+	both := []namedNamespace{{"milan/gateway", ends}, {"milan/web", stays}}
+	_, err := inventories(func() []namedNamespace { return both })
+	assert.ErrorContains(t, err, "inventory of milan/gateway: ")
+	present := [][]namedNamespace{both, both[1:]}
+	got, err := inventories(func() []namedNamespace {
+		now := present[0]
+		present = present[1:]
+		return now
+	})
+	assert.NilError(t, err)
+	assert.Equal(t, len(got), 1)
+	assert.Equal(t, got[0].Host, "milan/web")
+}
+
+func newNamespace(t *testing.T) *Namespace {
+	t.Helper()
+	ns, err := NewNamespace()
+	assert.NilError(t, err)
+	t.Cleanup(func() { ns.Close() })
+	return ns
 }

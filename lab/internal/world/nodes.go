@@ -83,8 +83,8 @@ func (a *agent) startNode(ctx context.Context, n *network, c ClusterSpec, cred c
 		Cluster: c.Name, Name: node.Name, Addr: node.Addr, NetNS: h.ns.File,
 		Kubeconfig: cred.Kubeconfig, ServingCert: cred.ServingCert, ServingKey: cred.ServingKey, ClientCA: cred.ClientCA,
 		Images: images(a.cfg.BinDir), BinDir: a.cfg.BinDir, Dir: filepath.Join(a.cfg.Dir, c.Name, node.Name),
-		Blocks: c.blocks(),
-		CNI:    c.CNI, Masquerade: c.Masquerade, MTU: c.MTU, FlannelKubeconfig: cred.FlannelKubeconfig, ServiceCIDR: c.ServiceCIDR, ClusterCIDR: c.PodCIDR,
+		Blocks: c.blocks(), PodLink: PodInterface, Router: c.Router,
+		CNI: c.CNI, Masquerade: c.Masquerade, MTU: c.MTU, FlannelKubeconfig: cred.FlannelKubeconfig, ServiceCIDR: c.ServiceCIDR, ClusterCIDR: c.PodCIDR,
 		KubeProxy: c.KubeProxy, KubeProxyKubeconfig: cred.KubeProxyKubeconfig,
 		Registry: a.registry, Logger: a.cfg.Logger.With("node", name),
 		Nice: a.niceOfDaemons(),
@@ -186,8 +186,10 @@ func (a *agent) leaveNode(req NodeRequest) error {
 		return nil
 	}
 	_, number, _ := c.Node(req.Node)
-	if err := n.root.unplug(nodePort(c, number)); err != nil {
-		return err
+	for _, port := range []string{nodePort(c, number), podPort(c, number)} {
+		if err := n.root.unplug(port); err != nil {
+			return err
+		}
 	}
 	a.nodes.stop(h.name)
 	n.remove(h)

@@ -31,12 +31,16 @@ func Plan(t *topology.Topology) Spec {
 			CNI:          c.CNI, Masquerade: c.Masquerade, KubeProxy: c.KubeProxy, Runtime: c.Runtime,
 			MTU: c.MTU, WANMTU: c.WANMTU, NAT: c.NAT, RoutedServices: c.RoutedServices,
 			Impairment: c.Impairment, BlocksICMP: c.BlocksICMP, Forwards: forwards(t, c, lan),
-			RPFilter: c.RPFilter, SourceCheck: c.SourceCheck,
+			RPFilter: c.RPFilter, SourceCheck: c.SourceCheck, NodeGracePeriod: c.NodeGracePeriod,
 		}
 		for n := range c.Nodes {
-			cs.Nodes = append(cs.Nodes, NodeSpec{
+			node := NodeSpec{
 				Name: fmt.Sprintf("node-%d", n+1), Addr: nth(lan, topology.FirstNodeHost+n), Absent: slices.Contains(c.Absent, n+1),
-			})
+			}
+			if c.CNI == topology.CNIVPC {
+				node.PodAddr = nth(lan, topology.FirstNodeHost+c.Nodes+n)
+			}
+			cs.Nodes = append(cs.Nodes, node)
 		}
 		s.Clusters = append(s.Clusters, cs)
 	}

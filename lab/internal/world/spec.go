@@ -10,6 +10,7 @@ package world
 
 import (
 	"net/netip"
+	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 )
@@ -57,6 +58,8 @@ type ClusterSpec struct {
 	// addresses.
 	RoutedServices bool `json:"routedServices,omitempty"`
 	RPFilter       int  `json:"rpFilter"` // of the nodes' links, as in ip-sysctl
+	// NodeGracePeriod is how long a node may be silent before it is not ready.
+	NodeGracePeriod time.Duration `json:"nodeGracePeriod"`
 	// SourceCheck drops what leaves a node with a source that is neither the
 	// node's address nor in its podCIDRs.
 	SourceCheck bool `json:"sourceCheck,omitempty"`
@@ -64,9 +67,12 @@ type ClusterSpec struct {
 
 // A NodeSpec is one node: a host on its cluster's LAN.
 type NodeSpec struct {
-	Name   string     `json:"name"` // in its cluster, "node-1"
-	Addr   netip.Addr `json:"addr"`
-	Absent bool       `json:"absent,omitempty"` // at the start; it may join later
+	Name string     `json:"name"` // in its cluster, "node-1"
+	Addr netip.Addr `json:"addr"`
+	// PodAddr is the address of PodInterface, a second link to the LAN that is for
+	// the node's pods; none with most CNIs.
+	PodAddr netip.Addr `json:"podAddr,omitzero"`
+	Absent  bool       `json:"absent,omitempty"` // at the start; it may join later
 }
 
 // A HostSpec is a host of no cluster: on the WAN, or behind a cluster's router.
@@ -89,8 +95,12 @@ type ForwardSpec struct {
 // APIServerPort is where every cluster's API server listens.
 const APIServerPort = 6443
 
-// NodeInterface is the link of a host to its network.
-const NodeInterface = "eth0"
+// NodeInterface is the link of a host to its network, PodInterface that of a node
+// for its pods, where there is one.
+const (
+	NodeInterface = "eth0"
+	PodInterface  = "eth1"
+)
 
 // Names of hosts that are not nodes. In a cluster they follow its name:
 // "milan/router".

@@ -86,7 +86,7 @@ func (u *underlay) watch(ctx context.Context, client kubernetes.Interface) error
 	}
 	defer w.Stop()
 	for {
-		if err := u.apply(podNetworks(nodes, u.cluster.blocks())); err != nil {
+		if err := u.apply(podNetworks(nodes, u.cluster)); err != nil {
 			return err
 		}
 		e, ok := <-w.ResultChan()
@@ -104,10 +104,10 @@ func (u *underlay) watch(ctx context.Context, client kubernetes.Interface) error
 	}
 }
 
-// podNetworks are the networks of each node's pods, by the node's address of that
-// family.
-func podNetworks(nodes map[string]*corev1.Node, blocks map[string]netip.Prefix) map[netip.Addr][]netip.Prefix {
-	out := map[netip.Addr][]netip.Prefix{}
+// podNetworks are the networks of each node's pods, by the address of the node that
+// they are behind, of that family.
+func podNetworks(nodes map[string]*corev1.Node, c ClusterSpec) map[netip.Addr][]netip.Prefix {
+	out, blocks := map[netip.Addr][]netip.Prefix{}, c.blocks()
 	for _, name := range slices.Sorted(maps.Keys(nodes)) {
 		n := nodes[name]
 		var via netip.Addr
@@ -116,6 +116,9 @@ func podNetworks(nodes map[string]*corev1.Node, blocks map[string]netip.Prefix) 
 				via = addr
 				break
 			}
+		}
+		if spec, _, ok := c.Node(name); ok && spec.PodAddr.IsValid() {
+			via = spec.PodAddr
 		}
 		networks, _ := pods.PodNetworks(n, blocks) // the API server refuses what is no CIDR
 		for _, p := range networks {
@@ -163,24 +166,30 @@ func (u *underlay) apply(nodes map[netip.Addr][]netip.Prefix) error {
 	return nil
 }
 
-// sourceCheck is the ruleset of a cluster's LAN that drops what leaves a node
-// with a source that is not the node's: not its address, and not in its
-// podCIDRs, which a cloud that routes pods natively was told to be its own.
+// sourceCheck is the ruleset of a cluster's LAN that drops what leaves a link of a
+// node with a source that is not of the link: not its address, and not in the
+// podCIDRs behind it, which a cloud that routes pods natively was told of.
 func sourceCheck(c ClusterSpec, podCIDRs map[netip.Addr][]netip.Prefix) string {
 	family, always := "ip", []string(nil)
 	if c.LAN.Addr().Is6() {
 		family, always = "ip6", []string{"::", "fe80::/10"} // neighbour discovery
 	}
 	var sets, rules strings.Builder
-	for i, n := range c.Nodes {
-		own := append(slices.Clone(always), n.Addr.String())
-		for _, p := range podCIDRs[n.Addr] {
+	check := func(port, name string, addr netip.Addr) {
+		own := append(slices.Clone(always), addr.String())
+		for _, p := range podCIDRs[addr] {
 			own = append(own, p.String())
 		}
-		set := strings.ReplaceAll(nodePort(c, i+1), "-", "_")
+		set := strings.ReplaceAll(port, "-", "_")
 		kind := map[string]string{"ip": "ipv4_addr", "ip6": "ipv6_addr"}[family]
 		fmt.Fprintf(&sets, "\tset %s { type %s; flags interval; elements = { %s }; }\n", set, kind, strings.Join(own, ", "))
-		fmt.Fprintf(&rules, "\t\tiifname %q %s saddr != @%s counter drop comment \"not a source of %s\"\n", nodePort(c, i+1), family, set, n.Name)
+		fmt.Fprintf(&rules, "\t\tiifname %q %s saddr != @%s counter drop comment \"not a source of %s\"\n", port, family, set, name)
+	}
+	for i, n := range c.Nodes {
+		check(nodePort(c, i+1), n.Name, n.Addr)
+		if n.PodAddr.IsValid() {
+			check(podPort(c, i+1), n.Name+"'s pods", n.PodAddr)
+		}
 	}
 	table := fmt.Sprintf("source-check-%s", c.Name)
 	return fmt.Sprintf(`table bridge %[1]s

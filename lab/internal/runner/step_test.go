@@ -1,0 +1,90 @@
+package runner
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// A changingLab answers each command by the next of what it has, and by the last
+// of it from then on.
+type changingLab struct {
+	refusingLab
+	answers []func() (world.ExecResult, error)
+}
+
+func (l *changingLab) Exec(context.Context, world.ExecRequest) (world.ExecResult, error) {
+	next := l.answers[0]
+	if len(l.answers) > 1 {
+		l.answers = l.answers[1:]
+	}
+	return next()
+}
+
+// TestLookingAgain: a command that is run again and again may find nobody to run
+// it for some time. That is the product's doing, and fails the expectation where
+// it lasts; a lab that does not answer is the lab's.
+func TestLookingAgain(t *testing.T) {
+	s, err := scenario.Parse("looks.yaml", []byte(`description: A pod prints what it is asked for.
+topology: two-clusters
+steps:
+  - name: it prints
+    within: 1s
+    do: { exec: { name: things, again: true, on: milan/web, run: show things } }
+    expect: { output: { of: things, contains: done } }
+sabotage:
+  - { withhold: configuration/rome, in: milan, fails: it prints }
+`), "../../../topologies")
+	assert.NilError(t, err)
+	prints := func(text string) func() (world.ExecResult, error) {
+		return func() (world.ExecResult, error) { return world.ExecResult{Stdout: []byte(text)}, nil }
+	}
+	fails := func(err error) func() (world.ExecResult, error) {
+		return func() (world.ExecResult, error) { return world.ExecResult{}, err }
+	}
+	gone := fails(fmt.Errorf("%w: milan/web", world.ErrNoTarget))
+	type answers = []func() (world.ExecResult, error)
+	for _, tc := range []struct {
+		name    string
+		answers answers
+		got     string // of the fault; empty: green
+		err     string // of the lab
+	}{
+		{"it comes about", answers{prints("not yet"), prints("done")}, "", ""},
+		{"the pod is another one meanwhile", answers{prints("not yet"), gone, gone, prints("done")}, "", ""},
+		{"the pod does not come back", answers{prints("not yet"), gone}, "on milan/web: show things: no such target: milan/web", ""},
+		{"the lab ends", answers{prints("not yet"), fails(world.ErrNotRunning)}, "", "the lab is not running"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			l := &changingLab{refusingLab{topology: s.Topology, api: refuseWrites(t)}, tc.answers}
+			r := &Runner{World: l, Seed: "1"}
+			r.setup()
+			row := &expect.Row{
+				World: l, Topology: s.Topology, API: r.api, Directory: expect.NewDirectory(l, r.api, s.Topology), NewToken: r.token,
+				Outputs: map[string]expect.Ran{},
+			}
+			var undo undoList
+			began := time.Now()
+			out := r.step(t.Context(), s, row, s.Build(s.Rows[0])[0], nil, &undo)
+			if tc.err != "" {
+				assert.ErrorContains(t, out.err, tc.err)
+				return
+			}
+			assert.NilError(t, out.err)
+			if tc.got == "" {
+				assert.Equal(t, len(out.Failures), 0, "%+v", out.Failures)
+				return
+			}
+			assert.Equal(t, len(out.Failures), 1)
+			assert.Equal(t, out.Failures[0].Got, tc.got)
+			assert.Assert(t, time.Since(began) >= 500*time.Millisecond, "it was not looked at for long enough")
+		})
+	}
+}
