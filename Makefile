@@ -30,10 +30,10 @@ lab: deps build kubernetes cni ## build what it takes and run the scenarios that
 
 .PHONY: test
 test: ## everything that must pass: unit, kernel and API tests, scenarios, sabotage; ends with a table of times
-	@mkdir -p bin && rm -f bin/times && touch bin/started; $(MAKE) --no-print-directory test-parts TIMES=$(CURDIR)/bin/times; rc=$$?; \
+	@mkdir -p bin && rm -f bin/times; $(MAKE) --no-print-directory test-parts TIMES=$(CURDIR)/bin/times; rc=$$?; \
 	printf '\nmake test took\n'; awk -F '\t' '{ sum += $$1; printf "  %6.1f s  %s%s\n", $$1 / 10, $$3, $$2 == 0 ? "" : "  FAILED" } \
 		END { printf "  %6.1f s  = %.1f minutes\n", sum / 10, sum / 600 }' bin/times; \
-	if [ runs/latest/summary.txt -nt bin/started ]; then cat runs/latest/summary.txt; fi; exit $$rc
+	if awk -F '\t' '$$3 == "scenarios" { ran = 1 } END { exit !ran }' bin/times; then cat runs/latest/summary.txt; fi; exit $$rc
 
 .PHONY: test-parts
 test-parts: deps build kubernetes cni flannel nodes verify lint test-unit test-kernel test-lab

@@ -19,12 +19,13 @@ const (
 	// work is how long a sample's computation takes at best: about what a daemon
 	// computes before it waits for the next event.
 	work = 2 * time.Millisecond
-	// most is the slowest that a machine is taken for. On one that is slower still
-	// nothing that has a bound can be shown.
-	most = 5
 	// memory is how long samples are kept: longer than any step takes.
 	memory = 30 * time.Minute
 )
+
+// Most is the slowest that a machine is taken for. On one that is slower still
+// nothing that has a bound can be shown.
+const Most = 5
 
 // A Meter computes the same thing again and again and remembers how long that
 // took.
@@ -99,7 +100,7 @@ func (m *Meter) Since(t time.Time) float64 {
 	if n == 0 || m.best <= 0 {
 		return 1
 	}
-	return min(most, max(1, float64(sum)/float64(n)/float64(m.best)))
+	return min(Most, max(1, float64(sum)/float64(n)/float64(m.best)))
 }
 
 // Longer returns a time that is as much longer as the machine was slower since

@@ -21,7 +21,7 @@ func TestSince(t *testing.T) {
 	for _, tt := range []struct {
 		since time.Time
 		want  float64
-	}{{at(0), most}, {at(4), most}, {at(5), 1}} {
+	}{{at(0), Most}, {at(4), Most}, {at(5), 1}} {
 		assert.Equal(t, m.Since(tt.since), tt.want)
 	}
 	m.samples = m.samples[:4]

@@ -30,9 +30,9 @@ type undoList []func(context.Context) error
 
 func (u *undoList) add(f func(context.Context) error) { *u = append(*u, f) }
 
-// undoTime is enough for a node that joins again and a gateway that moves
-// back, in an emulated machine.
-const undoTime = 3 * time.Minute
+// undoTime ends undoing that hangs. Each part of it that waits has a bound of its
+// own.
+const undoTime = 15 * time.Minute
 
 // run undoes all, and returns what could not be undone.
 func (u *undoList) run(ctx context.Context) error {
@@ -220,7 +220,7 @@ func (r *Runner) applyOne(ctx context.Context, cluster string, o *unstructured.U
 		if !existed {
 			return r.remove(ctx, cluster, m, o.GetNamespace(), o.GetName())
 		}
-		return restore(ctx, res, before)
+		return restore(ctx, r.allowAction(restoreTime), res, before)
 	})
 	return nil
 }
@@ -230,8 +230,8 @@ const restoreTime = 10 * time.Second
 
 // restore makes an object what it was. Custom resources are not updated
 // without the version that is to be replaced.
-func restore(ctx context.Context, res dynamic.ResourceInterface, before *unstructured.Unstructured) error {
-	return until(ctx, restoreTime, before.GetName()+" was changed again and again", func(ctx context.Context) (bool, error) {
+func restore(ctx context.Context, given allowance, res dynamic.ResourceInterface, before *unstructured.Unstructured) error {
+	return until(ctx, given, before.GetName()+" was changed again and again", func(ctx context.Context) (bool, error) {
 		now, err := res.Get(ctx, before.GetName(), metav1.GetOptions{})
 		if err != nil {
 			return false, err
@@ -282,7 +282,7 @@ func (r *Runner) remove(ctx context.Context, cluster string, m *meta.RESTMapping
 		return err
 	}
 	what := strings.ToLower(m.GroupVersionKind.Kind) + "/" + name
-	return until(ctx, removeTime, what+" is still there", func(ctx context.Context) (bool, error) {
+	return until(ctx, r.allowAction(removeTime), what+" is still there", func(ctx context.Context) (bool, error) {
 		now, err := res.Get(ctx, name, metav1.GetOptions{})
 		if apierrors.IsNotFound(err) {
 			return true, nil
@@ -291,12 +291,12 @@ func (r *Runner) remove(ctx context.Context, cluster string, m *meta.RESTMapping
 	})
 }
 
-// await calls look every 100 ms until it is done. What is not done within
-// timeout is a fault of the product, which gets what was seen last; what keeps
+// await calls look every 100 ms until it is done. What is not done within the
+// allowance is a fault of the product, which gets what was seen last; what keeps
 // look from seeing is an error of the lab.
-func await(ctx context.Context, timeout time.Duration, fault report.Fault, look func(context.Context) (seen string, done bool, err error)) (*report.Fault, error) {
+func await(ctx context.Context, given allowance, fault report.Fault, look func(context.Context) (seen string, done bool, err error)) (*report.Fault, error) {
 	var failed error
-	why := until(ctx, timeout, "it is not so: "+fault.Want, func(ctx context.Context) (bool, error) {
+	why := until(ctx, given, "it is not so: "+fault.Want, func(ctx context.Context) (bool, error) {
 		seen, done, err := look(ctx)
 		if err != nil {
 			if ctx.Err() == nil { // otherwise the time was over
@@ -313,9 +313,14 @@ func await(ctx context.Context, timeout time.Duration, fault report.Fault, look 
 	return &fault, nil
 }
 
-// until calls done every 100 ms until it is, at most for timeout.
-func until(ctx context.Context, timeout time.Duration, otherwise string, done func(context.Context) (bool, error)) error {
-	ctx, cancel := context.WithTimeoutCause(ctx, timeout, fmt.Errorf("after %v %s", timeout, otherwise))
+// until calls done every 100 ms until it is, at most for as long as the allowance
+// says.
+func until(ctx context.Context, given allowance, otherwise string, done func(context.Context) (bool, error)) error {
+	why := func() error {
+		return fmt.Errorf("after %v %s", time.Since(given.since).Round(100*time.Millisecond), otherwise)
+	}
+	// What hangs ends when the slowest machine would have had enough time.
+	ctx, cancel := context.WithDeadlineCause(ctx, given.end(), fmt.Errorf("after %v %s", time.Until(given.end()).Round(time.Second), otherwise))
 	defer cancel()
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -326,6 +331,9 @@ func until(ctx context.Context, timeout time.Duration, otherwise string, done fu
 		}
 		if ok || err != nil {
 			return err
+		}
+		if given.over(0) {
+			return why()
 		}
 		select {
 		case <-ctx.Done():

@@ -25,7 +25,7 @@ func (r *Runner) lookBefore(ctx context.Context, s *scenario.Scenario) (expect.L
 		return now, err
 	}
 	since := time.Now()
-	err = until(ctx, r.patient(unchangedWithin), "hosts go on changing, though the clusters have converged", func(ctx context.Context) (bool, error) {
+	err = until(ctx, r.allowAction(unchangedWithin), "hosts go on changing, though the clusters have converged", func(ctx context.Context) (bool, error) {
 		next, err := expect.Observe(ctx, r.World, r.api, s.Topology)
 		if err != nil {
 			return false, err

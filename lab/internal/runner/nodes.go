@@ -184,7 +184,7 @@ func (r *Runner) placeGateway(ctx context.Context, cluster, peer, node string) (
 			return nil, err
 		}
 	}
-	return await(ctx, gatewayTime, report.Fault{
+	return await(ctx, r.allowAction(gatewayTime), report.Fault{
 		Expectation: fmt.Sprintf("the gateway of %s for %s moves", cluster, peer),
 		Want:        fmt.Sprintf("one pod, ready on %s within %v", node, gatewayTime),
 	}, func(ctx context.Context) (string, bool, error) {
@@ -318,7 +318,7 @@ func (r *Runner) reboot(ctx context.Context, row *expect.Row, o operand.Operand)
 	if err := r.World.RebootNode(ctx, o.Cluster, node); err != nil {
 		return nil, err
 	}
-	return await(ctx, bootTime, report.Fault{
+	return await(ctx, r.allowAction(bootTime), report.Fault{
 		Expectation: fmt.Sprintf("%s/%s comes back", o.Cluster, node), Want: fmt.Sprintf("its pods run within %v", bootTime),
 	}, func(ctx context.Context) (string, bool, error) {
 		waiting, err := r.notRunning(ctx, o.Cluster, node)

@@ -88,7 +88,7 @@ func (r *Runner) placePod(ctx context.Context, pod operand.Operand, node string)
 	if _, err := res.Create(ctx, again, metav1.CreateOptions{FieldManager: fieldOwner}); err != nil {
 		return nil, err
 	}
-	return await(ctx, podTime, report.Fault{
+	return await(ctx, r.allowAction(podTime), report.Fault{
 		Expectation: fmt.Sprintf("%s moves", pod), Want: fmt.Sprintf("ready on %s within %v", node, podTime),
 	}, func(ctx context.Context) (string, bool, error) {
 		now, err := res.Get(ctx, again.GetName(), metav1.GetOptions{})

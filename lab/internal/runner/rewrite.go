@@ -52,7 +52,7 @@ func (r *Runner) writeVersion(ctx context.Context, cluster string, res dynamic.R
 	if err != nil {
 		return nil, err
 	}
-	return await(ctx, appliedTime, report.Fault{
+	return await(ctx, r.allowAction(appliedTime), report.Fault{
 		Expectation: o.GetName() + " is applied", Want: fmt.Sprintf("generation %d applied within %v", now.GetGeneration(), appliedTime),
 	}, func(ctx context.Context) (string, bool, error) {
 		hosts, err := r.hosts(ctx, cluster)

@@ -28,15 +28,15 @@ import (
 // binding.
 const policyName = "isthmus-lab-withhold"
 
-// leastBudget is the least time for which a sabotaged expectation is looked at:
-// four times what a probe waits for its answer.
+// leastBudget is the least time for which a sabotaged expectation is looked at,
+// where the machine is not emulated: four times what a probe waits for its answer.
 const leastBudget = 4 * time.Second
 
 // budget is how long a sabotaged expectation is looked at before it has failed,
 // when it took so long to hold in the row without the sabotage: twice that, and
 // no longer than the step says.
-func budget(green, within time.Duration) time.Duration {
-	return min(within, max(leastBudget, 2*green))
+func budget(least, green, within time.Duration) time.Duration {
+	return min(within, max(least, 2*green))
 }
 
 // RunSabotage breaks what a sabotage names, runs the row and returns whether
@@ -156,12 +156,13 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 	if sab.Before == "" {
 		err = broken()
 	}
-	// Not everything that is withheld is reported as applied before. Rows
+	// Not everything that is withheld is reported as applied before. Steps
 	// that only look can look again until what is broken shows.
+	looks := !acts(upTo(steps, sab.Fails))
 	for deadline := time.Now().Add(showTime); err == nil; {
 		out.Steps = nil
 		seen, err = r.sabotagedSteps(ctx, s, row, steps, sab, broken, &undo, out)
-		if seen.noticed(sab) || sab.Before != "" || acts(steps) || time.Now().After(deadline) {
+		if seen.noticed(sab) || sab.Before != "" || !looks || time.Now().After(deadline) {
 			break
 		}
 		select {
@@ -244,7 +245,7 @@ func (r *Runner) sabotage(ctx context.Context, row *expect.Row, sab scenario.Sab
 	return &vainError{err}
 }
 
-// showTime is how long what was withheld may take to show in rows that only
+// showTime is how long what was withheld may take to show in steps that only
 // look.
 const showTime = 20 * time.Second
 
@@ -254,6 +255,12 @@ const showInterval = 100 * time.Millisecond
 // acts tells whether a step does something.
 func acts(steps []scenario.Step) bool {
 	return slices.ContainsFunc(steps, func(st scenario.Step) bool { return len(st.Do) > 0 })
+}
+
+// upTo are the steps up to one and with it.
+func upTo(steps []scenario.Step, name string) []scenario.Step {
+	i := slices.IndexFunc(steps, func(st scenario.Step) bool { return st.Name == name })
+	return steps[:i+1]
 }
 
 // sabotagedSteps runs the steps up to the first that fails, or that should.
@@ -268,7 +275,7 @@ func (r *Runner) sabotagedSteps(ctx context.Context, s *scenario.Scenario, row *
 		if st.Name == sab.Fails {
 			at = aim{}
 			for _, i := range sab.Expectation {
-				at[i] = budget(r.greenIn(out.Name, st.Name, i), st.Within)
+				at[i] = budget(r.patient(leastBudget), r.greenIn(out.Name, st.Name, i), st.Within)
 				// Twice what the expectation took with all its probes is enough for two
 				// of them.
 				row.ProbeTimeout = min(cmp.Or(row.ProbeTimeout, expect.ProbeTimeout), at[i]/aimLooks)
@@ -328,7 +335,7 @@ func (r *Runner) withhold(ctx context.Context, sab scenario.Sabotage, undo *undo
 	if err := r.remove(ctx, sab.In, m, object.GetNamespace(), object.GetName()); err != nil {
 		return err
 	}
-	return until(ctx, forgetTime, "some host still reports that it has applied it", func(ctx context.Context) (bool, error) {
+	return until(ctx, r.allowAction(forgetTime), "some host still reports that it has applied it", func(ctx context.Context) (bool, error) {
 		return r.forgotten(ctx, sab.In, object)
 	})
 }
@@ -438,7 +445,7 @@ func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.REST
 	installed := object.GetLabels()["app.kubernetes.io/managed-by"] == "Helm"
 	var woken time.Time
 	back := func(ctx context.Context) error {
-		return until(ctx, comebackTime, fmt.Sprintf("%s has not come back to %s", sab.Withhold, sab.In), func(ctx context.Context) (bool, error) {
+		return until(ctx, r.allowAction(comebackTime), fmt.Sprintf("%s has not come back to %s", sab.Withhold, sab.In), func(ctx context.Context) (bool, error) {
 			_, err := res.Get(ctx, object.GetName(), metav1.GetOptions{})
 			if !apierrors.IsNotFound(err) {
 				return err == nil, err
@@ -461,7 +468,7 @@ func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.REST
 
 	unlabelled := probe.DeepCopy() // other policies refuse some labels
 	unlabelled.SetLabels(nil)
-	return until(ctx, inForceTime, "the policy is not in force", func(ctx context.Context) (bool, error) {
+	return until(ctx, r.allowAction(inForceTime), "the policy is not in force", func(ctx context.Context) (bool, error) {
 		_, err := res.Create(ctx, unlabelled, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		return err != nil && strings.Contains(err.Error(), policyName), nil
 	})

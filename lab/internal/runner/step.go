@@ -140,6 +140,13 @@ func (r *Runner) allow(within time.Duration) allowance {
 	return allowance{time.Now(), within, r.Pace}
 }
 
+// allowAction is how long an action, or what undoes one, may wait for something that
+// must come true: as much longer as the machine is slower, as steps are.
+func (r *Runner) allowAction(d time.Duration) allowance { return r.allow(r.patient(d)) }
+
+// end is when it is over on the slowest machine.
+func (a allowance) end() time.Time { return a.since.Add(a.within * pace.Most) }
+
 // over tells whether it is at an end after a pause.
 func (a allowance) over(pause time.Duration) bool {
 	return time.Since(a.since)+pause > a.pace.Longer(a.within, a.since)
@@ -213,6 +220,11 @@ func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, a
 	}
 }
 
+// stoppedLook is the least time for which expectations are looked at while a
+// component is stopped: TCP sends a lost packet again after a second, and once
+// more after two (RFC 6298, 2.1).
+const stoppedLook = 3 * time.Second
+
 // whileStopped ends a component, does what is to be done meanwhile, demands that the
 // expectations hold then and until its time is over, and starts it again.
 func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, stop *scenario.Stop, again []*scenario.Exec, meanwhile scenario.Actions, undo *undoList, at aim, out *ranStep) {
@@ -226,7 +238,8 @@ func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *ex
 	rounds := 0
 	for time.Now().Before(end) && out.err == nil && len(out.Failures) == 0 {
 		out.Notes = nil
-		r.expectAll(ctx, s, row, st, again, allowance{since: time.Now(), within: time.Until(end)}, at, out)
+		// The last look, too, is long enough for a packet that has to be sent again.
+		r.expectAll(ctx, s, row, st, again, r.allow(max(time.Until(end), r.patient(stoppedLook))), at, out)
 		rounds++
 		pause := time.NewTimer(min(500*time.Millisecond, max(0, time.Until(end))))
 		select {

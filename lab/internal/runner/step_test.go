@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"gotest.tools/v3/assert"
@@ -87,4 +88,41 @@ sabotage:
 			assert.Assert(t, time.Since(began) >= 500*time.Millisecond, "it was not looked at for long enough")
 		})
 	}
+}
+
+// TestUpTo: steps that only look are looked at again until what a sabotage breaks
+// shows, whatever a row does after them.
+func TestUpTo(t *testing.T) {
+	looks, does := scenario.Step{Name: "looks"}, scenario.Step{Name: "does", Do: scenario.Actions{&scenario.Flow{}}}
+	for _, tt := range []struct {
+		steps []scenario.Step
+		name  string
+		want  bool // something is done
+	}{
+		{[]scenario.Step{looks}, "looks", false},
+		{[]scenario.Step{looks, does}, "looks", false},
+		{[]scenario.Step{looks, does}, "does", true},
+		{[]scenario.Step{does, looks}, "looks", true},
+	} {
+		assert.Equal(t, acts(upTo(tt.steps, tt.name)), tt.want, "%v up to %s", tt.steps, tt.name)
+	}
+}
+
+// TestUntil: what is waited for may take as long as is allowed, and the error says how
+// long that was; what hangs ends, too.
+func TestUntil(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := &Runner{Patience: 2}
+		start := time.Now()
+		assert.NilError(t, until(t.Context(), r.allowAction(time.Second), "it is not there", func(context.Context) (bool, error) {
+			return time.Since(start) > 1500*time.Millisecond, nil
+		}))
+		assert.Error(t, until(t.Context(), r.allowAction(time.Second), "it is not there", func(context.Context) (bool, error) {
+			return false, nil
+		}), "after 2.1s it is not there")
+		assert.Error(t, until(t.Context(), r.allowAction(time.Second), "it is not there", func(ctx context.Context) (bool, error) {
+			<-ctx.Done()
+			return false, ctx.Err()
+		}), "after 10s it is not there")
+	})
 }
