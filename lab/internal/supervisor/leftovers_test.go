@@ -76,7 +76,7 @@ func TestNothingOfALabStays(t *testing.T) {
 	})
 }
 
-// makeSandbox hides /run and /tmp, and keeps aside what is written to the rest.
+// makeSandbox hides /run and /tmp, but for a checkout in them, and keeps aside what is written to the rest.
 func makeSandbox(t *testing.T) {
 	t.Helper()
 	assert.NilError(t, unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""))
@@ -94,8 +94,18 @@ func makeSandbox(t *testing.T) {
 		assert.NilError(t, os.MkdirAll(work, 0o755))
 		assert.NilError(t, unix.Mount("overlay", dir, "overlay", 0, "lowerdir="+dir+",upperdir="+upper+",workdir="+work))
 	}
+	wd, err := os.Getwd()
+	assert.NilError(t, err)
+	checkout := filepath.Dir(binDir(t))
+	assert.NilError(t, os.Mkdir(aside+"/checkout", 0o755))
+	assert.NilError(t, unix.Mount(checkout, aside+"/checkout", "", unix.MS_BIND, ""))
 	for _, dir := range []string{"/run", "/tmp"} {
 		assert.NilError(t, unix.Mount("empty", dir, "tmpfs", 0, "mode=1777"))
+		if strings.HasPrefix(checkout, dir+"/") {
+			assert.NilError(t, os.MkdirAll(checkout, 0o755))
+			assert.NilError(t, unix.Mount(aside+"/checkout", checkout, "", unix.MS_BIND, ""))
+			assert.NilError(t, os.Chdir(wd)) // it was that of the directory that is hidden now
+		}
 	}
 }
 
