@@ -34,7 +34,7 @@ const leastBudget = 4 * time.Second
 
 // budget is how long a sabotaged expectation is looked at before it has failed,
 // when it took so long to hold in the row without the sabotage: twice that, and
-// no longer than the step says.
+// no longer than the step says. That was on this machine, as slow as it is.
 func budget(least, green, within time.Duration) time.Duration {
 	return min(within, max(least, 2*green))
 }

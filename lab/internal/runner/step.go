@@ -158,7 +158,7 @@ func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expec
 	for i, e := range st.Expect {
 		has, looks := given, 1
 		if budget, ok := at[i]; ok {
-			has, looks = r.allow(budget), aimLooks
+			has, looks = allowance{since: time.Now(), within: budget}, aimLooks
 		}
 		res, err := r.await(ctx, row, e, again, has, looks)
 		for err == nil && res.Pending && !given.over(0) {
