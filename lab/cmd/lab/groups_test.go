@@ -219,15 +219,24 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// TestQueueOfMachines: emulated machines do not run beside each other on two
-// processors even when nothing else is left, and none is forgotten.
+// TestQueueOfMachines: a second emulated machine runs beside the first one only when
+// no native lab runs or waits, a third one never, and none is forgotten.
 func TestQueueOfMachines(t *testing.T) {
-	first, second := weighing("vm", 2), weighing("vm", 1)
-	q := newQueue([]*group{first, second}, 2, true)
+	first, second, third, native := weighing("vm", 3), weighing("vm", 2), weighing("vm", 1), weighing("native", 9)
+	q := newQueue([]*group{first, second, third, native}, 3, true)
 	assert.Equal(t, q.next(), first)
-	assert.Assert(t, q.next() == nil)
-	q.done(first)
+	assert.Equal(t, q.next(), native)
+	assert.Assert(t, q.next() == nil, "a machine began beside another one and a native lab")
+	q.done(native)
 	assert.Equal(t, q.next(), second)
+	assert.Assert(t, q.next() == nil, "a third machine began")
+	q.done(first)
+	assert.Equal(t, q.next(), third)
+	assert.Assert(t, q.empty())
+
+	alone := newQueue([]*group{first, second}, 1, true)
+	assert.Equal(t, alone.next(), first)
+	assert.Assert(t, alone.next() == nil)
 }
 
 // weighing is a group of so many rows in a world.

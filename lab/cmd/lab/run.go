@@ -58,7 +58,7 @@ have everything for; the others are listed as not selected, with the reason.
 
 With --jobs 2 two labs are up at a time, with --jobs 3 a third one once the machine's
 processors have been idle for 30 % of a minute. Virtual machines come first; where they are
-emulated at most half of the labs are such machines.
+emulated at most half of the labs are such machines, or two when no other lab is left.
 
 Every run leaves runs/<time>-<seed> (and runs/latest): result.json, and for each
 row that failed the packets, the state of every host, logs and API objects.`,
