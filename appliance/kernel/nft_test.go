@@ -115,6 +115,7 @@ func every(f netstate.Family) []netstate.Table {
 				rule("not port", netstate.Accept, not(ports("dst", 22, 23)), proto("tcp")),
 				rule("not proto", netstate.Accept, not(proto("tcp"))),
 				rule("devices", netstate.Accept, dev("in", "d0"), not(dev("out", "liqo.*"))),
+				rule("any device", netstate.Accept, dev("in", netstate.AnyDev), not(dev("out", netstate.AnyDev))),
 				rule("reject", netstate.Reject, proto("udp")),
 				mark, marks, marksByLink,
 				rule("no name match", netstate.Accept),

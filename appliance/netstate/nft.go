@@ -137,6 +137,10 @@ func (m Match) text(r FirewallRule, f Family) string {
 		return fmt.Sprintf("%s %sport %s%s", keyword, m.Dir[:1], not, m.Ports)
 	case m.L4Proto != "":
 		return fmt.Sprintf("meta l4proto %s%s", not, m.L4Proto)
+	case m.Dev == AnyDev && m.Negate:
+		return m.Dir[:1] + "if 0"
+	case m.Dev == AnyDev:
+		return m.Dir[:1] + "if != 0"
 	case m.Dev != "":
 		return fmt.Sprintf("%sifname %s%q", m.Dir[:1], not, m.Dev)
 	case m.ICMPError:
