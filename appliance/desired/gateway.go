@@ -66,6 +66,7 @@ func compileGateway(in GatewayInput) *host {
 	h.keepMarks()
 	h.clampToTunnel()
 	h.mappedHosts(in)
+	h.unknownPods(in)
 	h.close(configuration)
 	h.internalOnly(in)
 	h.outerPackets()
