@@ -583,16 +583,17 @@ func shapes() map[string]func(t testing.TB) *world {
 			}, [2]int{0, 1})
 		}
 	}
-	// A CNI with an IPAM of its own; with Geneve also with many nodes.
-	blocks := func(overlay cluster.Overlay, nodes int) func(t testing.TB) *world {
+	// A CNI with an IPAM of its own; with Geneve also with many nodes, and one by which
+	// pods reach other nodes with their own addresses.
+	blocks := func(overlay cluster.Overlay, nodes int, masquerade bool) func(t testing.TB) *world {
 		return func(t testing.TB) *world {
 			milan, rome := site4("milan", 1, "10.1.0.0/16", "10.70.0.0/16", overlay), site4("rome", 2, "10.1.0.0/16", "10.70.0.0/16", overlay)
-			milan.blocks, milan.nodes, rome.nodes = true, nodes, 2
+			milan.blocks, milan.nodes, rome.nodes, milan.masquerade = true, nodes, 2, masquerade
 			return build(t, []*site{milan, rome}, [2]int{0, 1})
 		}
 	}
-	out["geneve-blocks"], out["vxlan-blocks"] = blocks(cluster.OverlayGeneve, 3), blocks(cluster.OverlayVXLAN, 3)
-	out["geneve-blocks-large"] = blocks(cluster.OverlayGeneve, 9)
+	out["geneve-blocks"], out["vxlan-blocks"] = blocks(cluster.OverlayGeneve, 3, false), blocks(cluster.OverlayVXLAN, 3, true)
+	out["geneve-blocks-large"] = blocks(cluster.OverlayGeneve, 9, true)
 	// So many nodes that a gateway does not ask a rule for each.
 	out["geneve-large"] = func(t testing.TB) *world {
 		milan, rome := site4("milan", 1, "10.1.0.0/16", "10.70.0.0/16", cluster.OverlayGeneve), site4("rome", 2, "10.1.0.0/16", "10.70.0.0/16", cluster.OverlayGeneve)
