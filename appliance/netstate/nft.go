@@ -105,7 +105,9 @@ func (r FirewallRule) Is6(f Family) (is6, ok bool) {
 	if r.Action.To.IsValid() {
 		return r.Action.To.Addr().Is6(), true
 	}
-	if m := r.Action.Map; len(m.Entries) > 0 {
+	if m := r.Action.Map; len(m.Entries) > 0 && m.Dir == "" {
+		return m.IPv6, true
+	} else if len(m.Entries) > 0 {
 		return m.Entries[0].Addr.From.Is6(), true
 	}
 	return false, false
