@@ -11,7 +11,8 @@ import (
 )
 
 // TestUnknownPods: a gateway has a way back to pods that no object names yet, which is the
-// last one that is asked for, and none where pods are in the podCIDRs of their nodes.
+// last one that is asked for and that nothing passes, and none where pods are in the podCIDRs of
+// their nodes.
 func TestUnknownPods(t *testing.T) {
 	for _, tt := range []struct {
 		name string
@@ -24,7 +25,11 @@ func TestUnknownPods(t *testing.T) {
 				in.Nodes[i].PodNetworks = nil
 			}
 		}, false},
-		{"its own node is not known", func(in *desired.GatewayInput) { in.NodeName = "node-9" }, false},
+		{"of IPv6, which has no such filter", func(in *desired.GatewayInput) {
+			for i := range in.Nodes {
+				in.Nodes[i].PodNetworks = prefixes("fd00::/48")
+			}
+		}, false},
 		{"VXLAN: the main table knows", func(in *desired.GatewayInput) { in.Fabrics[0].Overlay = "vxlan" }, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -37,6 +42,7 @@ func TestUnknownPods(t *testing.T) {
 			assert.NilError(t, state.Validate())
 			state = desired.PlainGateway(in) // before its rules are made fewer
 			i := slices.IndexFunc(state.Rules, func(r netstate.Rule) bool { return r.Priority == 389 })
+			assert.Equal(t, tableOf(state, desired.UnknownPodsTable) != nil, tt.want)
 			if !tt.want {
 				assert.Assert(t, i < 0, "%v", state.Rules)
 				return
@@ -47,10 +53,10 @@ func TestUnknownPods(t *testing.T) {
 			var ways []string
 			for _, r := range state.Routes {
 				if r.Table == rule.Table {
-					ways = append(ways, r.Dst.String()+" "+r.Via.String()+" "+r.Dev)
+					ways = append(ways, r.Dst.String()+" "+r.Dev)
 				}
 			}
-			assert.DeepEqual(t, ways, []string{"10.127.64.0/18 10.80.0.2 liqo.node-1"})
+			assert.DeepEqual(t, ways, []string{"10.127.64.0/18 liqo-tunnel"})
 			assert.Equal(t, rule.Dst, prefix("10.127.64.0/18"))
 		})
 	}

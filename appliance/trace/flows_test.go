@@ -290,6 +290,9 @@ func TestPeerReachesPodsOnly(t *testing.T) {
 			for _, f := range to.api.snapshot().Fabrics {
 				targets = append(targets, f.InternalIP)
 			}
+			if to.blocks && to.overlay == cluster.OverlayGeneve { // nobody, and a pod that has not sent anything
+				targets = append(targets, at(to.nodePods(0), 99), at(to.piece(250), 1), to.fresh(to.nodes-1))
+			}
 			gateway := to.id + "/" + to.to(from).gatewayName()
 			for _, dst := range targets {
 				tr := w.Arrive(w.memory, gateway, desired.TunnelInterface, trace.Ping(src, dst))
