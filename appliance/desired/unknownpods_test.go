@@ -2,6 +2,7 @@ package desired_test
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -57,6 +58,7 @@ func TestUnknownPods(t *testing.T) {
 				}
 			}
 			assert.DeepEqual(t, ways, []string{"10.127.64.0/18 liqo-tunnel"})
+			assert.Assert(t, strings.Contains(tableOf(state, desired.UnknownPodsTable).String(), `iifname "liqo-tunnel" oifname "liqo-tunnel" counter drop`))
 			assert.Equal(t, rule.Dst, prefix("10.127.64.0/18"))
 		})
 	}
