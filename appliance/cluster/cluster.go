@@ -266,6 +266,9 @@ type InternalNode struct {
 	GatewayInterface string         // name of the Geneve link on every gateway
 	InternalIP       netip.Addr     // the node's address of the internal CIDR
 	PodCIDRs         []netip.Prefix // of the pods on the node; nil: not known yet
+	// PodNetworks are those of all pods of the cluster, where pods are outside of
+	// the podCIDRs of their nodes.
+	PodNetworks []netip.Prefix
 	// Local and Remote are the node's underlay addresses as seen by a
 	// gateway on the same node and on another one; invalid: not known yet.
 	Local, Remote netip.Addr

@@ -45,6 +45,10 @@ type Underlay struct {
 	Devs map[netip.Addr]string
 	// Links holds the names of those links that were asked for and are there.
 	Links map[string]bool
+	// Uplinks are the links by which packets of other hosts may come in, sorted: all
+	// but those of the node's own pods. They are known where they were asked for; nil:
+	// not known.
+	Uplinks []string
 }
 
 // To returns the MTU towards an address; 0: not known.
@@ -135,7 +139,23 @@ func (in NodeInput) Remotes() []netip.Addr {
 			out = append(out, n.VTEP.IP)
 		}
 	}
-	return addrs(out)
+	return addrs(append(out, in.podsOutside()...))
+}
+
+// NeedsUplinks reports whether Underlay.Uplinks is asked for.
+func (in NodeInput) NeedsUplinks() bool { return len(in.own().PodNetworks) > 0 }
+
+// podsOutside returns the addresses of those pods of the node that are known one by
+// one, in a cluster where pods are outside of the podCIDRs of their nodes.
+func (in NodeInput) podsOutside() []netip.Addr {
+	own := in.own()
+	var out []netip.Addr
+	for _, p := range own.PodCIDRs {
+		if p.IsSingleIP() && slices.ContainsFunc(own.PodNetworks, func(n netip.Prefix) bool { return n.Contains(p.Addr()) }) {
+			out = append(out, p.Addr())
+		}
+	}
+	return out
 }
 
 // HostInterfaces returns the links that lead from this node to gateways in

@@ -61,11 +61,12 @@ func compileGateway(in GatewayInput) *host {
 	h.hostGateway(in)
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
-		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable, PrefixTranslationTable, NodesOnlyTable})
+		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable, PrefixTranslationTable, NodesOnlyTable, UnknownPodsTable})
 	h.translatePrefixes(in, configuration)
 	h.keepMarks()
 	h.clampToTunnel()
 	h.mappedHosts(in)
+	h.unknownPods(in)
 	h.close(configuration)
 	h.internalOnly(in)
 	h.outerPackets()

@@ -20,6 +20,7 @@ const (
 	lastRoutes    = 87 // … up to here
 	mappedHosts   = 88 // to hosts with mapped addresses that no route knows, …
 	mappedToMain  = 89 // … by the main table
+	unknownPods   = 89 // to pods that no route knows; where there is no mappedToMain
 	closing       = 90 // what must not go on to the main table
 	behind        = 91 // our rules end
 )
@@ -54,6 +55,8 @@ type host struct {
 	// forPeerTable is the number of a gateway's routing table into the tunnel (see
 	// icmperrors.go).
 	forPeerTable uint32
+	// unknownPodsTable is the number of the table to pods that no route knows.
+	unknownPodsTable uint32
 	// numbered holds the routing tables that objects name by their number,
 	// explicit the rule priorities that they ask for.
 	numbered, explicit map[uint32]bool

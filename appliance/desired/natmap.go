@@ -34,7 +34,7 @@ func withMaps(rules []netstate.FirewallRule, least int) []netstate.FirewallRule 
 		return rules
 	}
 	best := rules
-	for _, dirs := range [][]string{{"dst", "src"}, {"src", "dst"}} {
+	for _, dirs := range [][]string{{byLink, "dst", "src"}, {byLink, "src", "dst"}} {
 		out := rules
 		for _, dir := range dirs {
 			out = mappedBy(out, dir, least)
@@ -49,7 +49,11 @@ func withMaps(rules []netstate.FirewallRule, least int) []netstate.FirewallRule 
 	return best
 }
 
-// A natUnit is rules that differ in the address dir only, or one rule that
+// byLink stands for rules that mark connections and differ in the link that their packets
+// came in by, where others differ in one address.
+const byLink = "link"
+
+// A natUnit is rules that differ in the address dir only, or byLink, or one rule that
 // nothing can join.
 type natUnit struct {
 	rules  []netstate.FirewallRule
@@ -144,14 +148,22 @@ func keyOf(r netstate.FirewallRule, dir string) natKey {
 		}
 		k.others = append(k.others, m)
 	}
-	k.ok = found == 1 && (k.link == "" || k.addr.From == k.addr.To)
+	if dir == byLink {
+		// The map has to know the family of its packets.
+		i := slices.IndexFunc(k.others, func(m netstate.Match) bool { return m.Addr.From.IsValid() && !m.Negate })
+		if k.ok = k.link != "" && i >= 0; k.ok {
+			k.addr = k.others[i].Addr
+		}
+	} else {
+		k.ok = found == 1 && (k.link == "" || k.addr.From == k.addr.To)
+	}
 	return k
 }
 
 // join adds a rule, if its key has no address in common with those that are
 // here.
 func (u *natUnit) join(r netstate.FirewallRule, k natKey) bool {
-	at, free := u.place(k.addr)
+	at, free := u.place(k)
 	if !free {
 		return false
 	}
@@ -163,7 +175,12 @@ func (u *natUnit) join(r netstate.FirewallRule, k natKey) bool {
 }
 
 // place says where a key belongs, and whether no other has an address of it.
-func (u *natUnit) place(a netstate.AddrRange) (at int, free bool) {
+func (u *natUnit) place(k natKey) (at int, free bool) {
+	if u.dir == byLink {
+		at, taken := slices.BinarySearchFunc(u.sorted, k.link, func(i int, link string) int { return strings.Compare(u.links[i], link) })
+		return at, !taken
+	}
+	a := k.addr
 	at, _ = slices.BinarySearchFunc(u.sorted, a.From, func(i int, from netip.Addr) int { return u.keys[i].From.Compare(from) })
 	free = (at == len(u.sorted) || a.To.Less(u.keys[u.sorted[at]].From)) &&
 		(at == 0 || u.keys[u.sorted[at-1]].To.Less(a.From))
@@ -178,17 +195,23 @@ func (u *natUnit) apart(r netstate.FirewallRule, k natKey, dir string) bool {
 	if u.dir != dir {
 		return false
 	}
-	_, free := u.place(k.addr)
+	_, free := u.place(k)
 	return free
 }
 
 // rule returns the unit as one rule.
 func (u *natUnit) rule() netstate.FirewallRule {
 	a := netstate.Action{Kind: u.rules[0].Action.Kind, Map: netstate.AddrMap{Dir: u.dir, ByLink: u.links[0] != ""}}
+	if u.dir == byLink {
+		a.Map.Dir, a.Map.IPv6 = "", u.keys[0].From.Is6()
+	}
 	name := u.rules[0].Name
 	for _, i := range u.sorted {
 		r := u.rules[i]
 		e := netstate.MapEntry{Addr: u.keys[i], Link: u.links[i], Name: r.Name}
+		if u.dir == byLink {
+			e.Addr = netstate.AddrRange{}
+		}
 		switch {
 		case a.Kind == netstate.SetCTMark:
 			e.Mark = r.Action.Mark

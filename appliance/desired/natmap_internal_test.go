@@ -189,7 +189,7 @@ func randomRules(r *rand.Rand, hook string) []netstate.FirewallRule {
 		case netstate.SetCTMark:
 			rule.Action.Prefix, rule.Action.Mark = false, 1+uint32(r.IntN(9))
 			if f.byLink {
-				rule.Matches = append(rule.Matches, netstate.Match{Dir: "in", Dev: []string{"a", "b"}[r.IntN(2)]})
+				rule.Matches = append(rule.Matches, netstate.Match{Dir: "in", Dev: []string{"a", "b", "c", "d"}[r.IntN(4)]})
 			}
 		case netstate.Masquerade, netstate.Drop:
 			rule.Action.Prefix = false
@@ -205,6 +205,7 @@ func randomRules(r *rand.Rand, hook string) []netstate.FirewallRule {
 // what they do without.
 func TestMapsMeanTheSame(t *testing.T) {
 	mapped := map[string]int{}
+	alone := 0 // maps by the link alone
 	for seed := range uint64(1500) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		hook, kind := []string{"prerouting", "postrouting", "forward"}[r.IntN(3)], "nat"
@@ -222,13 +223,16 @@ func TestMapsMeanTheSame(t *testing.T) {
 			for _, rule := range short {
 				n := len(rule.Action.Map.Entries)
 				assert.Assert(t, n == 0 || n >= least)
+				if n > 0 && rule.Action.Map.Dir == "" {
+					alone++
+				}
 			}
 		}
 		for range 150 {
 			src, dst := r.IntN(33), r.IntN(33)
 			p := packet{
 				src: netip.AddrFrom4([4]byte{10, 0, 0, byte(src)}), dst: netip.AddrFrom4([4]byte{10, 0, 0, byte(dst)}),
-				proto: []string{"tcp", "udp", "icmp"}[r.IntN(3)], sport: uint16(r.IntN(4)), dport: uint16(r.IntN(4)), in: []string{"a", "b"}[r.IntN(2)],
+				proto: []string{"tcp", "udp", "icmp"}[r.IntN(3)], sport: uint16(r.IntN(4)), dport: uint16(r.IntN(4)), in: []string{"a", "b", "c", "d"}[r.IntN(4)],
 			}
 			if r.IntN(4) == 0 {
 				p.src, p.dst = netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(src)}), netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(dst)})
@@ -236,6 +240,7 @@ func TestMapsMeanTheSame(t *testing.T) {
 			assert.Equal(t, fate(short, p), fate(rules, p), "seed %d, %v:\n%v\n%v", seed, p, rules, short)
 		}
 	}
+	assert.Assert(t, alone > 5, "only %d maps by the link alone", alone)
 	for _, hook := range []string{"prerouting", "postrouting", "forward"} {
 		assert.Assert(t, mapped[hook] > 70, "only %d of the chains in %s have maps", mapped[hook], hook)
 	}

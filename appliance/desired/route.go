@@ -130,8 +130,8 @@ func (h *host) routes(all []cluster.RouteConfiguration, selects func(map[string]
 	for s := range shared {
 		names = append(names, s.tableName())
 	}
-	numbers := TableNumbers(append(names, mappedHostsTable, forPeerTable))
-	h.mappedTable, h.forPeerTable = numbers[mappedHostsTable], numbers[forPeerTable]
+	numbers := TableNumbers(append(names, mappedHostsTable, forPeerTable, unknownPodsTable))
+	h.mappedTable, h.forPeerTable, h.unknownPodsTable = numbers[mappedHostsTable], numbers[forPeerTable], numbers[unknownPodsTable]
 
 	for i, o := range objects {
 		priority := h.base + firstRoutes + uint32(i)

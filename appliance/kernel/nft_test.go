@@ -86,6 +86,10 @@ func every(f netstate.Family) []netstate.Table {
 		{Link: "liqo.node-1", Addr: rangeOf(pick("10.80.0.2", "fd80::2")), Mark: 2, Name: "node-1"},
 		{Link: "liqo.a-long-one", Addr: rangeOf(pick("10.80.0.3", "fd80::3")), Mark: 3},
 	}}
+	marksByLinkAlone := rule("marks by link alone", netstate.SetCTMark, source(pick("10.0.0.0/16", "fd00::/48")))
+	marksByLinkAlone.Action.Map = netstate.AddrMap{ByLink: true, IPv6: is6, Entries: []netstate.MapEntry{
+		{Link: "liqo.a-long-one", Mark: 3}, {Link: "liqo.node-1", Mark: 2, Name: "node-1"},
+	}}
 	counted := rule("counted", netstate.Drop, source(pick("10.0.0.0/8", "fd00::/8")), dest(pick("10.1.2.3", "fd00::1")))
 	counted.Counter = true
 	mark := rule("mark", netstate.SetCTMark, dev("in", "d0"))
@@ -115,8 +119,9 @@ func every(f netstate.Family) []netstate.Table {
 				rule("not port", netstate.Accept, not(ports("dst", 22, 23)), proto("tcp")),
 				rule("not proto", netstate.Accept, not(proto("tcp"))),
 				rule("devices", netstate.Accept, dev("in", "d0"), not(dev("out", "liqo.*"))),
+				rule("any device", netstate.Accept, dev("in", netstate.AnyDev), not(dev("out", netstate.AnyDev))),
 				rule("reject", netstate.Reject, proto("udp")),
-				mark, marks, marksByLink,
+				mark, marks, marksByLink, marksByLinkAlone,
 				rule("no name match", netstate.Accept),
 				rule("", netstate.Drop),
 				mss,

@@ -179,6 +179,14 @@ func (c *compiler) match(r netstate.FirewallRule, m netstate.Match) error {
 		c.emit(&expr.Meta{Key: expr.MetaKeyL4PROTO, Register: reg1})
 		proto := []byte{l4protos[m.L4Proto]}
 		c.between(m.Negate, proto, proto)
+	case m.Dev == netstate.AnyDev: // iif != 0
+		key := expr.MetaKeyIIF
+		if m.Dir == "out" {
+			key = expr.MetaKeyOIF
+		}
+		none := make([]byte, 4)
+		c.emit(&expr.Meta{Key: key, Register: reg1})
+		c.between(!m.Negate, none, none)
 	case m.Dev != "": // iifname "eth0"
 		key := expr.MetaKeyIIFNAME
 		if m.Dir == "out" {

@@ -2,10 +2,12 @@ package kernel
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/binaryutil"
 	"github.com/google/nftables/expr"
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
@@ -23,6 +25,9 @@ const reg1Second = 9
 //	ct mark set iifname . ip saddr map { "liqo.node-1" . 10.80.0.2 : 0x2, … }
 func (c *compiler) mapped(a netstate.Action) error {
 	m := a.Map
+	if m.Dir == "" {
+		return c.mappedByLink(a)
+	}
 	is6 := m.Entries[0].Addr.From.Is6()
 	c.ip(is6)
 	address := nftables.TypeIPAddr
@@ -74,6 +79,41 @@ func (c *compiler) mapped(a netstate.Action) error {
 		}
 	}
 	c.emit(n)
+	return nil
+}
+
+// mappedByLink is an action whose map knows links alone:
+//
+//	ct mark set iifname . meta protocol map { "liqo.node-1" . ip : 0x2, … }
+//
+// The family is a part of the key because nft(8) prints no name for one that is a link's
+// name alone: the library says of all anonymous sets that their keys are in network order.
+func (c *compiler) mappedByLink(a netstate.Action) error {
+	c.ip(a.Map.IPv6)
+	key, err := nftables.ConcatSetType(nftables.TypeIFName, nftables.TypeEtherType)
+	if err != nil {
+		return err
+	}
+	set := nftables.Set{KeyType: key, IsMap: true, DataType: nftables.TypeMark}
+	family := be16(unix.ETH_P_IP)
+	if a.Map.IPv6 {
+		family = be16(unix.ETH_P_IPV6)
+	}
+	elements := make([]nftables.SetElement, len(a.Map.Entries))
+	for i, e := range a.Map.Entries {
+		elements[i] = nftables.SetElement{
+			Key: slices.Concat(linkName(e.Link), family, []byte{0, 0}), Val: binaryutil.NativeEndian.PutUint32(e.Mark), Comment: e.Name,
+		}
+	}
+	s, err := c.addSet(set, elements)
+	if err != nil {
+		return err
+	}
+	c.emit(
+		&expr.Meta{Key: expr.MetaKeyIIFNAME, Register: reg1},
+		&expr.Meta{Key: expr.MetaKeyPROTOCOL, Register: reg2}, // behind the name, which takes all of register 1
+		&expr.Lookup{SourceRegister: reg1, SetName: s.Name, SetID: s.ID, IsDestRegSet: true, DestRegister: reg1},
+		&expr.Ct{Key: expr.CtKeyMARK, Register: reg1, SourceRegister: true})
 	return nil
 }
 

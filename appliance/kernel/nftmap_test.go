@@ -249,3 +249,33 @@ func TestMapsDoNotDrift(t *testing.T) {
 	}
 	assert.Equal(t, strings.Count(test.Run("nft", "list", "table", "ip", "isthmus-maps"), " : 192.168."), 20)
 }
+
+// TestMarksByLinkAlone: connections get the mark of the link that they came in by.
+func TestMarksByLinkAlone(t *testing.T) {
+	t.Parallel()
+	ns, a := openWith(t)
+	need(t, ns, FeatureNAT)
+	one, two := nettest.Another(t), nettest.Another(t)
+	vethNamed(t, a, one, "liqo.node-1", "192.0.2.1/24", "192.0.2.2/24")
+	vethNamed(t, a, two, "liqo.node-2", "198.51.100.1/24", "198.51.100.2/24")
+	table := netstate.Table{Family: netstate.FamilyIPv4, Name: "marks", Chains: []netstate.Chain{{
+		Name: "input", Type: "filter", Hook: "input", Rules: []netstate.FirewallRule{
+			{Name: "mark", Matches: []netstate.Match{source("192.0.0.0/2")}, Action: netstate.Action{Kind: netstate.SetCTMark, Map: netstate.AddrMap{
+				ByLink: true, Entries: []netstate.MapEntry{{Link: "liqo.node-1", Mark: 1}, {Link: "liqo.node-2", Mark: 2}},
+			}}},
+			{Name: "of the second", Matches: []netstate.Match{{CTMark: 2}}, Counter: true, Action: netstate.Action{Kind: netstate.Accept}},
+		},
+	}}}
+	converge(t, ns, netstate.State{Tables: []netstate.Table{table}})
+	counted := func() bool {
+		n, err := ns.Counted(table.ID())
+		assert.NilError(t, err)
+		return n > 0
+	}
+	at := netip.MustParseAddrPort("192.0.2.1:4000")
+	deliver(t, listen(t, one, netip.MustParseAddrPort("192.0.2.2:0")), listen(t, a, at), at)
+	assert.Assert(t, !counted(), "by the first link")
+	at = netip.MustParseAddrPort("198.51.100.1:4000")
+	deliver(t, listen(t, two, netip.MustParseAddrPort("198.51.100.2:0")), listen(t, a, at), at)
+	assert.Assert(t, counted(), "by the second link")
+}

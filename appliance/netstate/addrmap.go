@@ -13,17 +13,22 @@ import (
 // entry (nft(8), "MAPS"). What it costs to look an address up hardly depends on how
 // many there are.
 type AddrMap struct {
-	Dir string // "src" or "dst": the address of the packet that is looked up
+	// Dir is "src" or "dst": the address of the packet that is looked up. It is empty
+	// where the link alone is.
+	Dir string
 	// ByLink says that an entry is for packets only that came in by its link.
 	ByLink bool
-	// Entries are sorted by Addr, and no address is in two of them.
+	// IPv6 is the family of the packets where there is no Dir, which says it otherwise.
+	IPv6 bool
+	// Entries are sorted by Addr, and no address is in two of them; without Dir the same
+	// of Link.
 	Entries []MapEntry
 }
 
 // A MapEntry is what an AddrMap knows of some addresses.
 type MapEntry struct {
-	Addr AddrRange
-	Link string // if the map is ByLink
+	Addr AddrRange // if the map has a Dir
+	Link string    // if the map is ByLink
 	// To is Action.To for packets with these addresses. It is invalid for
 	// Masquerade, which asks only whether there is an entry, and for SetCTMark,
 	// whose Action.Mark is Mark.
@@ -34,6 +39,13 @@ type MapEntry struct {
 
 // Find returns the entry that an address has, of a packet that came in by a link.
 func (m AddrMap) Find(a netip.Addr, link string) (MapEntry, bool) {
+	if m.Dir == "" {
+		i, found := slices.BinarySearchFunc(m.Entries, link, func(e MapEntry, link string) int { return strings.Compare(e.Link, link) })
+		if !found || a.Is6() != m.IPv6 {
+			return MapEntry{}, false
+		}
+		return m.Entries[i], true
+	}
 	i, found := slices.BinarySearchFunc(m.Entries, a, func(e MapEntry, a netip.Addr) int {
 		switch {
 		case a.Less(e.Addr.From):
@@ -57,6 +69,9 @@ func (m AddrMap) Intervals() bool {
 // key returns what is looked up in the language of nft(8).
 func (m AddrMap) key() string {
 	link := ""
+	if m.Dir == "" {
+		return "iifname . meta protocol"
+	}
 	if m.ByLink {
 		link = "iifname . "
 	}
@@ -72,10 +87,18 @@ func (a Action) elements() string {
 		if i > 0 {
 			b.WriteString(", ")
 		}
-		if m.ByLink {
-			fmt.Fprintf(&b, "%q . ", e.Link)
+		switch {
+		case m.Dir == "":
+			family := "ip"
+			if m.IPv6 {
+				family = "ip6"
+			}
+			fmt.Fprintf(&b, "%q . %s", e.Link, family)
+		case m.ByLink:
+			fmt.Fprintf(&b, "%q . %s", e.Link, e.Addr)
+		default:
+			b.WriteString(e.Addr.String())
 		}
-		b.WriteString(e.Addr.String())
 		if e.Name != "" {
 			fmt.Fprintf(&b, " comment %q", e.Name)
 		}
@@ -95,7 +118,7 @@ func (a Action) elements() string {
 // validate says what is wrong with the map of an action.
 func (m AddrMap) validate(a Action, c Chain, f Family, is6 bool) error {
 	switch {
-	case m.Dir != "src" && m.Dir != "dst":
+	case m.Dir != "src" && m.Dir != "dst" && !(m.Dir == "" && m.ByLink):
 		return fmt.Errorf("position %q: must be src or dst", m.Dir)
 	case a.Kind != SNAT && a.Kind != DNAT && a.Kind != Masquerade && a.Kind != SetCTMark || !f.IsIP():
 		return fmt.Errorf("%s takes no map in a table of family %s", a.Kind, f)
@@ -108,7 +131,16 @@ func (m AddrMap) validate(a Action, c Chain, f Family, is6 bool) error {
 	case a.Prefix && a.Kind == Masquerade:
 		return errors.New("masquerade takes no prefix")
 	}
+	if m.Dir == "" && m.IPv6 != is6 {
+		return errors.New("the rule is about the other IP family")
+	}
 	for i, e := range m.Entries {
+		if m.Dir == "" {
+			if err := e.validateLink(m.Entries[:i]); err != nil {
+				return err
+			}
+			continue
+		}
 		switch {
 		case e.Addr.From.BitLen() != e.Addr.To.BitLen() || !e.Addr.From.IsValid() || e.Addr.To.Less(e.Addr.From):
 			return fmt.Errorf("%s-%s: not a range of addresses", e.Addr.From, e.Addr.To)
@@ -131,6 +163,21 @@ func (m AddrMap) validate(a Action, c Chain, f Family, is6 bool) error {
 		case CommentProblem(e.Name) != "":
 			return fmt.Errorf("%s: name %q: must have at most %d bytes, without quote and line break", e.Addr, e.Name, maxComment)
 		}
+	}
+	return nil
+}
+
+// validateLink says what is wrong with an entry of a map by the link alone, behind others.
+func (e MapEntry) validateLink(before []MapEntry) error {
+	switch {
+	case e.Link == "" || len(e.Link) > maxName || strings.HasSuffix(e.Link, "*"):
+		return fmt.Errorf("link %q: must be the name of one link", e.Link)
+	case e.Addr != AddrRange{} || e.To.IsValid():
+		return fmt.Errorf("%s: a map by the link alone has no addresses", e.Link)
+	case len(before) > 0 && before[len(before)-1].Link >= e.Link:
+		return fmt.Errorf("%s: must come before %s, and be there once", e.Link, before[len(before)-1].Link)
+	case CommentProblem(e.Name) != "":
+		return fmt.Errorf("%s: name %q: must have at most %d bytes, without quote and line break", e.Link, e.Name, maxComment)
 	}
 	return nil
 }

@@ -75,6 +75,9 @@ func TestValidateMap(t *testing.T) {
 	byLink := func(es ...MapEntry) Action {
 		return Action{Kind: SetCTMark, Map: AddrMap{Dir: "src", ByLink: true, Entries: es}}
 	}
+	alone := func(es ...MapEntry) Action {
+		return Action{Kind: SetCTMark, Map: AddrMap{ByLink: true, Entries: es}}
+	}
 	for _, tt := range []struct {
 		action Action
 		want   string
@@ -94,6 +97,13 @@ func TestValidateMap(t *testing.T) {
 		{byLink(marked("10.70.0.7/32", "", 1)), `10.70.0.7: link "": must be`},
 		{byLink(marked("10.70.0.7/32", "liqo.*", 1)), `10.70.0.7: link "liqo.*": must be`},
 		{byLink(marked("10.70.0.0/24", "liqo.a", 1)), "10.70.0.0/24: must be one address where the map is by link"},
+		{alone(MapEntry{Link: "liqo.b", Mark: 1}, MapEntry{Link: "liqo.a", Mark: 2}), "liqo.a: must come before liqo.b, and be there once"},
+		{alone(MapEntry{Link: "liqo.a", Mark: 1}, MapEntry{Link: "liqo.a", Mark: 2}), "liqo.a: must come before liqo.a"},
+		{alone(MapEntry{Link: "liqo.*", Mark: 1}), `link "liqo.*": must be the name of one link`},
+		{alone(MapEntry{Mark: 1}), `link "": must be the name of one link`},
+		{alone(marked("10.70.0.7/32", "liqo.a", 1)), "liqo.a: a map by the link alone has no addresses"},
+		{alone(MapEntry{Link: "liqo.a", Name: "a\"b"}), "without quote"},
+		{Action{Kind: SetCTMark, Map: AddrMap{Entries: []MapEntry{{Link: "liqo.a"}}}}, `map: position "": must be src or dst`},
 		{Action{Kind: SetCTMark, Mark: 1, Map: AddrMap{Dir: "src", Entries: []MapEntry{marked("10.70.0.7/32", "", 1)}}}, "map: mark 0x1: the map says it"},
 		{with(DNAT, MapEntry{Addr: AddrRange{addr("10.0.0.2"), addr("10.0.0.1")}}), "map: 10.0.0.2-10.0.0.1: not a range"},
 		{odd(func(a *Action) { a.Map.Dir = "in" }), `map: position "in": must be src or dst`},
@@ -109,6 +119,21 @@ func TestValidateMap(t *testing.T) {
 	counted := natTable(FamilyIPv4, "prerouting", with(DNAT, key))
 	counted.Chains[0].Rules[0].Counter = true
 	assert.Check(t, is.ErrorContains(counted.Validate(), "counter: it would count what is not in the map"))
+}
+
+// TestMapByLinkAlone: the link that a packet came in by says its mark, whatever its address.
+func TestMapByLinkAlone(t *testing.T) {
+	m := AddrMap{ByLink: true, Entries: []MapEntry{{Link: "liqo.a", Mark: 1}, {Link: "liqo.b", Mark: 2, Name: "b"}}}
+	table := natTable(FamilyINET, "prerouting", Action{Kind: SetCTMark, Map: m})
+	assert.NilError(t, table.Validate())
+	assert.Assert(t, is.Contains(table.String(), `ct mark set iifname . meta protocol map { "liqo.a" . ip : 0x1, "liqo.b" . ip comment "b" : 0x2 }`))
+	for link, want := range map[string]uint32{"liqo.a": 1, "liqo.b": 2, "liqo.c": 0, "": 0} {
+		e, found := m.Find(addr("10.0.0.1"), link)
+		assert.Equal(t, e.Mark, want)
+		assert.Equal(t, found, want != 0)
+	}
+	_, found := m.Find(addr("fd00::1"), "liqo.a")
+	assert.Assert(t, !found, "the other family")
 }
 
 // TestMapFinds compares the search in a map with a walk through it, and shows

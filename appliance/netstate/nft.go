@@ -105,7 +105,9 @@ func (r FirewallRule) Is6(f Family) (is6, ok bool) {
 	if r.Action.To.IsValid() {
 		return r.Action.To.Addr().Is6(), true
 	}
-	if m := r.Action.Map; len(m.Entries) > 0 {
+	if m := r.Action.Map; len(m.Entries) > 0 && m.Dir == "" {
+		return m.IPv6, true
+	} else if len(m.Entries) > 0 {
 		return m.Entries[0].Addr.From.Is6(), true
 	}
 	return false, false
@@ -137,6 +139,10 @@ func (m Match) text(r FirewallRule, f Family) string {
 		return fmt.Sprintf("%s %sport %s%s", keyword, m.Dir[:1], not, m.Ports)
 	case m.L4Proto != "":
 		return fmt.Sprintf("meta l4proto %s%s", not, m.L4Proto)
+	case m.Dev == AnyDev && m.Negate:
+		return m.Dir[:1] + "if 0"
+	case m.Dev == AnyDev:
+		return m.Dir[:1] + "if != 0"
 	case m.Dev != "":
 		return fmt.Sprintf("%sifname %s%q", m.Dir[:1], not, m.Dev)
 	case m.ICMPError:

@@ -61,7 +61,9 @@ type Match struct {
 	Of      Header
 	Ports   PortRange
 	L4Proto string // tcp, udp, icmp, icmpv6
-	Dev     string
+	// Dev is the name of a device, or the beginning of it before "*". AnyDev is any
+	// device at all: what the host's own programs send has come in by none.
+	Dev string
 	// ICMPError matches ICMP and ICMPv6 messages that report an error about
 	// another packet (RFC 792, RFC 4443 §2.1).
 	ICMPError bool
@@ -75,6 +77,9 @@ type Match struct {
 	CTDir  string
 	CTMark uint32
 }
+
+// AnyDev is the Dev of a Match for packets that have a device.
+const AnyDev = "*"
 
 // A Header says where an address is.
 type Header string

@@ -309,6 +309,47 @@ func TestPodsOutsidePodCIDRs(t *testing.T) {
 	assert.DeepEqual(t, dst, []string{"10.10.0.0/24", "10.10.1.5/32", "10.10.9.9/32"})
 }
 
+// Where a pod is outside of the podCIDRs of its node, nodes are told the networks of all
+// pods, and the mark of a connection leads to the node of a pod that has just started.
+func TestPodsAnywhere(t *testing.T) {
+	w := peered(t)
+	networks := func() []v1beta1.CIDR { return get[*v1beta1.InternalNode](w, "", "node-2").Spec.PodNetworks }
+	rules := func() (out []string) {
+		for _, r := range get[*v1beta1.RouteConfiguration](w, "liqo", "milan-node-2-service-nodeport-routing").Spec.Table.Rules {
+			dst := "anywhere"
+			if r.Dst != nil {
+				dst = string(*r.Dst)
+			}
+			out = append(out, fmt.Sprintf("mark %d to %s: %s via %s dev %s", *r.FwMark, dst, *r.Routes[0].Dst, *r.Routes[0].Gw, *r.Routes[0].Dev))
+		}
+		return out
+	}
+	marks := func() (out []string) {
+		for _, r := range firewallOf(w, "liqo", "service-nodeport-routing").Spec.Table.Chains[0].Rules.FilterRules {
+			out = append(out, r.Name+" "+*r.Value)
+		}
+		return out
+	}
+	assert.Equal(t, len(networks()), 0)
+	assert.DeepEqual(t, rules(), []string{"mark 2 to anywhere: 0.0.0.0/0 via 10.80.0.2 dev liqo.node-2"})
+	assert.DeepEqual(t, marks(), []string{"node-1 1", "node-2 2"})
+
+	pod := &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}, ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "p"}}
+	pod.Spec.NodeName = "node-1"
+	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.10.9.9", PodIPs: []corev1.PodIP{{IP: "10.10.9.9"}}}
+	w.create(pod)
+	w.settle()
+	assert.DeepEqual(t, networks(), []v1beta1.CIDR{"10.10.0.0/16"})
+	assert.DeepEqual(t, rules(), []string{"mark 2 to 10.10.0.0/16: 10.10.0.0/16 via 10.80.0.2 dev liqo.node-2"})
+	assert.DeepEqual(t, marks(), []string{"node-1-pods-10.10.0.0/16 1", "node-1 1", "node-2-pods-10.10.0.0/16 2", "node-2 2"})
+
+	// An address of the other family says nothing of this one.
+	pod.Status.PodIP, pod.Status.PodIPs = "10.10.0.7", []corev1.PodIP{{IP: "10.10.0.7"}, {IP: "fd00::7"}}
+	w.settle()
+	assert.Equal(t, len(networks()), 0)
+	assert.DeepEqual(t, marks(), []string{"node-1 1", "node-2 2"})
+}
+
 // Names longer than the API allows are hashed, and no two become one.
 func TestLongNames(t *testing.T) {
 	w := twoNodes(t, "milan", "10.10.0.0/16")

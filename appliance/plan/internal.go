@@ -224,6 +224,7 @@ func (p *planner) vnis() {
 
 // nodes plans the InternalNodes and the routes to the pods of each.
 func (p *planner) nodes() {
+	anywhere := p.podsAnywhere()
 	for _, n := range p.s.Nodes {
 		ip, ok := p.node[n.Name]
 		if !ok {
@@ -232,6 +233,7 @@ func (p *planner) nodes() {
 		o := &v1beta1.InternalNode{TypeMeta: typeMeta("InternalNode"), ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
 		o.Spec.Interface.Gateway.Name, o.Spec.Interface.Node.IP = p.nodeIface[n.Name], apiIP(ip)
 		o.Spec.Overlay, o.Spec.PodCIDRs = v1beta1.Overlay(p.overlay), apiCIDRs(p.podsOf(n))
+		o.Spec.PodNetworks = apiCIDRs(anywhere)
 		p.add(o)
 		if p.overlay == cluster.OverlayGeneve {
 			p.add(p.gatewayToNode(n, ip))
@@ -260,6 +262,26 @@ func (p *planner) podsOf(n cluster.Node) []netip.Prefix {
 	}
 	for _, a := range p.outside[n.Name] {
 		out = append(out, host(a))
+	}
+	return out
+}
+
+// podsAnywhere returns the networks of all pods of the cluster, of the families in
+// which a pod is outside of its node's podCIDRs: the CNI has an IPAM of its own, so
+// the next pod may be outside, too, and is known only once there is a Pod with an
+// address.
+func (p *planner) podsAnywhere() []netip.Prefix {
+	var out []netip.Prefix
+	for _, v6 := range []bool{false, true} {
+		outside := func(list []netip.Addr) bool {
+			return slices.ContainsFunc(list, func(a netip.Addr) bool { return a.Is6() == v6 })
+		}
+		for _, n := range p.s.Nodes {
+			if outside(p.outside[n.Name]) {
+				out = append(out, p.localPods(v6)...)
+				break
+			}
+		}
 	}
 	return out
 }

@@ -201,6 +201,10 @@ func (p *planner) unknownSource(peer *peering) {
 
 // returnToNodes plans, for all gateways, that the answer to what came from a
 // node goes back to that node: a mark of the connection says which it was.
+//
+// Where pods have addresses outside of the podCIDRs of their nodes, a gateway with
+// a link to each node does so for them, too: a pod that has just started is known
+// to the gateway by the link that its first packet came in by, and by nothing else.
 func (p *planner) returnToNodes() {
 	if p.overlay == "" || len(p.peerings) == 0 {
 		return
@@ -211,6 +215,7 @@ func (p *planner) returnToNodes() {
 		Name: "restore", Match: []v1beta1.Match{by(v1beta1.TunnelInterface)}, Action: v1beta1.ActionMetaMarkFromCtMark,
 	}}
 	var ipv6 bool // the internal CIDR has one family
+	anyPods := p.podsAnywhere()
 	for _, n := range p.s.Nodes {
 		ip, number := p.node[n.Name], p.nodeMark(n.Name)
 		if number == 0 {
@@ -224,19 +229,32 @@ func (p *planner) returnToNodes() {
 			v1beta1.LabelRouteCategory: v1beta1.CategoryGateway, v1beta1.LabelRouteSubcategory: v1beta1.SubcategoryFabric,
 			v1beta1.LabelNodeName: Label(n.Name),
 		}})
-		if p.overlay == cluster.OverlayGeneve {
-			dev := p.nodeIface[n.Name]
+		pods := ofFamily(anyPods, ipv6)
+		marks := func(name string, match ...v1beta1.Match) {
+			mark.Rules.FilterRules = append(mark.Rules.FilterRules, v1beta1.FilterRule{
+				Name: name, Match: match, Action: v1beta1.ActionCtMark, Value: ptr(strconv.FormatUint(uint64(number), 10)),
+			})
+		}
+		switch dev := p.nodeIface[n.Name]; {
+		case p.overlay == cluster.OverlayGeneve && len(pods) > 0:
+			match = append([]v1beta1.Match{by(dev)}, match...)
+			for _, cidr := range pods {
+				rule := rule
+				rule.Dst, rule.Routes = ptr(apiCIDR(cidr)), []v1beta1.Route{via(cidr, ip, dev)}
+				r.Spec.Table.Rules = append(r.Spec.Table.Rules, rule)
+				marks(ruleName(n.Name, "pods", cidr.String()), by(dev), from(cidr))
+			}
+		case p.overlay == cluster.OverlayGeneve:
 			match = append([]v1beta1.Match{by(dev)}, match...)
 			rule.Routes = append(rule.Routes, via(anywhere(ipv6), ip, dev))
-		} else {
+			r.Spec.Table.Rules = []v1beta1.Rule{rule}
+		default:
 			rule.Dst = ptr(apiCIDR(host(ip)))
 			r.Spec.Table.Name = tableMain
+			r.Spec.Table.Rules = []v1beta1.Rule{rule}
 		}
-		r.Spec.Table.Rules = []v1beta1.Rule{rule}
 		p.add(r)
-		mark.Rules.FilterRules = append(mark.Rules.FilterRules, v1beta1.FilterRule{
-			Name: ruleName(n.Name), Match: match, Action: v1beta1.ActionCtMark, Value: ptr(strconv.FormatUint(uint64(number), 10)),
-		})
+		marks(ruleName(n.Name), match...)
 	}
 	if len(mark.Rules.FilterRules) == 0 {
 		return

@@ -121,6 +121,66 @@ func (s *site) podName(i int) string { return fmt.Sprintf("%s/pod-%d", s.id, i+1
 
 func (s *site) host(i int) string { return s.id + "/" + s.nodeName(i) }
 
+// A pod that no object knows yet is seen as itself from its first packet, and its
+// answers come back to it: with a link to each node past the same hosts. In VXLAN the way
+// back to another node is the CNI's, which a strict reverse-path filter does not let through.
+// What it sends by the port of another node comes back by that node, which no other
+// connection with the same tuple can take.
+func TestFreshPods(t *testing.T) {
+	seen := 0
+	each(t, func(t *testing.T, w *world) {
+		w.pairs(func(from, to *site) {
+			if from.blocks {
+				seen += w.checkFresh(t, from, to)
+			}
+		})
+	})
+	assert.Assert(t, seen > 0)
+}
+
+// checkFresh sends packets of pods that no object knows, and returns how many.
+func (w *world) checkFresh(t *testing.T, from, to *site) (sent int) {
+	t.Helper()
+	for i := range from.nodes {
+		dst := netip.AddrPortFrom(from.calls(to, to.pod(0)), 80)
+		for _, p := range []trace.Packet{
+			trace.Ping(from.fresh(i), dst.Addr()),
+			trace.Connect(netip.AddrPortFrom(from.fresh(i), 9800), dst),
+			trace.Datagram(netip.AddrPortFrom(from.fresh(i), 9800), dst, 100),
+		} {
+			f := w.Flow(w.memory, from.freshName(i), p)
+			sent++
+			if f.Request.Delivered(to.podName(0)) {
+				assert.Equal(t, f.Request.End.Packet.Src, to.calls(from, from.fresh(i)))
+			}
+			switch {
+			case from.overlay == cluster.OverlayGeneve || from.to(to).node == i:
+				w.check(t, f, to.podName(0))
+			case from.rpFilter == 1:
+				assert.Assert(t, f.Request.Delivered(to.podName(0)), "%v", f.Request)
+			default:
+				assert.Equal(t, f.Problem(), "", "%v\n%v", f.Request, f.Reply)
+			}
+		}
+		backend, web := to.podName(to.nodes-1), from.to(to).web("web", true)
+		var requests []trace.Trace
+		for j := range from.nodes {
+			p := trace.Connect(netip.AddrPortFrom(from.fresh(i), 9900), netip.AddrPortFrom(from.nodeAddr(j), web.NodePort))
+			r := w.Walk(w.memory, from.freshName(i), p)
+			assert.Assert(t, r.Delivered(backend), "%v", r)
+			if i != j {
+				assert.Equal(t, r.End.Packet.Src, from.unknown(to), "by node %d it is from another node's pod\n%v", j, r)
+				requests = append(requests, r)
+			}
+			sent++
+		}
+		for _, r := range requests {
+			w.check(t, trace.Flow{Request: r, Reply: w.Walk(w.memory, r.End.Host, r.End.Packet.Reply())}, backend)
+		}
+	}
+	return sent
+}
+
 // A process in the network of a host reaches every pod of a peer, whatever
 // address of the host it has, and is seen as the one address that the peer knows
 // for such senders.
@@ -135,7 +195,7 @@ func TestHostToPod(t *testing.T) {
 						f := w.Flow(w.memory, from.host(i), p)
 						w.check(t, f, to.podName(j))
 						want := from.unknown(to)
-						if from.nodePods(i).Contains(src) { // the bridge's, which is one of its pods to everybody else
+						if from.podCIDR(i).Contains(src) { // the bridge's, which is one of its pods to everybody else
 							want = to.calls(from, src)
 						}
 						assert.Equal(t, f.Request.End.Packet.Src, want)
@@ -229,6 +289,9 @@ func TestPeerReachesPodsOnly(t *testing.T) {
 			}
 			for _, f := range to.api.snapshot().Fabrics {
 				targets = append(targets, f.InternalIP)
+			}
+			if to.blocks && to.overlay == cluster.OverlayGeneve { // nobody, and a pod that has not sent anything
+				targets = append(targets, at(to.nodePods(0), 99), at(to.piece(250), 1), to.fresh(to.nodes-1))
 			}
 			gateway := to.id + "/" + to.to(from).gatewayName()
 			for _, dst := range targets {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -31,6 +32,9 @@ type site struct {
 	flat               bool // the network of the nodes knows the way to pods
 	mtu, rpFilter      int
 	forwards6          bool // gateways forward IPv6, see cluster.Options.IPv6
+	// blocks says that the CNI has an IPAM of its own, as Calico: nodePods is a block
+	// that it has given to the node, and in nobody's podCIDR.
+	blocks bool
 
 	t     testing.TB
 	api   *api
@@ -68,14 +72,25 @@ func at(p netip.Prefix, n int) netip.Addr {
 
 func (s *site) is6() bool { return s.pods[0].Addr().Is6() }
 
-// nodePods is the podCIDR of a node: a piece of the cluster's.
-func (s *site) nodePods(i int) netip.Prefix {
+// nodePods is where the pods of a node have their addresses.
+func (s *site) nodePods(i int) netip.Prefix { return s.piece(i + 1) }
+
+// podCIDR is what Kubernetes says of that.
+func (s *site) podCIDR(i int) netip.Prefix {
+	if s.blocks {
+		return s.piece(i + 201)
+	}
+	return s.nodePods(i)
+}
+
+// piece is a network of the size of a podCIDR out of that of the cluster's pods.
+func (s *site) piece(n int) netip.Prefix {
 	bytes := s.pods[0].Masked().Addr().AsSlice()
 	bits := 24
 	if s.is6() {
 		bits = 64
 	}
-	bytes[bits/8-1] = byte(i + 1)
+	bytes[bits/8-1] = byte(n)
 	a, _ := netip.AddrFromSlice(bytes)
 	return netip.PrefixFrom(a, bits)
 }
@@ -111,7 +126,7 @@ func (s *site) start(t testing.TB) {
 	s.api = newAPI(t, s.id, s.overlay)
 	for i := range s.nodes {
 		n := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: s.nodeName(i)}}
-		n.Spec.PodCIDR, n.Spec.PodCIDRs = s.nodePods(i).String(), []string{s.nodePods(i).String()}
+		n.Spec.PodCIDR, n.Spec.PodCIDRs = s.podCIDR(i).String(), []string{s.podCIDR(i).String()}
 		n.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: s.nodeAddr(i).String()}}
 		s.api.add(n)
 	}
@@ -137,6 +152,34 @@ func (s *site) start(t testing.TB) {
 			o.Spec.Masquerade = new(true)
 		}
 		s.api.add(o)
+	}
+}
+
+// fresh is a pod of a node that has just started: no object knows it yet.
+func (s *site) fresh(i int) netip.Addr { return at(s.nodePods(i), 7) }
+
+func (s *site) freshName(i int) string { return fmt.Sprintf("%s/fresh-%d", s.id, i+1) }
+
+// knownPods are the pods that the API knows, besides gateways, and their nodes.
+func (s *site) knownPods() map[netip.Addr]int {
+	out := s.twins()
+	for i := range s.nodes {
+		out[s.pod(i)] = i
+	}
+	out[s.mappedPod()] = 1
+	return out
+}
+
+// runPods adds the Pods, where addresses do not say by themselves which node has them.
+func (s *site) runPods() {
+	if !s.blocks {
+		return
+	}
+	for a, node := range s.knownPods() {
+		pod := &corev1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
+		pod.Namespace, pod.Name, pod.Spec.NodeName = "default", "pod-"+strings.ReplaceAll(a.String(), ":", "-"), s.nodeName(node)
+		pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: a.String(), PodIPs: []corev1.PodIP{{IP: a.String()}}}
+		s.api.add(pod)
 	}
 }
 
@@ -264,10 +307,19 @@ func (s *site) nodeInput(i int, snap cluster.Snapshot) desired.NodeInput {
 			u.Devs[p.gatewayAddr()] = trace.Bridge
 		}
 	}
-	return desired.NodeInput{
+	in := desired.NodeInput{
 		Name: s.nodeName(i), NodeIP: s.nodeAddr(i), Underlay: u,
 		Fabrics: snap.Fabrics, Tunnels: snap.Tunnels, Nodes: snap.InternalNodes, Routes: snap.Routes, Firewalls: snap.Firewalls, Problems: snap.Invalid,
 	}
+	if in.NeedsUplinks() {
+		in.Underlay.Uplinks = []string{trace.Eth0}
+		for _, a := range in.Remotes() {
+			if s.nodePods(i).Contains(a) {
+				u.Devs[a] = trace.Bridge
+			}
+		}
+	}
+	return in
 }
 
 // understood fails if a host can't do all that it is told to.
@@ -299,6 +351,9 @@ func (s *site) compile() []trace.Host {
 			PodCIDRs: []netip.Prefix{s.nodePods(i)}, State: understood(s.t, host, state, results),
 		})
 		c.Pods = append(c.Pods, trace.Pod{Name: fmt.Sprintf("pod-%d", i+1), Node: s.nodeName(i), Addrs: []netip.Addr{s.pod(i)}})
+		if s.blocks {
+			c.Pods = append(c.Pods, trace.Pod{Name: fmt.Sprintf("fresh-%d", i+1), Node: s.nodeName(i), Addrs: []netip.Addr{s.fresh(i)}})
+		}
 	}
 	c.Pods = append(c.Pods, trace.Pod{Name: "mapped", Node: s.nodeName(1), Addrs: []netip.Addr{s.mappedPod()}})
 	for a, node := range s.twins() {
@@ -420,6 +475,7 @@ func build(t testing.TB, sites []*site, pairs ...[2]int) *world {
 		for _, p := range s.peers {
 			p.configure()
 		}
+		s.runPods()
 		s.api.settle()
 		for _, p := range s.peers {
 			p.schedule()
@@ -527,6 +583,17 @@ func shapes() map[string]func(t testing.TB) *world {
 			}, [2]int{0, 1})
 		}
 	}
+	// A CNI with an IPAM of its own; with Geneve also with many nodes, and one by which
+	// pods reach other nodes with their own addresses.
+	blocks := func(overlay cluster.Overlay, nodes int, masquerade bool) func(t testing.TB) *world {
+		return func(t testing.TB) *world {
+			milan, rome := site4("milan", 1, "10.1.0.0/16", "10.70.0.0/16", overlay), site4("rome", 2, "10.1.0.0/16", "10.70.0.0/16", overlay)
+			milan.blocks, milan.nodes, rome.nodes, milan.masquerade = true, nodes, 2, masquerade
+			return build(t, []*site{milan, rome}, [2]int{0, 1})
+		}
+	}
+	out["geneve-blocks"], out["vxlan-blocks"] = blocks(cluster.OverlayGeneve, 3, false), blocks(cluster.OverlayVXLAN, 3, true)
+	out["geneve-blocks-large"] = blocks(cluster.OverlayGeneve, 9, true)
 	// So many nodes that a gateway does not ask a rule for each.
 	out["geneve-large"] = func(t testing.TB) *world {
 		milan, rome := site4("milan", 1, "10.1.0.0/16", "10.70.0.0/16", cluster.OverlayGeneve), site4("rome", 2, "10.1.0.0/16", "10.70.0.0/16", cluster.OverlayGeneve)

@@ -383,6 +383,9 @@ func (x *transit) match(m netstate.Match) (is, possible bool) {
 			dev = x.out
 		}
 		if prefix, wild := strings.CutSuffix(m.Dev, "*"); wild {
+			if m.Dev == netstate.AnyDev {
+				return dev != "", true
+			}
 			return strings.HasPrefix(dev, prefix), true
 		}
 		return dev == m.Dev, true

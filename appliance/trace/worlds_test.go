@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -31,6 +32,7 @@ func randomWorld(t testing.TB, seed uint64) *world {
 			s.pods = append(s.pods, netip.MustParsePrefix(pick(d, "10.3.0.0/16", "100.64.0.0/16")))
 		}
 		s.nodes, s.rpFilter, s.mtu = 2+d.IntN(3), d.IntN(3), pick(d, 0, 1450, 1400)
+		s.blocks = d.IntN(3) == 0
 		if i == 0 && seed%4 == 3 { // so many that a gateway does not ask a rule for each
 			s.nodes = 9
 		}
@@ -58,6 +60,9 @@ func TestRandomWorlds(t *testing.T) {
 			d := dice{rand.New(rand.NewPCG(seed, 4))}
 			w.pairs(func(from, to *site) {
 				w.checkTwins(t, from, to)
+				if from.blocks {
+					w.checkFresh(t, from, to)
+				}
 				for n := range 6 {
 					i, j := d.IntN(from.nodes), d.IntN(to.nodes)
 					dst := netip.AddrPortFrom(from.calls(to, to.pod(j)), 80)
@@ -80,7 +85,7 @@ func TestRandomWorlds(t *testing.T) {
 
 // The marks of a gateway tell the nodes apart, and each leads to its own. Where
 // there is a link to each node, the destination of what has a mark does so, and
-// no rule has to.
+// no rule has to, unless the destination may be a pod that nobody knows yet.
 func TestMarks(t *testing.T) {
 	for seed := range uint64(4) {
 		w := randomWorld(t, seed)
@@ -100,12 +105,14 @@ func TestMarks(t *testing.T) {
 							case r.Action.Kind == netstate.SetCTMark && len(r.Action.Map.Entries) > 0:
 								for _, e := range r.Action.Map.Entries { // once for each combination of the gateway's bits
 									mark := e.Mark &^ desired.ReservedMarks
-									assert.Assert(t, mark != 0 && (marks[mark] == "" || marks[mark] == e.Name), "%s: mark %d of %s and %s", h.Name, mark, e.Name, marks[mark])
-									marks[mark] = e.Name
+									node, _, _ := strings.Cut(e.Name, "-pods-")
+									assert.Assert(t, mark != 0 && (marks[mark] == "" || marks[mark] == node), "%s: mark %d of %s and %s", h.Name, mark, e.Name, marks[mark])
+									marks[mark] = node
 								}
 							case r.Action.Kind == netstate.SetCTMark && table.Name != desired.ICMPErrorTable:
-								assert.Assert(t, r.Action.Mark != 0 && marks[r.Action.Mark] == "", "%s: mark %d of %s and %s", h.Name, r.Action.Mark, r.Name, marks[r.Action.Mark])
-								marks[r.Action.Mark] = r.Name
+								node, _, _ := strings.Cut(r.Name, "-pods-")
+								assert.Assert(t, r.Action.Mark != 0 && (marks[r.Action.Mark] == "" || marks[r.Action.Mark] == node), "%s: mark %d of %s and %s", h.Name, r.Action.Mark, r.Name, marks[r.Action.Mark])
+								marks[r.Action.Mark] = node
 							}
 						}
 					}
@@ -131,12 +138,12 @@ func TestMarks(t *testing.T) {
 				rules := map[uint32]bool{}
 				for _, r := range h.State.Rules {
 					if r.Mark != 0 && r.Mark != led {
-						assert.Assert(t, marks[r.Mark] != "" && !rules[r.Mark], "%s: %s", h.Name, r)
+						assert.Assert(t, marks[r.Mark] != "" && (!rules[r.Mark] || s.blocks), "%s: %s", h.Name, r)
 						rules[r.Mark] = true
 					}
 				}
 				assert.Equal(t, len(marks), s.nodes)
-				if s.overlay == cluster.OverlayVXLAN {
+				if s.overlay == cluster.OverlayVXLAN || s.blocks {
 					assert.Equal(t, len(rules), s.nodes)
 				} else {
 					assert.Equal(t, len(rules), 0)

@@ -117,6 +117,8 @@ type result struct {
 	// Gateways are those that run as the templates say now, if that was waited
 	// for.
 	Gateways []ref `json:"gateways,omitempty"`
+	// Warnings say what will not work with these values in this cluster.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // A ref names an object.
@@ -199,10 +201,14 @@ func (i *installation) run(ctx context.Context) error {
 		return err
 	}
 	out := result{Release: release, Namespace: cl.namespace, Version: c.Metadata.AppVersion, ClusterID: clusterID(m), DryRun: i.dryRun, Objects: refs(m.objects)}
+	p := &progress{out: i.err}
+	if text := cl.spoofing(ctx, all); text != "" {
+		out.Warnings = append(out.Warnings, text)
+		p.say("warning: %s", text)
+	}
 	if i.dryRun {
 		return i.tell(out)
 	}
-	p := &progress{out: i.err}
 	start := time.Now()
 	rel, err := i.apply(ctx, cl, helm, c, m, given, p)
 	if err != nil {

@@ -139,6 +139,11 @@ type linker interface {
 	LinkMTU(name string) (int, error)
 }
 
+// An uplinker tells by which links packets of other hosts may come in.
+type uplinker interface {
+	Uplinks(node netip.Addr) ([]string, error)
+}
+
 // underlay reads what desired needs to know of the network below.
 func underlay(r router, remotes []netip.Addr) desired.Underlay {
 	u := desired.Underlay{Paths: map[netip.Addr]int{}, Devs: map[netip.Addr]string{}, Links: map[string]bool{}}
@@ -173,7 +178,8 @@ func defaultSource(r router) netip.Addr {
 }
 
 func equalUnderlay(a, b desired.Underlay) bool {
-	return a.MTU == b.MTU && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.Devs, b.Devs) && maps.Equal(a.Links, b.Links)
+	return a.MTU == b.MTU && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.Devs, b.Devs) && maps.Equal(a.Links, b.Links) &&
+		(a.Uplinks == nil) == (b.Uplinks == nil) && slices.Equal(a.Uplinks, b.Uplinks)
 }
 
 // underlayInterval is how often the routes below the tunnels are looked at.
@@ -190,6 +196,7 @@ type underlayWatch struct {
 	mu      sync.Mutex
 	remotes []netip.Addr
 	links   []string
+	node    *netip.Addr // whose uplinks are asked for; nil: nobody asks
 	last    desired.Underlay
 }
 
@@ -200,12 +207,33 @@ func newUnderlayWatch(r router) *underlayWatch {
 // read returns the underlay towards the remotes, and which of the links are
 // there.
 func (w *underlayWatch) read(remotes []netip.Addr, links ...string) desired.Underlay {
+	return w.readWith(nil, remotes, links...)
+}
+
+// readWith returns, besides, the uplinks of the node with an address; nil: they are
+// not asked for.
+func (w *underlayWatch) readWith(node *netip.Addr, remotes []netip.Addr, links ...string) desired.Underlay {
 	u := underlay(w.router, remotes)
 	u.Links = w.present(links)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.remotes, w.links, w.last = slices.Clone(remotes), slices.Clone(links), u
+	u.Uplinks = w.uplinks(node)
+	w.node, w.remotes, w.links, w.last = node, slices.Clone(remotes), slices.Clone(links), u
 	return u
+}
+
+// uplinks returns the uplinks of a node, or the last known ones where they can't be
+// read: without any, pods would be taken for others. The caller holds the lock.
+func (w *underlayWatch) uplinks(node *netip.Addr) []string {
+	u, ok := w.router.(uplinker)
+	if node == nil || !ok {
+		return nil
+	}
+	list, err := u.Uplinks(*node)
+	if err != nil {
+		return w.last.Uplinks
+	}
+	return list
 }
 
 // present returns those of the links that are there.
@@ -237,6 +265,9 @@ func (w *underlayWatch) run(ctx context.Context) error {
 		w.mu.Unlock()
 		now := underlay(w.router, remotes)
 		now.Links = w.present(links)
+		w.mu.Lock()
+		now.Uplinks = w.uplinks(w.node)
+		w.mu.Unlock()
 		if !equalUnderlay(now, last) {
 			notify(w.changed)
 		}

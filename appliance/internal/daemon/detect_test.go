@@ -104,3 +104,29 @@ func TestUnderlay(t *testing.T) {
 	assert.Assert(t, !equalUnderlay(was, underlay(table, []netip.Addr{near})))
 	assert.Assert(t, !equalUnderlay(was, desired.Underlay{}))
 }
+
+// A waysAndLinks is ways whose uplinks can, or can't, be read.
+type waysAndLinks struct {
+	ways
+	links []string
+	err   error
+}
+
+func (w *waysAndLinks) Uplinks(netip.Addr) ([]string, error) { return w.links, w.err }
+
+// Uplinks are read where they are asked for, and the last ones hold where they can't
+// be read.
+func TestUplinksOfUnderlay(t *testing.T) {
+	table := &waysAndLinks{links: []string{"eth0"}}
+	w := newUnderlayWatch(table)
+	none := w.read(nil)
+	assert.Assert(t, none.Uplinks == nil)
+	node := netip.MustParseAddr("172.18.1.11")
+	was := w.readWith(&node, nil)
+	assert.DeepEqual(t, was.Uplinks, []string{"eth0"})
+	assert.Assert(t, !equalUnderlay(was, none))
+	table.links, table.err = nil, errors.New("no buffer space")
+	assert.Assert(t, equalUnderlay(w.readWith(&node, nil), was))
+	table.links, table.err = []string{"eth0", "vxlan.calico"}, nil
+	assert.Assert(t, !equalUnderlay(w.readWith(&node, nil), was))
+}

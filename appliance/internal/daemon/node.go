@@ -155,7 +155,11 @@ func (n *node) read(ctx context.Context) (desired.NodeInput, error) {
 	in := view.Input
 	in.GenevePort, in.RulePriority = n.cfg.GenevePort, n.cfg.RulePriority
 	in.NodeIP = n.nodeIP()
-	in.Underlay = n.below.read(in.Remotes(), in.HostInterfaces()...)
+	var own *netip.Addr
+	if in.NeedsUplinks() {
+		own = &in.NodeIP
+	}
+	in.Underlay = n.below.readWith(own, in.Remotes(), in.HostInterfaces()...)
 	return in, nil
 }
 

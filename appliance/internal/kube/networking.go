@@ -259,6 +259,7 @@ func InternalNode(o *v1beta1.InternalNode) (cluster.InternalNode, []cluster.Inva
 	if o.Spec.PodCIDRs != nil { // an empty list says that there are none
 		n.PodCIDRs = append([]netip.Prefix{}, prefixes(r, "spec.podCIDRs", o.Spec.PodCIDRs)...)
 	}
+	n.PodNetworks = prefixes(r, "spec.podNetworks", o.Spec.PodNetworks)
 	for _, kind := range o.Status.Overlays {
 		n.Overlays = append(n.Overlays, cluster.Overlay(kind))
 	}

@@ -132,6 +132,13 @@ type InternalNodeSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=4096
 	PodCIDRs []CIDR `json:"podCIDRs,omitzero"`
+	// PodNetworks are the networks of all pods of the cluster. They are written where the CNI gives
+	// pods addresses outside of the podCIDRs of their nodes: then what has such an address, and comes
+	// in by a link of the node's own pods, is from a pod of the node before PodCIDRs say so.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	PodNetworks []CIDR `json:"podNetworks,omitempty"`
 }
 
 // InternalNodeStatusNodeIP has the addresses by which gateways see the node.
