@@ -89,7 +89,7 @@ GENEVE := \
 	nodeport-tuple-collision/geneve/tcp loadbalancer/geneve/*/tcp overlapping-cidrs/geneve/tcp mapped-ip/geneve/*/tcp \
 	address-of-the-gateway/geneve/own \
 	masquerade-bypass/geneve/tcp hostnetwork-source-ip/geneve/tcp mss-clamp path-mtu path-mtu-collapse gateway-clusterip/geneve/tcp \
-	gateway-loadbalancer/geneve/tcp overlapping-everything/geneve/tcp/milan-web strict-cni \
+	gateway-loadbalancer/geneve/tcp overlapping-everything/geneve/tcp/milan-web strict-cni pod-outside-podcidr \
 	restart-without-api/geneve/milan-gateway node-added/geneve/tcp node-removed/geneve/milan-node-1 upgrade far-apart/milan-web ipvs
 
 .PHONY: test-all
