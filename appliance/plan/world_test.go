@@ -103,7 +103,7 @@ func get[T plan.Object](w *world, namespace, name string) T {
 
 // snapshot is what the controller sees.
 func (w *world) snapshot() cluster.Snapshot {
-	o := kube.Objects{ClusterID: w.id, Namespace: "liqo", Options: w.options}
+	o := kube.Objects{ClusterID: w.id, Namespace: "liqo", Options: w.options, Now: w.clock}
 	for _, k := range slices.Sorted(maps.Keys(w.objects)) {
 		switch x := w.objects[k].(type) {
 		case *corev1.Node:

@@ -121,8 +121,8 @@ func (r *reconciler) sleep(ctx context.Context, longest time.Duration) bool {
 }
 
 // pass reads, plans and writes once. What fails does not keep the rest from
-// being written. It returns when the next pass has something to tell; 0: not
-// because of the time.
+// being written. It returns when the next pass has something to tell or to
+// do; 0: not because of the time.
 func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) {
 	if err := r.writes.wait(ctx, r.cache); err != nil {
 		r.log.Warn("informers are behind what was written; going on", "err", err)
@@ -133,7 +133,13 @@ func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) 
 	}
 	result := plan.Cluster(kube.Snapshot(objects))
 	err = r.write(ctx, result)
-	return r.tell(result.Events), err
+	again = r.tell(result.Events)
+	if !result.Due.IsZero() {
+		if due := max(time.Until(result.Due), time.Millisecond); again == 0 || due < again {
+			again = due
+		}
+	}
+	return again, err
 }
 
 // onlyStale reports whether every failure was that an object had changed since

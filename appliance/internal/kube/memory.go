@@ -259,5 +259,10 @@ func BarePod(p *corev1.Pod) *corev1.Pod {
 			out.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
 		}
 	}
+	if IsPull(p) { // there are few
+		out.Spec.Containers = p.Spec.Containers
+		out.Status.Reason, out.Status.Message, out.Status.Conditions = p.Status.Reason, p.Status.Message, p.Status.Conditions
+		out.Status.ContainerStatuses = p.Status.ContainerStatuses
+	}
 	return out
 }
