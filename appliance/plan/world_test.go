@@ -212,6 +212,20 @@ func (w *world) apply(r plan.Result) []string {
 			done = append(done, "delete "+k)
 		}
 	}
+	pulls := map[string]bool{}
+	for _, o := range r.Pulls {
+		pulls[keyOf(o)] = true
+		if w.objects[keyOf(o)] == nil {
+			w.create(o.DeepCopy())
+			done = append(done, "create "+keyOf(o))
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(w.objects)) {
+		if o, is := w.objects[k].(*corev1.Pod); is && kube.IsPull(o) && !pulls[k] {
+			w.remove("Pod", o.Namespace, o.Name)
+			done = append(done, "delete "+k)
+		}
+	}
 	for _, s := range r.Keys {
 		if w.objects[key("Secret", s.Namespace, s.Name)] == nil {
 			w.create(&corev1.Secret{

@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
@@ -36,6 +37,9 @@ type reconciler struct {
 	writes   writes        // that informers must have seen before the next pass
 	settled  map[objectKey]settled
 	standing map[event]standing // events of the pass before
+	// refused are the pods for images that the API server has refused when it was last
+	// asked, which is in every pass that wants one.
+	refused map[client.ObjectKey]cluster.Pull
 }
 
 // Backoff after passes that failed.
@@ -50,7 +54,7 @@ func (r *reconciler) run(ctx context.Context) error {
 		return nil // ctx is done
 	}
 	// Somebody else may have led meanwhile.
-	r.settled, r.standing = map[objectKey]settled{}, map[event]standing{}
+	r.settled, r.standing, r.refused = map[objectKey]settled{}, map[event]standing{}, map[client.ObjectKey]cluster.Pull{}
 	retry := time.Duration(0)
 	failure := ""
 	for {
@@ -131,7 +135,11 @@ func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) 
 	if err != nil {
 		return 0, err
 	}
-	result := plan.Cluster(kube.Snapshot(objects))
+	snapshot := kube.Snapshot(objects)
+	for _, x := range r.refused {
+		snapshot.Pulls = append(snapshot.Pulls, x)
+	}
+	result := plan.Cluster(snapshot)
 	err = r.write(ctx, result)
 	again = r.tell(result.Events)
 	if !result.Due.IsZero() {
