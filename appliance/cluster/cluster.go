@@ -149,6 +149,7 @@ type Pod struct {
 	HostNetwork bool // IPs are those of the node
 	Running     bool // phase Running, not being deleted
 	Ready       bool
+	Started     time.Time // by the clock of its node; zero: its node has not seen it
 }
 
 // A Pull is a pod that pulls the images of a gateway's new template, and ends.

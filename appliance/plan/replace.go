@@ -78,8 +78,11 @@ func (p *planner) turn(r *rendered) turn {
 	sameController := d.Annotations[v1beta1.AnnotationController] == p.s.Options.Revision
 	generation, counted := d.Annotations[v1beta1.AnnotationGeneration]
 	t.changed = was != r.digest
-	t.own = sameTemplate && sameController
 	t.edited = counted && generation != strconv.FormatInt(r.Generation, 10)
+	// A user who names another template means this gateway.
+	uid, _, _ := strings.Cut(r.version, ".")
+	named := t.edited && !strings.HasPrefix(d.Annotations[v1beta1.AnnotationTemplate], uid+".")
+	t.own = sameController && (sameTemplate || named)
 	if !known && sameTemplate {
 		// A controller that did not say made it from this very template, so that what
 		// there was to replace it has replaced.
@@ -88,20 +91,28 @@ func (p *planner) turn(r *rendered) turn {
 	// What can't be parsed is of nobody's rollout.
 	t.rolled, _ = time.Parse(time.RFC3339, d.Annotations[v1beta1.AnnotationRolled])
 	t.override = fmt.Sprintf("kubectl annotate deployment -n %s %s %s-", d.Namespace, d.Name, v1beta1.AnnotationRolled)
+	var started time.Time
 	if d.Observed && d.Updated {
-		t.newPod = p.newestPod(r.Gateway)
+		if pod := p.newestPod(r.Gateway); pod != nil {
+			t.newPod, started = pod.Created, pod.Started
+			if started.IsZero() {
+				started = pod.Created
+			}
+		}
 	}
-	t.connected = p.worksNow(r.Gateway, t)
+	t.connected = p.worksNow(r.Gateway, t.rolled.IsZero(), started)
 	if t.changed && !t.own {
 		t.pull, t.pullWhat = p.pullState(r)
 	}
 	return t
 }
 
-// worksNow reports whether the peering of g is Connected. What the pod before the
-// present one has reported last does not count once that one was replaced, and
-// nobody knows what goes on at a node that is lost.
-func (p *planner) worksNow(g *cluster.Gateway, t turn) bool {
+// worksNow reports whether the peering of g is Connected, by a report of any pod or
+// of one that started then. What the pod before the present one has reported last
+// does not count once that one was replaced, and nobody knows what goes on at a
+// node that is lost. A report has the time of the gateway's node, as a pod's start
+// has: clocks that differ do no harm as long as the pod stays on its node.
+func (p *planner) worksNow(g *cluster.Gateway, any bool, started time.Time) bool {
 	i := slices.IndexFunc(p.s.Connections, func(c cluster.Connection) bool {
 		return c.Namespace == g.Namespace && c.Name == GatewayName(g.Name)
 	})
@@ -112,17 +123,17 @@ func (p *planner) worksNow(g *cluster.Gateway, t turn) bool {
 		return false
 	}
 	reported := p.s.Connections[i].Reported
-	return t.rolled.IsZero() || !t.newPod.IsZero() && (reported.IsZero() || reported.After(t.newPod))
+	return any || !started.IsZero() && (reported.IsZero() || reported.After(started))
 }
 
-// newestPod returns when the newest pod of g came; zero: it has none.
-func (p *planner) newestPod(g *cluster.Gateway) (at time.Time) {
+// newestPod returns the newest pod of g; nil: it has none.
+func (p *planner) newestPod(g *cluster.Gateway) (newest *cluster.Pod) {
 	for i := range p.s.Pods {
-		if isPodOf(&p.s.Pods[i], g) {
-			at = later(at, p.s.Pods[i].Created)
+		if x := &p.s.Pods[i]; isPodOf(x, g) && (newest == nil || x.Created.After(newest.Created)) {
+			newest = x
 		}
 	}
-	return at
+	return newest
 }
 
 func isPodOf(x *cluster.Pod, g *cluster.Gateway) bool {

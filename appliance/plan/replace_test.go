@@ -273,6 +273,24 @@ func TestUsersChangesAreNotStaged(t *testing.T) {
 	assert.Equal(t, w.rollouts(), "RolledOut RolledOut RolledOut")
 }
 
+// So is another template that the user names, whatever becomes of the chart's.
+func TestAnotherTemplateIsTheUsersChange(t *testing.T) {
+	w := connected(t)
+	other := get[*v1beta1.WgGatewayClientTemplate](w, "liqo", "wireguard-client").DeepCopy()
+	other.Name = "special"
+	other.Spec.Template.Raw = []byte(strings.ReplaceAll(string(other.Spec.Template.Raw), "isthmus:dev", "isthmus:special"))
+	w.create(other)
+	for _, remote := range []string{"oslo", "rome"} {
+		o := get[*v1beta1.GatewayClient](w, "liqo-tenant-"+remote, remote)
+		o.Spec.ClientTemplateRef.Name, o.Generation = "special", o.Generation+1
+	}
+	w.settle()
+	assert.Equal(t, w.images(), "isthmus:special isthmus:dev isthmus:special")
+	w.change("isthmus:dev", "isthmus:next")
+	w.settle()
+	assert.Equal(t, w.rollouts(), "RolledOut PullingImage RolledOut")
+}
+
 // Another controller and another version of the template that make the same of it
 // cost no pod, and wait for nobody.
 func TestSamePodsAreNotStaged(t *testing.T) {

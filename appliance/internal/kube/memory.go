@@ -254,6 +254,9 @@ func BarePod(p *corev1.Pod) *corev1.Pod {
 	out := &corev1.Pod{ObjectMeta: BareMeta(p.ObjectMeta)}
 	out.Spec.NodeName, out.Spec.HostNetwork = p.Spec.NodeName, p.Spec.HostNetwork
 	out.Status.Phase, out.Status.PodIP, out.Status.PodIPs = p.Status.Phase, p.Status.PodIP, p.Status.PodIPs
+	if p.Labels[networkingv1beta1.LabelComponent] == networkingv1beta1.ComponentGateway {
+		out.Status.StartTime = p.Status.StartTime
+	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			out.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}

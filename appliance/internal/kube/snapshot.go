@@ -194,6 +194,9 @@ func Pod(o *corev1.Pod) (cluster.Pod, []cluster.InvalidError) {
 
 		HostNetwork: o.Spec.HostNetwork,
 	}
+	if o.Status.StartTime != nil {
+		p.Started = o.Status.StartTime.Time
+	}
 	for i, ip := range o.Status.PodIPs {
 		if a := r.addr(fmt.Sprintf("status.podIPs[%d].ip", i), ip.IP); a.IsValid() {
 			p.IPs = append(p.IPs, a)
