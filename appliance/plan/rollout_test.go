@@ -111,13 +111,13 @@ func TestRolloutSays(t *testing.T) {
 // the end unless one stopped them, and no two that were Connected are away at once.
 func TestRolloutEnds(t *testing.T) {
 	ended, stops := 0, 0
-	for seed := range uint64(2000) {
+	for seed := range uint64(600) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		// How a gateway fares: its images, when its pod comes, and its tunnel.
 		type fate struct {
-			pulls, comes, connects int // seconds; negative: never
-			asked, replaced        int // when; -1: not yet
-			works                  bool
+			pulls, comes, connects int  // seconds; negative: never
+			asked, replaced        int  // when; -1: not yet
+			works, worked          bool // its tunnel; when it was replaced
 		}
 		turns, fates := make([]turn, 1+r.IntN(6)), []fate{}
 		unlucky := r.IntN(3) == 0
@@ -171,14 +171,11 @@ func TestRolloutEnds(t *testing.T) {
 				}
 			}
 			steps := rollout(turns, at(now))
-			held := 0
+			away := 0
 			for i, s := range steps {
 				x, f := &turns[i], &fates[i]
 				log = append(log, fmt.Sprintf("%d: %s %s %s", now, x.name, s.action, s.reason))
 				x.rolled = s.rolled
-				if !s.rolled.IsZero() {
-					held++
-				}
 				switch s.action {
 				case pull:
 					if f.asked < 0 {
@@ -186,11 +183,14 @@ func TestRolloutEnds(t *testing.T) {
 					}
 				case roll:
 					assert.Assert(t, x.pull == pulled, strings.Join(log, "\n"))
-					f.replaced, x.changed, x.connected = now, false, false
+					f.replaced, f.worked, x.changed, x.connected = now, x.connected, false, false
+				}
+				if f.worked && !x.connected {
+					away++
 				}
 				stop = stop || s.failed && (s.reason == ReasonRolloutStopped || x.connected)
 			}
-			assert.Assert(t, held <= 1, "seed %d: %d that were Connected are away:\n%s", seed, held, strings.Join(log, "\n"))
+			assert.Assert(t, away <= 1, "seed %d: %d that were Connected are away:\n%s", seed, away, strings.Join(log, "\n"))
 			// A plan that is carried out again is the same one.
 			for i, s := range rollout(turns, at(now)) {
 				assert.Assert(t, steps[i].action == roll || s.action != roll || steps[i].reason == ReasonWaitingForTurn, "seed %d", seed)
@@ -211,5 +211,5 @@ func TestRolloutEnds(t *testing.T) {
 			assert.Assert(t, done(), "seed %d: not done after %d s:\n%s", seed, now, strings.Join(log, "\n"))
 		}
 	}
-	assert.Check(t, ended > 500 && stops > 100, "%d ended, %d stopped", ended, stops)
+	assert.Check(t, ended > 150 && stops > 30, "%d ended, %d stopped", ended, stops)
 }
