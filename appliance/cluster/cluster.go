@@ -62,9 +62,13 @@ type Snapshot struct {
 	ID        string // cluster ID, from the ConfigMap
 	Namespace string // system namespace
 	Options   Options
+	// Now is when this was so: what is to happen in time is decided by it. Zero: no
+	// time passes.
+	Now time.Time
 
 	Nodes       []Node
 	Pods        []Pod
+	Pulls       []Pull
 	NodeDaemons []Pod // those of the appliance itself
 	Services    []Service
 	// OtherServices are those that the controller did not make.
@@ -130,6 +134,9 @@ type Node struct {
 	Reached  []string
 	PodCIDRs []netip.Prefix // of spec
 	Ready    bool
+	// Lost says that the node's kubelet has reported once and is not ready, or has
+	// not been heard of. Unschedulable: it takes no new pods.
+	Lost, Unschedulable bool
 }
 
 // A Pod is a running pod that matters to routing: a gateway, or a pod whose
@@ -142,6 +149,19 @@ type Pod struct {
 	HostNetwork bool // IPs are those of the node
 	Running     bool // phase Running, not being deleted
 	Ready       bool
+	Started     time.Time // by the clock of its node; zero: its node has not seen it
+}
+
+// A Pull is a pod that pulls the images of a gateway's new template, and ends.
+type Pull struct {
+	Meta
+	Node   string // empty: no node has taken it
+	Pulled bool   // all images are there
+	// Over says that it has ended, or that its node wanted no more pods: it says
+	// nothing more.
+	Over bool
+	// Image can't be pulled, and Why. Both are empty as long as nobody has said so.
+	Image, Why string
 }
 
 // A Service is a Service that exposes a gateway.
@@ -164,7 +184,12 @@ type Deployment struct {
 	Meta
 	Owner                   string   // UID of the GatewayServer or GatewayClient that it was made for
 	Secrets                 []string // that its pods mount
+	Images                  []string // of its pods, each once and sorted
+	Strategy                string   // Recreate or RollingUpdate
 	Replicas, ReadyReplicas int32
+	// Observed says that the status is about the spec as it is, Updated that pods are there
+	// for the present template and for no other.
+	Observed, Updated bool
 }
 
 // A KeySecret is a Secret with WireGuard keys, without the private one.
@@ -236,6 +261,7 @@ type Connection struct {
 	Type     string // Server or Client
 	Value    string // Connected, Connecting, Error
 	Why      string // of its condition Connected; empty: not known
+	Reported time.Time
 }
 
 // A PublicKey is the public key of a remote gateway.

@@ -31,6 +31,7 @@ func (p *planner) gateways() {
 		return cmp.Or(compareMade(a.Meta, b.Meta), a.Created.Compare(b.Created), -strings.Compare(a.Role, b.Role), compareAge(a.Meta, b.Meta))
 	})
 	p.numberHosts()
+	var ready []rendered
 	var renamed []*cluster.Gateway // those that run for another cluster than they say now
 	for _, g := range p.allGateways {
 		w := p.checkGateway(g)
@@ -38,7 +39,7 @@ func (p *planner) gateways() {
 			reason, problem := p.claim(g)
 			switch {
 			case problem == "":
-				p.workload(g, w)
+				ready = append(ready, rendered{Gateway: g, workload: w})
 				continue
 			case made(g.Meta) && reason == ReasonDuplicate:
 				p.supersede(g.Meta)
@@ -57,6 +58,7 @@ func (p *planner) gateways() {
 	for _, g := range renamed {
 		p.keep(g)
 	}
+	p.rollOut(ready)
 	p.allGateways = slices.DeleteFunc(p.allGateways, func(g *cluster.Gateway) bool { return p.superseded[keyOf(g.Ref)] })
 }
 
@@ -106,6 +108,12 @@ func (p *planner) keep(g *cluster.Gateway) {
 		return // somebody else does its work by now
 	}
 	p.verdict(g.Meta).messages = append(p.verdict(g.Meta).messages, "until then its gateway runs on as it was made before")
+	p.stays(g)
+	p.belongings(g, g.SecretName != "")
+}
+
+// stays plans that what the template made of g is as it is.
+func (p *planner) stays(g *cluster.Gateway) {
 	name := GatewayName(g.Name)
 	stays := func(version, kind, name string) {
 		p.out.Keep = append(p.out.Keep, cluster.Ref{APIVersion: version, Kind: kind, Namespace: g.Namespace, Name: name})
@@ -118,7 +126,6 @@ func (p *planner) keep(g *cluster.Gateway) {
 	}
 	stays("apps/v1", "Deployment", name)
 	stays("v1", "Service", metricsName(name))
-	p.belongings(g, g.SecretName != "")
 }
 
 // checkGateway refuses g if it contradicts itself or what it refers to is not
@@ -242,7 +249,7 @@ func (p *planner) gatewayStatus(g *cluster.Gateway) {
 			wg.Status = v1beta1.WgGatewayClientStatus{SecretRef: secret, InternalEndpoint: internal}
 			p.out.Statuses = append(p.out.Statuses, wg.DeepCopy())
 		}
-		o.Status = v1beta1.GatewayClientStatus{ClientRef: ref, SecretRef: secret, InternalEndpoint: internal, Conditions: p.accepted(g.Meta)}
+		o.Status = v1beta1.GatewayClientStatus{ClientRef: ref, SecretRef: secret, InternalEndpoint: internal, Conditions: append(p.accepted(g.Meta), p.rolledOut(g)...)}
 		p.out.Statuses = append(p.out.Statuses, o)
 		return
 	}
@@ -252,7 +259,7 @@ func (p *planner) gatewayStatus(g *cluster.Gateway) {
 		wg.Status = v1beta1.WgGatewayServerStatus{SecretRef: secret, Endpoint: endpoint, InternalEndpoint: internal}
 		p.out.Statuses = append(p.out.Statuses, wg.DeepCopy())
 	}
-	o.Status = v1beta1.GatewayServerStatus{ServerRef: ref, Endpoint: endpoint, SecretRef: secret, InternalEndpoint: internal, Conditions: p.accepted(g.Meta)}
+	o.Status = v1beta1.GatewayServerStatus{ServerRef: ref, Endpoint: endpoint, SecretRef: secret, InternalEndpoint: internal, Conditions: append(p.accepted(g.Meta), p.rolledOut(g)...)}
 	p.out.Statuses = append(p.out.Statuses, o)
 }
 

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 )
@@ -20,6 +22,12 @@ func Cluster(s cluster.Snapshot) Result {
 
 		superseded: map[objectKey]bool{},
 		ownIPs:     map[objectKey]netip.Addr{},
+		rolling:    map[objectKey]step{},
+	}
+	for _, x := range s.Pods {
+		if x.Deleting {
+			p.leaving = append(p.leaving, x)
+		}
 	}
 	p.readProblems()
 	p.tunnelEndpoints() // which are sound
@@ -64,6 +72,8 @@ type planner struct {
 	// has the name of a Deployment.
 	carries      map[objectKey]*peering
 	gatewayNames map[objectKey]*cluster.Gateway
+	rolling      map[objectKey]step            // of gateways that are planned
+	leaving      []cluster.Pod                 // that are being deleted
 	keys         map[string]*cluster.PublicKey // of peers, by remote ID
 	// endpoints are the TunnelEndpoints that stand for a peering, by remote ID.
 	// Of what was made from them, superseded has what nobody needs any more.
@@ -123,6 +133,7 @@ func normalized(s cluster.Snapshot) cluster.Snapshot {
 
 	s.Nodes = living(s.Nodes, keep, func(x cluster.Node) cluster.Meta { return x.Meta })
 	s.Pods = living(s.Pods, keep, func(x cluster.Pod) cluster.Meta { return x.Meta })
+	s.Pulls = living(s.Pulls, keep, func(x cluster.Pull) cluster.Meta { return x.Meta })
 	s.NodeDaemons = living(s.NodeDaemons, keep, func(x cluster.Pod) cluster.Meta { return x.Meta })
 	s.Services = living(s.Services, keep, func(x cluster.Service) cluster.Meta { return x.Meta })
 	s.Deployments = living(s.Deployments, keep, func(x cluster.Deployment) cluster.Meta { return x.Meta })
@@ -204,6 +215,7 @@ func (p *planner) sorted() Result {
 	slices.SortFunc(p.out.Objects, object)
 	slices.SortFunc(p.out.Statuses, object)
 	slices.SortFunc(p.out.Applies, object)
+	slices.SortFunc(p.out.Pulls, func(a, b *corev1.Pod) int { return object(a, b) })
 	slices.SortFunc(p.out.Keep, compareRef)
 	slices.SortFunc(p.out.Keys, func(a, b KeySecret) int {
 		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))

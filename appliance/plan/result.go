@@ -14,6 +14,8 @@
 package plan
 
 import (
+	"time"
+
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -58,6 +60,13 @@ type Result struct {
 	// fields: a label of tenant namespaces, spec.local of Configurations that
 	// do not have it, and an annotation of the pods of nodes' daemons. They are to be written by server-side apply.
 	Applies []Object
+	// Pulls are pods that must exist, with the component
+	// v1beta1.ComponentGatewayPull, until they have pulled their images: those
+	// that are not among them must go.
+	Pulls []*corev1.Pod
+	// Due is when another plan is to be made although nothing has changed, because
+	// something takes too long by then. Zero: never.
+	Due time.Time
 	// Keys are the Secrets that must exist with a key pair.
 	Keys []KeySecret
 	// Events tell the user what is wrong.

@@ -163,23 +163,11 @@ func selectLabels(all map[string]string, names ...string) map[string]string {
 	return out
 }
 
-// workload plans what g needs to run.
-func (p *planner) workload(g *cluster.Gateway, w workload) {
-	name, labels := GatewayName(g.Name), podLabels(g)
-	pod := completePod(&w.deployment.Spec, name, labels)
+// workload plans what r needs to run.
+func (p *planner) workload(r *rendered, s step) {
+	g, w, name, pod := r.Gateway, r.workload, GatewayName(r.Name), r.labels
 	p.wgGateway(g, w)
-
-	d := &appsv1.Deployment{TypeMeta: metav1.TypeMeta{APIVersion: "apps/v1", Kind: "Deployment"}, ObjectMeta: owned(name, g.RemoteID, g.Meta)}
-	w.deployment.Spec.DeepCopyInto(&d.Spec)
-	decorate(&d.ObjectMeta, w.deployment.Metadata, labels, v1beta1.LabelGatewayName, v1beta1.LabelGatewayNamespace)
-	// Of the Deployment only: its pods stay as they are when the same comes of
-	// another version.
-	mergeInto(&d.Annotations, map[string]string{v1beta1.AnnotationTemplate: w.version})
-	if p.s.Options.Revision != "" {
-		mergeInto(&d.Annotations, map[string]string{v1beta1.AnnotationController: p.s.Options.Revision})
-	}
-	p.add(d)
-
+	p.add(p.newDeployment(r, s))
 	if g.Role == cluster.Server {
 		p.service(g, name, w.service, pod)
 	}

@@ -103,7 +103,7 @@ func get[T plan.Object](w *world, namespace, name string) T {
 
 // snapshot is what the controller sees.
 func (w *world) snapshot() cluster.Snapshot {
-	o := kube.Objects{ClusterID: w.id, Namespace: "liqo", Options: w.options}
+	o := kube.Objects{ClusterID: w.id, Namespace: "liqo", Options: w.options, Now: w.clock}
 	for _, k := range slices.Sorted(maps.Keys(w.objects)) {
 		switch x := w.objects[k].(type) {
 		case *corev1.Node:
@@ -209,6 +209,20 @@ func (w *world) apply(r plan.Result) []string {
 		o := w.objects[k]
 		if o != nil && kinds[o.GetObjectKind().GroupVersionKind().Kind] && o.GetLabels()[v1beta1.LabelManagedBy] == v1beta1.ManagedBy && !planned[k] {
 			w.remove(o.GetObjectKind().GroupVersionKind().Kind, o.GetNamespace(), o.GetName())
+			done = append(done, "delete "+k)
+		}
+	}
+	pulls := map[string]bool{}
+	for _, o := range r.Pulls {
+		pulls[keyOf(o)] = true
+		if w.objects[keyOf(o)] == nil {
+			w.create(o.DeepCopy())
+			done = append(done, "create "+keyOf(o))
+		}
+	}
+	for _, k := range slices.Sorted(maps.Keys(w.objects)) {
+		if o, is := w.objects[k].(*corev1.Pod); is && kube.IsPull(o) && !pulls[k] {
+			w.remove("Pod", o.Namespace, o.Name)
 			done = append(done, "delete "+k)
 		}
 	}

@@ -41,6 +41,7 @@ func (e *GatewayError) Error() string {
 type gateway struct {
 	model.Gateway
 	refused    *metav1.Condition  // what the controller says against it; nil: nothing
+	held       *metav1.Condition  // why it is not replaced yet; nil: it is, or nobody says so
 	deployment *appsv1.Deployment // its own; nil: there is none
 	pods       []corev1.Pod       // of the Deployment
 }
@@ -60,6 +61,8 @@ func (g *gateway) lag(system string, templates []model.Template, controller stri
 		return g.starting()
 	case g.refused != nil:
 		return why + "; the controller says: " + g.refused.Message
+	case g.held != nil:
+		return why + "; the controller says: " + g.held.Message
 	}
 	return why
 }
@@ -208,6 +211,9 @@ func (c *cluster) gateways(ctx context.Context) ([]gateway, error) {
 		one := gateway{Gateway: g}
 		if meta.IsStatusConditionFalse(conditions, plan.ConditionAccepted) {
 			one.refused = meta.FindStatusCondition(conditions, plan.ConditionAccepted)
+		}
+		if meta.IsStatusConditionFalse(conditions, plan.ConditionRolledOut) {
+			one.held = meta.FindStatusCondition(conditions, plan.ConditionRolledOut)
 		}
 		if !g.Deleting {
 			out = append(out, one)

@@ -54,6 +54,11 @@ func TestLag(t *testing.T) {
 			g.deployment.Annotations[v1beta1.AnnotationTemplate] = "a.2"
 			g.refused = &metav1.Condition{Reason: plan.ReasonBadTemplate, Message: "correct it"}
 		}, "Deployment gw-rome is not that of WgGatewayServerTemplate liqo/wireguard-server as it is now; the controller says: correct it"},
+		{"a rollout that has stopped", func(g *gateway) {
+			g.deployment.Annotations[v1beta1.AnnotationTemplate] = "a.2"
+			g.held = &metav1.Condition{Reason: plan.ReasonRolloutStopped, Message: "the rollout has stopped at another"}
+		}, "Deployment gw-rome is not that of WgGatewayServerTemplate liqo/wireguard-server as it is now; the controller says: the rollout has stopped at another"},
+		{"replaced, and not Connected again", func(g *gateway) { g.held = &metav1.Condition{Reason: plan.ReasonWaitingForConnect} }, ""},
 		{"refused, but as the template says", func(g *gateway) { g.refused = &metav1.Condition{Reason: plan.ReasonNoEndpoint} }, ""},
 		{"a Deployment that was not looked at", func(g *gateway) { g.deployment.Generation = 8 }, "Deployment gw-rome: 1 of 1 pods are new, 1 available"},
 		{"an old pod is left", func(g *gateway) { g.deployment.Status.Replicas = 2 }, "Deployment gw-rome: 1 of 1 pods are new"},

@@ -155,7 +155,7 @@ func writeFile(t *testing.T, path string, text []byte) {
 }
 
 // asController returns the configuration of the chart's ServiceAccount, with the
-// roles that the chart gives it and nothing else.
+// roles that the chart gives it and nothing else, and the policy for its pods.
 func (w *world) asController(cfg *rest.Config) *rest.Config {
 	w.t.Helper()
 	chart, err := os.ReadFile("../../../k8s/testdata/minimal.yaml")
@@ -171,6 +171,8 @@ func (w *world) asController(cfg *rest.Config) *rest.Config {
 		}
 		if o.GroupVersionKind().Group == rbacv1.GroupName {
 			roles++
+			assert.NilError(w.t, w.c.Create(w.t.Context(), o))
+		} else if o.GetName() == "isthmus-controller-pulls" {
 			assert.NilError(w.t, w.c.Create(w.t.Context(), o))
 		}
 	}

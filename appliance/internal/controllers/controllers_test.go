@@ -20,6 +20,7 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -27,6 +28,7 @@ import (
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
@@ -41,6 +43,9 @@ func TestController(t *testing.T) {
 	w := &world{t, c, &logBuffer{}}
 	w.create(system()...)
 	cfg = w.asController(cfg)
+	own, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
+	assert.NilError(t, err)
+	w.testPullsOnly(own)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
@@ -65,6 +70,7 @@ func TestController(t *testing.T) {
 	w.run("a key is never overwritten", (*world).testKeys)
 	w.run("what is wrong is said once", (*world).testEvents)
 	w.run("a running gateway survives a slip of the pen", (*world).testKept)
+	w.run("an upgrade pulls the image before it costs the pod", (*world).testRollout)
 	w.run("a port of the nodes that somebody else has", (*world).testTakenPort)
 	w.run("what is not ours stays", (*world).testForeign)
 	w.run("an IP gets an address, its mapping and its Service", (*world).testIP)
@@ -292,7 +298,11 @@ func (w *world) testKept() {
 	}
 	accepted := func(want metav1.ConditionStatus) func() bool {
 		return func() bool {
-			return w.get(gws) && len(gws.Status.Conditions) == 1 && gws.Status.Conditions[0].Status == want
+			if !w.get(gws) {
+				return false
+			}
+			c := meta.FindStatusCondition(gws.Status.Conditions, plan.ConditionAccepted)
+			return c != nil && c.Status == want
 		}
 	}
 	w.until("the GatewayServer is in use", accepted(metav1.ConditionTrue))

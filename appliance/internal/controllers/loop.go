@@ -16,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
@@ -36,6 +37,9 @@ type reconciler struct {
 	writes   writes        // that informers must have seen before the next pass
 	settled  map[objectKey]settled
 	standing map[event]standing // events of the pass before
+	// refused are the pods for images that the API server has refused when it was last
+	// asked, which is in every pass that wants one.
+	refused map[client.ObjectKey]cluster.Pull
 }
 
 // Backoff after passes that failed.
@@ -50,7 +54,7 @@ func (r *reconciler) run(ctx context.Context) error {
 		return nil // ctx is done
 	}
 	// Somebody else may have led meanwhile.
-	r.settled, r.standing = map[objectKey]settled{}, map[event]standing{}
+	r.settled, r.standing, r.refused = map[objectKey]settled{}, map[event]standing{}, map[client.ObjectKey]cluster.Pull{}
 	retry := time.Duration(0)
 	failure := ""
 	for {
@@ -121,8 +125,8 @@ func (r *reconciler) sleep(ctx context.Context, longest time.Duration) bool {
 }
 
 // pass reads, plans and writes once. What fails does not keep the rest from
-// being written. It returns when the next pass has something to tell; 0: not
-// because of the time.
+// being written. It returns when the next pass has something to tell or to
+// do; 0: not because of the time.
 func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) {
 	if err := r.writes.wait(ctx, r.cache); err != nil {
 		r.log.Warn("informers are behind what was written; going on", "err", err)
@@ -131,9 +135,19 @@ func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) 
 	if err != nil {
 		return 0, err
 	}
-	result := plan.Cluster(kube.Snapshot(objects))
+	snapshot := kube.Snapshot(objects)
+	for _, x := range r.refused {
+		snapshot.Pulls = append(snapshot.Pulls, x)
+	}
+	result := plan.Cluster(snapshot)
 	err = r.write(ctx, result)
-	return r.tell(result.Events), err
+	again = r.tell(result.Events)
+	if !result.Due.IsZero() {
+		if due := max(time.Until(result.Due), time.Millisecond); again == 0 || due < again {
+			again = due
+		}
+	}
+	return again, err
 }
 
 // onlyStale reports whether every failure was that an object had changed since

@@ -7,6 +7,7 @@ import (
 	"gotest.tools/v3/assert"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -46,7 +47,11 @@ func (w *world) testTakenPort() {
 	rome := &v1beta1.GatewayServer{ObjectMeta: peerMeta("rome")}
 	says := func(o *v1beta1.GatewayServer, want metav1.ConditionStatus, text string) func() bool {
 		return func() bool {
-			return w.get(o) && len(o.Status.Conditions) == 1 && o.Status.Conditions[0].Status == want && strings.Contains(o.Status.Conditions[0].Message, text)
+			if !w.get(o) {
+				return false
+			}
+			c := meta.FindStatusCondition(o.Status.Conditions, plan.ConditionAccepted)
+			return c != nil && c.Status == want && strings.Contains(c.Message, text)
 		}
 	}
 	const why = "spec.endpoint.nodePorts[0] 31999 is that of Service default/somebodys-web: write another one"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -19,7 +20,7 @@ import (
 
 // read returns everything that the plan depends on, from the informers.
 func (r *reconciler) read(ctx context.Context) (kube.Objects, error) {
-	o := kube.Objects{Namespace: r.cfg.Namespace, Options: r.cfg.Options}
+	o := kube.Objects{Namespace: r.cfg.Namespace, Options: r.cfg.Options, Now: time.Now()}
 	var err error
 	if o.ClusterID, err = r.clusterID(ctx); err != nil {
 		return o, err

@@ -134,14 +134,15 @@ func stripService(o any) (any, error) {
 	return out, nil
 }
 
-// stripNode keeps the addresses of a node and whether it is ready.
+// stripNode keeps the addresses of a node, whether it is ready, and whether it
+// takes pods.
 func stripNode(o any) (any, error) {
 	n, ok := o.(*corev1.Node)
 	if !ok {
 		return o, nil
 	}
 	out := &corev1.Node{ObjectMeta: kube.BareMeta(n.ObjectMeta)}
-	out.Spec.PodCIDR, out.Spec.PodCIDRs = n.Spec.PodCIDR, n.Spec.PodCIDRs
+	out.Spec.PodCIDR, out.Spec.PodCIDRs, out.Spec.Unschedulable = n.Spec.PodCIDR, n.Spec.PodCIDRs, n.Spec.Unschedulable
 	out.Status.Addresses = n.Status.Addresses
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {

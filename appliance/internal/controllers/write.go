@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -93,8 +94,10 @@ func (r *reconciler) write(ctx context.Context, result plan.Result) error {
 	for _, wave := range waves(result.Objects) {
 		each(w, wave, func(o plan.Object) error { return w.object(ctx, o) })
 	}
+	each(w, result.Pulls, func(o *corev1.Pod) error { return w.pull(ctx, o) })
 	each(w, result.Statuses, func(o plan.Object) error { return w.status(ctx, o) })
 	w.prune(ctx, result)
+	w.prunePulls(ctx, result.Pulls)
 	r.metrics.planned(len(result.Objects))
 	return errors.Join(w.errs...)
 }

@@ -9,6 +9,8 @@
 package kube
 
 import (
+	"time"
+
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -86,6 +88,7 @@ type Objects struct {
 	ClusterID string // of this cluster
 	Namespace string // system namespace
 	Options   cluster.Options
+	Now       time.Time // when all this was read
 
 	Nodes       []corev1.Node
 	Pods        []corev1.Pod

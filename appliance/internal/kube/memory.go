@@ -254,10 +254,18 @@ func BarePod(p *corev1.Pod) *corev1.Pod {
 	out := &corev1.Pod{ObjectMeta: BareMeta(p.ObjectMeta)}
 	out.Spec.NodeName, out.Spec.HostNetwork = p.Spec.NodeName, p.Spec.HostNetwork
 	out.Status.Phase, out.Status.PodIP, out.Status.PodIPs = p.Status.Phase, p.Status.PodIP, p.Status.PodIPs
+	if p.Labels[networkingv1beta1.LabelComponent] == networkingv1beta1.ComponentGateway {
+		out.Status.StartTime = p.Status.StartTime
+	}
 	for _, c := range p.Status.Conditions {
 		if c.Type == corev1.PodReady {
 			out.Status.Conditions = []corev1.PodCondition{{Type: c.Type, Status: c.Status}}
 		}
+	}
+	if IsPull(p) { // there are few
+		out.Spec.Containers = p.Spec.Containers
+		out.Status.Reason, out.Status.Message, out.Status.Conditions = p.Status.Reason, p.Status.Message, p.Status.Conditions
+		out.Status.ContainerStatuses = p.Status.ContainerStatuses
 	}
 	return out
 }

@@ -63,6 +63,7 @@ func Connection(o *v1beta1.Connection) (cluster.Connection, []cluster.InvalidErr
 		RemoteID: o.Labels[v1beta1.LabelRemoteClusterID],
 		Type:     string(o.Spec.Type),
 		Value:    string(o.Status.Value),
+		Reported: o.Status.Latency.Timestamp.Time,
 	}
 	if why := apimeta.FindStatusCondition(o.Status.Conditions, v1beta1.ConditionConnected); why != nil {
 		c.Why = why.Message

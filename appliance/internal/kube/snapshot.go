@@ -21,7 +21,7 @@ import (
 
 // Snapshot parses everything that the controller knows.
 func Snapshot(o Objects) cluster.Snapshot {
-	s := cluster.Snapshot{ID: o.ClusterID, Namespace: o.Namespace, Options: o.Options}
+	s := cluster.Snapshot{ID: o.ClusterID, Namespace: o.Namespace, Options: o.Options, Now: o.Now}
 	var p problems
 	for _, n := range parse(&p, o.Nodes, Node, func(n cluster.Node) cluster.Meta { return n.Meta }) {
 		// The node daemon runs on Linux only (nodeSelector of its DaemonSet).
@@ -31,6 +31,7 @@ func Snapshot(o Objects) cluster.Snapshot {
 	}
 	s.Pods = pods(&p, o.Pods, s.Nodes)
 	s.NodeDaemons = nodeDaemons(&p, o.Pods, o.Namespace)
+	s.Pulls = pulls(o.Pods)
 	var services []corev1.Service
 	for i := range o.Services {
 		if svc := &o.Services[i]; Made(svc) {
@@ -173,8 +174,12 @@ func Node(o *corev1.Node) (cluster.Node, []cluster.InvalidError) {
 	}
 	n.PodCIDRs = prefixes(r, "spec.podCIDRs", cidrs)
 	for _, c := range o.Status.Conditions {
-		n.Ready = n.Ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		if c.Type == corev1.NodeReady {
+			n.Ready = c.Status == corev1.ConditionTrue
+			n.Lost = !n.Ready
+		}
 	}
+	n.Unschedulable = o.Spec.Unschedulable
 	return n, r.invalid
 }
 
@@ -188,6 +193,9 @@ func Pod(o *corev1.Pod) (cluster.Pod, []cluster.InvalidError) {
 		Running: o.Status.Phase == corev1.PodRunning && !m.Deleting,
 
 		HostNetwork: o.Spec.HostNetwork,
+	}
+	if o.Status.StartTime != nil {
+		p.Started = o.Status.StartTime.Time
 	}
 	for i, ip := range o.Status.PodIPs {
 		if a := r.addr(fmt.Sprintf("status.podIPs[%d].ip", i), ip.IP); a.IsValid() {
@@ -222,7 +230,7 @@ func pods(p *problems, all []corev1.Pod, nodes []cluster.Node) []cluster.Pod {
 	var out []cluster.Pod
 	for i := range all {
 		o := &all[i]
-		if o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed {
+		if o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed || IsPull(o) {
 			continue
 		}
 		gateway := o.Labels[v1beta1.LabelComponent] == v1beta1.ComponentGateway
@@ -313,10 +321,14 @@ func Deployment(o *appsv1.Deployment) (cluster.Deployment, []cluster.InvalidErro
 		Meta:          metaOf(o, appsv1.SchemeGroupVersion, "Deployment"),
 		Replicas:      1,
 		ReadyReplicas: o.Status.ReadyReplicas,
+		Strategy:      string(o.Spec.Strategy.Type),
+		Images:        Images(&o.Spec.Template.Spec),
+		Observed:      o.Status.ObservedGeneration >= o.Generation,
 	}
 	if o.Spec.Replicas != nil {
 		d.Replicas = *o.Spec.Replicas
 	}
+	d.Updated = o.Status.UpdatedReplicas >= d.Replicas && o.Status.Replicas <= o.Status.UpdatedReplicas
 	if owner := metav1.GetControllerOf(o); owner != nil {
 		d.Owner = string(owner.UID)
 	}

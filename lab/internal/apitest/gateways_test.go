@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/poll"
@@ -111,6 +112,16 @@ func (o *operator) readyPods(ctx context.Context, gateways *atomic.Bool) {
 			switch {
 			case pod.DeletionTimestamp != nil:
 				err = api.Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+			case pod.Labels[v1beta1.LabelComponent] == v1beta1.ComponentGatewayPull:
+				if len(pod.Status.ContainerStatuses) > 0 {
+					continue
+				}
+				for _, c := range pod.Spec.Containers { // there is no registry
+					pod.Status.ContainerStatuses = append(pod.Status.ContainerStatuses, corev1.ContainerStatus{
+						Name: c.Name, Image: c.Image, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "ErrImagePull", Message: "no such image"}},
+					})
+				}
+				_, err = api.UpdateStatus(ctx, &pod, metav1.UpdateOptions{})
 			case pod.Status.Phase != corev1.PodRunning && (pod.Namespace == "liqo" || gateways.Load()):
 				pod.Status.Phase = corev1.PodRunning
 				pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()})
@@ -193,6 +204,17 @@ func (o *operator) replaces() {
 	}
 	gateways.Store(true)
 	o.run("upgrade")
+
+	// An image that can't be pulled costs no pod.
+	first = o.gatewayPod()
+	out, _, err = upgrade("--set", "image.version=nxet", "--timeout=8s")
+	assert.Assert(o.t, err != nil, "it did not wait for the image")
+	parse(out)
+	for _, want := range []string{"GatewayServer liqo-tenant-rome/rome is not replaced after 8s", "Deployment gw-rome is not that of", "the controller says: image ", ":nxet can't be pulled", "no such image", "image.version"} {
+		assert.Check(o.t, is.Contains(result.Error, want))
+	}
+	o.run("upgrade", "--set", "image.version=")
+	until(o.t, "the pod that pulls is gone, and the gateway's is the same", func() bool { return o.gatewayPod() == first })
 
 	// A template that is not there: the gateway goes on with what it has.
 	o.kubectl("", "patch", "gatewayserver", "-n", "liqo-tenant-rome", "rome", "--type=merge", "-p", `{"spec": {"serverTemplateRef": {"kind": "WgGatewayServerTemplate", "name": "special", "namespace": "liqo"}}}`)

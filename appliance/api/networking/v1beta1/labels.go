@@ -18,8 +18,11 @@ const (
 	LabelGatewayNamespace = "networking.liqo.io/gateway-namespace"
 	LabelComponent        = "networking.liqo.io/component" // ComponentGateway on pods
 	ComponentGateway      = "gateway"
-	LabelActive           = "networking.liqo.io/active"          // "true"
-	LabelGatewayTemplate  = "networking.liqo.io/gatewaytemplate" // "true" on the CRDs of templates
+	// ComponentGatewayPull is the component of pods that pull the images of a
+	// gateway before its own is replaced.
+	ComponentGatewayPull = "gateway-pull"
+	LabelActive          = "networking.liqo.io/active"          // "true"
+	LabelGatewayTemplate = "networking.liqo.io/gatewaytemplate" // "true" on the CRDs of templates
 
 	// LabelHostInterface is on the Deployment and the pods of a gateway in a
 	// network namespace of its node: the link that leads there.
@@ -77,6 +80,17 @@ const (
 	// template, or upgraded the controller, sees by them what was made since.
 	AnnotationTemplate   = "networking.liqo.io/template"
 	AnnotationController = "networking.liqo.io/controller"
+	// AnnotationPodTemplate is on the Deployment of a gateway: a digest of what its
+	// template made of its pods, without AnnotationPinned. AnnotationGeneration is
+	// the generation of the GatewayServer or GatewayClient that it was made from.
+	AnnotationPodTemplate = "networking.liqo.io/pod-template"
+	AnnotationGeneration  = "networking.liqo.io/gateway-generation"
+	// AnnotationPinned is on the Deployment of a gateway: the node that its pod was on
+	// when a rollout replaced it, which its new pod prefers.
+	AnnotationPinned = "networking.liqo.io/pinned-to-node"
+	// AnnotationRolled is on the Deployment of a gateway that was Connected when a
+	// rollout replaced its pod, and has not been since: when that was (RFC 3339).
+	AnnotationRolled = "networking.liqo.io/rolled-while-connected"
 )
 
 // Names of the cluster-ID ConfigMap (label and key), as the public CLI finds it.
