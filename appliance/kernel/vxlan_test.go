@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -178,13 +179,15 @@ func TestVXLANOfOthers(t *testing.T) {
 		test.Run("ip", "neigh", "add", "198.51.100.7", "lladdr", mac, "dev", dev, "nud", "permanent")
 		test.Run("ip", "neigh", "add", "2001:db8::7", "lladdr", mac, "dev", dev, "nud", "permanent")
 	}
+	// The kernel joins the multicast groups of its own addresses when it comes to it.
+	joined := regexp.MustCompile(`(?m)^(33:33|01:00:5e):.*\n`)
 	foreign := func() string {
 		out := []string{test.Run("ip", "-d", "link", "show", "dev", "others")}
 		for _, dev := range []string{"d0", "d1", "others", "lo"} {
 			out = append(out, test.Run("ip", "neigh", "show", "dev", dev, "nud", "permanent"), test.Run("bridge", "fdb", "show", "dev", dev),
 				test.Run("ip", "netconf", "show", "dev", dev), strings.ReplaceAll(test.Run("ip", "addr", "show", "dev", dev), " tentative", ""))
 		}
-		return strings.Join(out, "")
+		return joined.ReplaceAllString(strings.Join(out, ""), "")
 	}
 	start := observe(t, ns)
 	before := foreign()
