@@ -110,8 +110,11 @@ func (p *pod) containerStatuses(containers []*container, old []corev1.ContainerS
 	var out []corev1.ContainerStatus
 	for _, c := range containers {
 		cs := corev1.ContainerStatus{
-			Name: c.spec.Name, Image: c.spec.Image, ImageID: c.spec.Image, ContainerID: c.id,
+			Name: c.spec.Name, Image: c.spec.Image, ContainerID: c.id,
 			State: c.state, LastTerminationState: c.last, RestartCount: c.restarts, Ready: c.ready,
+		}
+		if c.id != "" { // otherwise nobody has looked for the image
+			cs.ImageID = c.spec.Image
 		}
 		started := c.started
 		cs.Started = &started
