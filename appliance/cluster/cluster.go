@@ -160,7 +160,8 @@ type Pull struct {
 	// Over says that it has ended, or that its node wanted no more pods: it says
 	// nothing more.
 	Over bool
-	// Image can't be pulled, and Why. Both are empty as long as nobody has said so.
+	// Image is one that can't be pulled, and Why is the reason. Both are empty until the
+	// node reports it.
 	Image, Why string
 }
 

@@ -86,8 +86,8 @@ func (h *host) nodeAddress(in NodeInput) {
 	})
 }
 
-// ownPods returns the rules for what pods of the node send, whatever their address:
-// it came in by a link, which is none of ours and no uplink.
+// ownPods returns the rules for packets from pods of the node, whatever their address.
+// Such a packet came in by a link that is neither an uplink nor a link of Isthmus.
 func (in NodeInput) ownPods(v6 bool) []netstate.FirewallRule {
 	if in.Underlay.Uplinks == nil {
 		return nil

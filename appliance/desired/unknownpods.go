@@ -17,8 +17,8 @@ const UnknownPodsTable = "unknown-pods"
 // answers are led to the pod's node by the mark of their connection (plan,
 // service-nodeport-routing). But the reverse-path filter of IPv4 asks without a mark
 // whether there is any way back to the source of the pod's packets, and drops them if
-// there is none. So there is one, the last that is asked for, by which nothing passes:
-// back into the tunnel, where nothing that comes out of it may go.
+// there is none. So this adds a last route for that filter alone, back into the tunnel.
+// No packet takes it: a rule drops what would go from the tunnel into the tunnel.
 //
 //	ip rule add iif liqo-tunnel to 10.0.0.0/16 priority 389 lookup 90
 //	ip route add 10.0.0.0/16 dev liqo-tunnel table 90

@@ -15,7 +15,7 @@ import (
 var podLinks = map[string]bool{"veth": true, "netkit": true, "bridge": true}
 
 // Uplinks returns the links of the namespace, ours or not, by which packets of other
-// hosts may come in, sorted. A link is none of these if it is of a kind that joins pods
+// hosts may come in, sorted. A link is not among them if it is of a kind that joins pods
 // to their node, has not the node's address, is not the way to any next hop, and, if it
 // is a bridge, has no port of another kind.
 //
@@ -37,7 +37,7 @@ func (ns *NetNS) Uplinks(node netip.Addr) ([]string, error) {
 		if !podLinks[l.Type()] {
 			up[a.Index] = true
 			if a.MasterIndex != 0 {
-				up[a.MasterIndex] = true // a bridge, or a bond, which is none of pods anyway
+				up[a.MasterIndex] = true // a bridge with such a port; a bond is an uplink anyway
 			}
 		}
 	}

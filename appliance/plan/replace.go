@@ -26,7 +26,7 @@ type rendered struct {
 	workload
 	labels map[string]string   // of its pods
 	digest string              // of the template of its pods
-	live   *cluster.Deployment // nil: there is none
+	live   *cluster.Deployment // nil: the gateway has no Deployment yet
 	node   string              // where its pod is and a new one may be; empty: nowhere
 	pulls  *corev1.Pod         // the pod for its new images
 }
@@ -258,7 +258,7 @@ func (p *planner) doesNotWait(r *rendered, s step) bool {
 // pullState says how far the images of r's new template are, and makes the pod
 // that pulls them, unless the pod that runs has them.
 func (p *planner) pullState(r *rendered) (pullState, string) {
-	images := podImages(&r.deployment.Spec.Template.Spec)
+	images := PodImages(&r.deployment.Spec.Template.Spec)
 	if !slices.ContainsFunc(images, func(image string) bool { return !slices.Contains(r.live.Images, image) }) {
 		return pulled, ""
 	}
@@ -322,8 +322,8 @@ func (p *planner) pullPod(r *rendered, images []string) *corev1.Pod {
 	return o
 }
 
-// podImages returns the images of a pod's containers, each once and sorted.
-func podImages(spec *corev1.PodSpec) []string {
+// PodImages returns the images of a pod's containers, each once and sorted.
+func PodImages(spec *corev1.PodSpec) []string {
 	var out []string
 	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
 		out = append(out, c.Image)

@@ -16,16 +16,6 @@ func IsPull(o *corev1.Pod) bool {
 	return o.Labels[v1beta1.LabelComponent] == v1beta1.ComponentGatewayPull && o.Labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy
 }
 
-// Images returns the images of a pod's containers, each once and sorted.
-func Images(spec *corev1.PodSpec) []string {
-	var out []string
-	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
-		out = append(out, c.Image)
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
 // pulls returns the pods that pull images.
 func pulls(all []corev1.Pod) []cluster.Pull {
 	var out []cluster.Pull

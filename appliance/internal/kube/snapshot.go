@@ -17,6 +17,7 @@ import (
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	v1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
 // Snapshot parses everything that the controller knows.
@@ -322,7 +323,7 @@ func Deployment(o *appsv1.Deployment) (cluster.Deployment, []cluster.InvalidErro
 		Replicas:      1,
 		ReadyReplicas: o.Status.ReadyReplicas,
 		Strategy:      string(o.Spec.Strategy.Type),
-		Images:        Images(&o.Spec.Template.Spec),
+		Images:        plan.PodImages(&o.Spec.Template.Spec),
 		Observed:      o.Status.ObservedGeneration >= o.Generation,
 	}
 	if o.Spec.Replicas != nil {
