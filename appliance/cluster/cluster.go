@@ -285,6 +285,8 @@ type InternalFabric struct {
 	GatewayNode   string         // Node of the gateway pod
 	Overlay       Overlay        // empty: Geneve
 	HostInterface string         // link of GatewayNode to a gateway in a namespace of it; empty: the gateway is a pod
+	PeerCIDRs     []netip.Prefix // of all peers of the cluster, remapped
+	EndpointPorts []uint16       // UDP ports of nodes that lead to the gateway
 }
 
 // An InternalNode is what gateways need to know about one node.
@@ -296,6 +298,8 @@ type InternalNode struct {
 	// PodNetworks are those of all pods of the cluster, where pods are outside of
 	// the podCIDRs of their nodes.
 	PodNetworks []netip.Prefix
+	OpenToPeers []netip.Prefix // addresses of the node that peers may reach
+	Addresses   []netip.Addr   // that the node has, as it says
 	// Local and Remote are the node's underlay addresses as seen by a
 	// gateway on the same node and on another one; invalid: not known yet.
 	Local, Remote netip.Addr

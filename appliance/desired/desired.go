@@ -104,6 +104,7 @@ type GatewayInput struct {
 	PodIP      netip.Addr // address of the gateway's pod, which carries the tunnels
 	PublicKey  netstate.Key
 	ListenPort uint16 // of a server; 0: WireGuardPort
+	ProbePort  uint16 // UDP port of the probe in the tunnel; 0: there is none
 	// PeerEndpoint is where the peer is: for a client what its GatewayClient
 	// says, resolved; for a server invalid, for its WireGuard learns it.
 	PeerEndpoint netip.AddrPort

@@ -61,7 +61,7 @@ func compileGateway(in GatewayInput) *host {
 	h.hostGateway(in)
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
-		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable, PrefixTranslationTable, NodesOnlyTable, UnknownPodsTable})
+		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable, PrefixTranslationTable, NodesOnlyTable, UnknownPodsTable, PeersRefusedTable})
 	h.translatePrefixes(in, configuration)
 	h.keepMarks()
 	h.clampToTunnel()
@@ -69,6 +69,7 @@ func compileGateway(in GatewayInput) *host {
 	h.unknownPods(in)
 	h.close(configuration)
 	h.internalOnly(in)
+	h.refusePeersAtGateway(in)
 	h.outerPackets()
 	h.icmpErrors(in, configuration)
 	return h

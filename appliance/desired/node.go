@@ -24,8 +24,9 @@ func compileNode(in NodeInput) *host {
 	h.routes(in.Routes, func(labels map[string]string) bool { return nodeSelectsRoute(labels, label) })
 	h.pathMTU(in.Fabrics)
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return nodeSelectsFirewall(labels, label) },
-		[]string{OverlayOnlyTable, NoRedirectsTable, NodeAddressTable})
+		[]string{OverlayOnlyTable, NoRedirectsTable, NodeAddressTable, PeersRefusedTable})
 	h.nodeAddress(in)
+	h.refusePeersAtNode(in)
 	return h
 }
 

@@ -28,6 +28,34 @@ func (ns *NetNS) listAddresses(links linkTable) ([]netstate.Address, error) {
 	return out, nil
 }
 
+// ipvsLink has the addresses of all Services where kube-proxy runs in its mode ipvs.
+const ipvsLink = "kube-ipvs0"
+
+// HostAddresses returns the addresses of the namespace, sorted, each once: all but those
+// of our links, of loopback (127.0.0.0/8, ::1), link-local ones of IPv6, and those that
+// kube-proxy gives the namespace for Services.
+func (ns *NetNS) HostAddresses() ([]netip.Addr, error) {
+	ns.mu.Lock()
+	defer ns.mu.Unlock()
+	links, err := ns.listLinks()
+	if err != nil {
+		return nil, err
+	}
+	msgs, err := dump(ns.rt.c, unix.RTM_GETADDR, make([]byte, unix.SizeofIfAddrmsg))
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	var out []netip.Addr
+	for _, m := range msgs {
+		a, index, ok := parseAddress(m.Data)
+		if name := links.names[index]; ok && !links.byName[name].ours && name != ipvsLink && !a.Prefix.Addr().IsLoopback() {
+			out = append(out, a.Prefix.Addr())
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out), nil
+}
+
 // parseAddress returns the address of a message and the index of its link;
 // not ok for those that the kernel gives by itself.
 func parseAddress(b []byte) (netstate.Address, int, bool) {

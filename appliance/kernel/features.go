@@ -225,6 +225,16 @@ func (ns *NetNS) InNoRoutes() (uint64, error) {
 // Counted returns how many packets the rules with a counter in a table of ours
 // have seen since the table was last replaced.
 func (ns *NetNS) Counted(table netstate.TableID) (uint64, error) {
+	by, err := ns.CountedBy(table)
+	total := uint64(0)
+	for _, n := range by {
+		total += n
+	}
+	return total, err
+}
+
+// CountedBy is Counted for each name of rules in the table.
+func (ns *NetNS) CountedBy(table netstate.TableID) (map[string]uint64, error) {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 	return ns.nft.counted(table)

@@ -456,8 +456,9 @@ func tableOf(b []byte) (netstate.TableID, bool) {
 	return id, ours && id.Family != ""
 }
 
-// counted returns how many packets the counters in a table of ours have seen.
-func (n *nft) counted(id netstate.TableID) (packets uint64, err error) {
+// counted returns how many packets the counters in a table of ours have seen, by the
+// names of their rules.
+func (n *nft) counted(id netstate.TableID) (map[string]uint64, error) {
 	var a attrs
 	a.str(unix.NFTA_RULE_TABLE, TablePrefix+id.Name)
 	msgs, err := n.dump(unix.NFT_MSG_GETRULE, byte(families[id.Family]), a.b)
@@ -465,12 +466,18 @@ func (n *nft) counted(id netstate.TableID) (packets uint64, err error) {
 		err = unix.ENOENT // every table of ours has a rule with its digest
 	}
 	if err != nil {
-		return 0, fmt.Errorf("list rules of table %s: %w", id, err)
+		return nil, fmt.Errorf("list rules of table %s: %w", id, err)
 	}
+	packets := map[string]uint64{}
 	for _, m := range msgs {
+		_, name, _ := parseFirewallRule(m.Data)
 		eachAttr(m.Data[4:], func(t uint16, v []byte) {
 			if t == unix.NFTA_RULE_EXPRESSIONS {
-				eachAttr(v, func(_ uint16, v []byte) { packets += counterOf(v) })
+				eachAttr(v, func(_ uint16, v []byte) {
+					if n, ok := counterOf(v); ok {
+						packets[name] += n
+					}
+				})
 			}
 		})
 	}
@@ -478,8 +485,7 @@ func (n *nft) counted(id netstate.TableID) (packets uint64, err error) {
 }
 
 // counterOf returns the packets of an expression, if it is a counter.
-func counterOf(b []byte) (packets uint64) {
-	counter := false
+func counterOf(b []byte) (packets uint64, counter bool) {
 	eachAttr(b, func(t uint16, v []byte) {
 		switch {
 		case t == unix.NFTA_EXPR_NAME:
@@ -492,7 +498,7 @@ func counterOf(b []byte) (packets uint64) {
 			})
 		}
 	})
-	return packets
+	return packets, counter
 }
 
 func parseChain(f netstate.Family, b []byte) netstate.Chain {

@@ -227,6 +227,9 @@ func (c *compiler) match(r netstate.FirewallRule, m netstate.Match) error {
 	case m.CTMark != 0: // ct mark & 0x1 != 0
 		c.emit(&expr.Ct{Key: expr.CtKeyMARK, Register: reg1}, bits32(m.CTMark, 0),
 			&expr.Cmp{Op: equal(!m.Negate), Register: reg1, Data: make([]byte, 4)})
+	case m.ToHost: // fib daddr type != unicast
+		c.emit(&expr.Fib{Register: reg1, FlagDADDR: true, ResultADDRTYPE: true},
+			&expr.Cmp{Op: equal(!m.Negate), Register: reg1, Data: binaryutil.NativeEndian.PutUint32(unix.RTN_UNICAST)})
 	}
 	return nil
 }

@@ -163,6 +163,10 @@ func (m Match) text(r FirewallRule, f Family) string {
 			op = "=="
 		}
 		return fmt.Sprintf("ct mark & 0x%x %s 0x0", m.CTMark, op)
+	case m.ToHost && m.Negate:
+		return "fib daddr type unicast"
+	case m.ToHost:
+		return "fib daddr type != unicast"
 	default:
 		return ""
 	}

@@ -50,7 +50,7 @@ type FirewallRule struct {
 }
 
 // A Match is one condition. Exactly one of Addr, Ports, L4Proto, Dev, ICMPError,
-// ICMPRedirect, CTDir and CTMark says what is looked at.
+// ICMPRedirect, CTDir, CTMark and ToHost says what is looked at.
 type Match struct {
 	Negate bool
 	// Dir is "src" or "dst" for addresses and ports, "in" or "out" for
@@ -76,6 +76,10 @@ type Match struct {
 	// conntrack does not know matches neither, negated or not.
 	CTDir  string
 	CTMark uint32
+	// ToHost matches packets whose destination is an address of the host itself, or one
+	// of a broadcast or multicast group, as the host's table of local addresses says: what
+	// programs of the host would get. It is asked before NAT in a chain that is before NAT.
+	ToHost bool
 }
 
 // AnyDev is the Dev of a Match for packets that have a device.

@@ -256,14 +256,14 @@ func CommentProblem(name string) string {
 
 func (m Match) validate(c Chain, f Family, is6, known bool) error {
 	what := 0
-	for _, set := range []bool{m.Addr != (AddrRange{}), m.Ports != (PortRange{}), m.L4Proto != "", m.Dev != "", m.ICMPError, m.ICMPRedirect, m.CTDir != "", m.CTMark != 0} {
+	for _, set := range []bool{m.Addr != (AddrRange{}), m.Ports != (PortRange{}), m.L4Proto != "", m.Dev != "", m.ICMPError, m.ICMPRedirect, m.CTDir != "", m.CTMark != 0, m.ToHost} {
 		if set {
 			what++
 		}
 	}
 	switch {
 	case what != 1:
-		return errors.New("must look at exactly one of address, ports, protocol, device, ICMP errors, ICMP redirects, direction and mark of the connection")
+		return errors.New("must look at exactly one of address, ports, protocol, device, ICMP errors, ICMP redirects, direction and mark of the connection, and whether the packet is for the host")
 	case (m.Addr != AddrRange{} || m.Ports != PortRange{}) && m.Dir != "src" && m.Dir != "dst":
 		return fmt.Errorf("position %q: must be src or dst", m.Dir)
 	case m.Dev != "" && m.Dir != "in" && m.Dir != "out":
@@ -288,6 +288,8 @@ func (m Match) validate(c Chain, f Family, is6, known bool) error {
 		return fmt.Errorf("protocol %q: must be tcp, udp, sctp, icmp or icmpv6", m.L4Proto)
 	case m.CTDir != "" && m.CTDir != "original" && m.CTDir != "reply":
 		return fmt.Errorf("direction %q: must be original or reply", m.CTDir)
+	case m.ToHost && !f.IsIP():
+		return fmt.Errorf("whether the packet is for the host: tables of family %s don't know", f)
 	case (m.ICMPError || m.ICMPRedirect) && !known:
 		return errors.New("ICMP errors and redirects: in a table of both IP families the rule needs an address that tells IPv4 from IPv6")
 	}

@@ -337,12 +337,25 @@ func (w *world) others(but ...string) map[string]string {
 			continue
 		}
 		fields := tree(w.t, o)
+		if withoutPeers(o, fields) {
+			delete(fields["metadata"].(map[string]any), "generation")
+		}
 		if status, ok := fields["status"].(map[string]any); ok {
 			delete(status, "applied") // by this object, too
 		}
 		out[k] = fmt.Sprint(fields)
 	}
 	return out
+}
+
+// withoutPeers takes from the fields of an InternalFabric, and of no other kind, what it
+// says of all peers: it changes whenever one comes or goes.
+func withoutPeers(o plan.Object, fields map[string]any) bool {
+	_, fabric := o.(*v1beta1.InternalFabric)
+	if fabric {
+		delete(fields["spec"].(map[string]any), "peerCIDRs")
+	}
+	return fabric
 }
 
 // about returns the events of r about an object.

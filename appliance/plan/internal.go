@@ -233,7 +233,7 @@ func (p *planner) nodes() {
 		o := &v1beta1.InternalNode{TypeMeta: typeMeta("InternalNode"), ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
 		o.Spec.Interface.Gateway.Name, o.Spec.Interface.Node.IP = p.nodeIface[n.Name], apiIP(ip)
 		o.Spec.Overlay, o.Spec.PodCIDRs = v1beta1.Overlay(p.overlay), apiCIDRs(p.podsOf(n))
-		o.Spec.PodNetworks = apiCIDRs(anywhere)
+		o.Spec.PodNetworks, o.Spec.OpenToPeers = apiCIDRs(anywhere), apiCIDRs(p.openToPeers(n))
 		p.add(o)
 		if p.overlay == cluster.OverlayGeneve {
 			p.add(p.gatewayToNode(n, ip))
@@ -338,6 +338,7 @@ func (p *planner) fabrics() {
 			p.add(p.gatewayToPeer(peer))
 		}
 	}
+	all := apiCIDRs(p.peerCIDRs())
 	for _, peer := range p.fabricPeerings() {
 		ip, ok := p.fabric[peer.id]
 		if !ok {
@@ -349,6 +350,7 @@ func (p *planner) fabrics() {
 		o.Spec.Interface.Node.Name, o.Spec.Interface.Gateway.IP = p.fabricIface[peer.id], apiIP(ip)
 		o.Spec.Overlay, o.Spec.GatewayNode = v1beta1.Overlay(p.overlay), p.gatewayNode(peer)
 		o.Spec.HostInterface, o.Spec.TunnelMTU = p.hostInterface(peer), p.tunnelMTU(g)
+		o.Spec.PeerCIDRs, o.Spec.EndpointPorts = all, p.endpointPorts(peer)
 		p.add(o)
 		p.add(p.nodeToGateway(peer, ip))
 		if p.overlay == cluster.OverlayVXLAN {

@@ -200,7 +200,7 @@ func newAPI(t testing.TB, id string, overlay cluster.Overlay) *api {
 		if role == "Server" {
 			service = `
     service:
-      spec: {type: "{{ .Spec.Endpoint.ServiceType }}", ports: [{protocol: UDP, port: 51840, targetPort: 51840}]}`
+      spec: {type: "{{ .Spec.Endpoint.ServiceType }}", ports: [{protocol: UDP, port: 51840, targetPort: 51840, nodePort: "{{ .Spec.Endpoint.NodePort }}"}]}`
 		}
 		a.yaml(fmt.Sprintf(`
 apiVersion: networking.liqo.io/v1beta1

@@ -252,7 +252,8 @@ func (p *peering) configure() {
 		g := &v1beta1.GatewayServer{}
 		g.TypeMeta, g.ObjectMeta = meta("GatewayServer")
 		g.Spec.ServerTemplateRef = corev1.ObjectReference{APIVersion: "networking.liqo.io/v1beta1", Kind: "WgGatewayServerTemplate", Namespace: "liqo", Name: "wireguard"}
-		g.Spec.Endpoint = v1beta1.Endpoint{ServiceType: corev1.ServiceTypeNodePort, Port: &port}
+		nodePort := int32(p.port)
+		g.Spec.Endpoint = v1beta1.Endpoint{ServiceType: corev1.ServiceTypeNodePort, Port: &port, NodePort: &nodePort}
 		a.add(g)
 		return
 	}
@@ -260,7 +261,7 @@ func (p *peering) configure() {
 	g.TypeMeta, g.ObjectMeta = meta("GatewayClient")
 	g.Spec.ClientTemplateRef = corev1.ObjectReference{APIVersion: "networking.liqo.io/v1beta1", Kind: "WgGatewayClientTemplate", Namespace: "liqo", Name: "wireguard"}
 	udp := corev1.ProtocolUDP
-	g.Spec.Endpoint = v1beta1.EndpointStatus{Addresses: []string{p.peer.nodeAddr(0).String()}, Port: &port, Protocol: &udp}
+	g.Spec.Endpoint = v1beta1.EndpointStatus{Addresses: []string{p.peer.nodeAddr(p.other().node).String()}, Port: &port, Protocol: &udp}
 	a.add(g)
 }
 
@@ -367,7 +368,7 @@ func (s *site) compile() []trace.Host {
 			Nodes: snap.InternalNodes, Routes: snap.Routes, Firewalls: snap.Firewalls, Problems: snap.Invalid,
 		}
 		if p.mode == cluster.Client {
-			in.PeerEndpoint = netip.AddrPortFrom(p.peer.nodeAddr(0), p.other().port)
+			in.PeerEndpoint = netip.AddrPortFrom(p.peer.nodeAddr(p.other().node), p.other().port)
 		} else {
 			c.Services = append(c.Services, trace.Service{
 				Name: p.gatewayName(), Proto: trace.UDP, NodePort: p.port,

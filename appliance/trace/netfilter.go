@@ -403,6 +403,9 @@ func (x *transit) match(m netstate.Match) (is, possible bool) {
 			return false, false
 		}
 		return x.ct.mark&m.CTMark != 0, true
+	case m.ToHost:
+		_, own := x.h.local[p.Dst]
+		return own || p.Dst.IsMulticast(), true
 	}
 	return true, true
 }

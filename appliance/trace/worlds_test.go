@@ -60,6 +60,7 @@ func TestRandomWorlds(t *testing.T) {
 			d := dice{rand.New(rand.NewPCG(seed, 4))}
 			w.pairs(func(from, to *site) {
 				w.checkTwins(t, from, to)
+				w.checkKnocks(t, from, to)
 				if from.blocks {
 					w.checkFresh(t, from, to)
 				}

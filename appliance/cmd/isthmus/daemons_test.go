@@ -276,7 +276,7 @@ func TestDaemons(t *testing.T) {
 		}
 		st := n.Status
 		if st.NodeIP.Remote == nil || *st.NodeIP.Remote != "172.18.1.11" || st.NodeIP.Local != nil || st.Kernel == "" ||
-			len(st.Applied) != 1 || !st.Applied[0].OK || st.Applied[0].Name != "user" || len(st.Conditions) != 3 {
+			len(st.Applied) != 1 || !st.Applied[0].OK || st.Applied[0].Name != "user" || len(st.Conditions) != 4 {
 			return fmt.Errorf("status %+v", st)
 		}
 		return nil

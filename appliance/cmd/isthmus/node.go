@@ -60,7 +60,8 @@ removed: isthmus teardown has the pods of all nodes started with it.`,
 			cfg.WriteStatus = func(ctx context.Context, st daemon.NodeStatus) error {
 				return source.WriteStatus(ctx, kube.NodeStatus{
 					Local: st.Local, Remote: st.Remote, Kernel: st.Kernel, Overlays: st.Overlays, VTEP: st.VTEP, Needs: st.Needs,
-					Applied: st.Applied, Conditions: conditions(st.Conditions),
+					Addresses: st.Addresses,
+					Applied:   st.Applied, Conditions: conditions(st.Conditions),
 				})
 			}
 			log.Info("node daemon", "version", version, "pod", podName)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -185,7 +186,12 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	}
 	c.peer, c.status, c.implementation = gw.shown, gw.prober.Status, h.ns.Implementation
 	c.denied = func() (uint64, error) {
-		return h.ns.Counted(netstate.TableID{Family: netstate.FamilyINET, Name: desired.InternalOnlyTable})
+		internal, err := h.ns.Counted(netstate.TableID{Family: netstate.FamilyINET, Name: desired.InternalOnlyTable})
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // there may be no address of the internal CIDR yet
+			return 0, err
+		}
+		itself, err := h.ns.Counted(netstate.TableID{Family: netstate.FamilyINET, Name: desired.PeersRefusedTable})
+		return internal + itself, err
 	}
 	h.metrics.registry.MustRegister(c)
 
@@ -279,7 +285,7 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	}
 	in := view.Input
 	in.NodeName, in.ListenPort, in.MTU = gw.cfg.NodeName, gw.cfg.ListenPort, gw.cfg.MTU
-	in.HostInterface = gw.cfg.HostInterface
+	in.HostInterface, in.ProbePort = gw.cfg.HostInterface, gw.cfg.PingPort
 	in.GenevePort, in.RulePriority = gw.cfg.GenevePort, gw.cfg.RulePriority
 	in.PublicKey, _ = gw.keys.publicKey()
 	in.PeerEndpoint = gw.resolvers[0].endpoint()

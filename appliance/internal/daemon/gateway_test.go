@@ -18,6 +18,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
 	"gotest.tools/v3/assert"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
@@ -290,57 +292,34 @@ func TestTunnel(t *testing.T) {
 	}
 }
 
-// echo answers datagrams in a namespace until the test ends.
-func echo(t *testing.T, ns *nettest.NS, port int) {
+// through returns a function that sends one ping through the tunnel of the client and
+// waits 20 ms for the answer to it.
+func through(t *testing.T, client *nettest.NS) func() error {
 	t.Helper()
-	var c *net.UDPConn
-	ns.Do(func() {
-		var err error
-		c, err = net.ListenUDP("udp4", &net.UDPAddr{Port: port})
-		assert.Check(t, err)
-	})
-	t.Cleanup(func() { c.Close() })
-	go func() {
-		buf := make([]byte, 64)
-		for {
-			n, from, err := c.ReadFromUDPAddrPort(buf)
-			if errors.Is(err, net.ErrClosed) {
-				return
-			}
-			if err == nil {
-				_, _ = c.WriteToUDPAddrPort(buf[:n], from)
-			}
-		}
-	}()
-}
-
-// through returns a function that sends one datagram through the tunnel of the
-// client and waits 20 ms for the answer to it.
-func through(t *testing.T, client, server *nettest.NS) func() error {
-	t.Helper()
-	const port = 7
-	echo(t, server, port)
-	var c *net.UDPConn
+	var c net.PacketConn
 	client.Do(func() {
 		var err error
-		c, err = net.ListenUDP("udp4", nil)
-		assert.Check(t, err)
+		c, err = net.ListenPacket("ip4:icmp", "")
+		assert.NilError(t, err)
 	})
 	t.Cleanup(func() { c.Close() })
 	_, at := desired.TunnelAddresses(cluster.Client)
-	var number uint64
+	var number uint16
 	return func() error {
 		number++
-		msg := fmt.Sprint(number)
-		_, _ = c.WriteToUDPAddrPort([]byte(msg), netip.AddrPortFrom(at, port)) // no tunnel is a loss
+		ping := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: 7, Seq: int(number)}}
+		raw, err := ping.Marshal(nil)
+		assert.NilError(t, err)
+		_, _ = c.WriteTo(raw, &net.IPAddr{IP: at.AsSlice()}) // no tunnel is a loss
 		_ = c.SetReadDeadline(time.Now().Add(20 * time.Millisecond))
-		buf := make([]byte, 64)
+		buf := make([]byte, 1500)
 		for {
-			n, _, err := c.ReadFromUDPAddrPort(buf)
+			n, _, err := c.ReadFrom(buf)
 			if err != nil {
 				return errors.New("no answer through the tunnel")
 			}
-			if string(buf[:n]) == msg {
+			m, err := icmp.ParseMessage(int(ipv4.ICMPTypeEcho.Protocol()), buf[:n])
+			if echo, ok := m.Body.(*icmp.Echo); err == nil && ok && m.Type == ipv4.ICMPTypeEchoReply && echo.Seq == int(number) {
 				return nil
 			}
 		}
@@ -377,7 +356,7 @@ func TestRestart(t *testing.T) {
 	for who, s := range sides {
 		processes[who] = s.c.start(t, s.ns, logs)
 	}
-	up := through(t, rome, milan)
+	up := through(t, rome)
 	within(t, 20*time.Second, up)
 	// A server remembers once a second where its peer is, and whenever it is
 	// asked: one that is killed sooner after its peer moved knows the old place.

@@ -140,7 +140,7 @@ func newTunnelCollector(remoteID string) *tunnelCollector {
 		impl: prometheus.NewDesc("liqo_wireguard_implementation", "1 for the implementation of WireGuard that is in use.",
 			[]string{"implementation"}, prometheus.Labels{"driver": driver}),
 		deniedPackets: desc("isthmus_peer_denied_packets_total",
-			"Packets of the peer to addresses of the internal CIDR, which is for this cluster alone: they were dropped. Counted anew when a node joins or leaves."),
+			"Packets of the peer to addresses of the internal CIDR, or to the gateway itself: they were dropped. Counted anew when a node or a peer joins or leaves."),
 	}
 }
 

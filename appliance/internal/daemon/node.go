@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -40,13 +41,14 @@ type NodeStatus struct {
 	Overlays      []cluster.Overlay
 	VTEP          cluster.VTEP     // zero: the node has no end of the VXLAN overlay
 	Needs         []cluster.Needed // addresses of other hosts that it can't do without
+	Addresses     []netip.Addr     // that the node has
 	Applied       []cluster.Applied
 	Conditions    []Condition
 }
 
 func (a NodeStatus) equal(b NodeStatus) bool {
 	return a.Local == b.Local && a.Remote == b.Remote && a.Kernel == b.Kernel &&
-		slices.Equal(a.Overlays, b.Overlays) && a.VTEP == b.VTEP && slices.Equal(a.Needs, b.Needs) &&
+		slices.Equal(a.Overlays, b.Overlays) && a.VTEP == b.VTEP && slices.Equal(a.Needs, b.Needs) && slices.Equal(a.Addresses, b.Addresses) &&
 		equalApplied(a.Applied, b.Applied) && slices.Equal(a.Conditions, b.Conditions)
 }
 
@@ -82,6 +84,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) error {
 	}
 	defer h.ns.Close()
 	n := &node{host: h, cfg: cfg, release: kernelRelease()}
+	h.metrics.registry.MustRegister(newRefusedCounter(h.ns.CountedBy))
 	n.status = newReporter("InternalNode.status", cfg.Logger, NodeStatus.equal, cfg.WriteStatus)
 
 	g, ctx := newGroup(ctx)
@@ -106,6 +109,9 @@ type node struct {
 	overlay cluster.Overlay
 	vtep    cluster.VTEP
 	needs   []cluster.Needed
+	// addresses of the node, and the peers whose packets to it were dropped.
+	addresses []netip.Addr
+	refused   []string
 }
 
 func (n *node) run(ctx context.Context, g *group) error {
@@ -127,6 +133,7 @@ func (n *node) run(ctx context.Context, g *group) error {
 		// addresses that the one before it has reported, and gateways would
 		// take their links to this node down.
 		n.update(detect(n.ns, n.cfg.NodeName, view.GatewayPods))
+		n.lookAtItself(&refusedWatch{})
 	}
 	needs := newNeedsReader(n.ns, n.cfg.APIServer, needed)
 	n.setNeeds(needs.read(ctx)) // before anything is reported, for the same reason
@@ -201,7 +208,9 @@ func (n *node) detectSources(ctx context.Context, changed <-chan struct{}) error
 	defer tick.Stop()
 	left := leftovers{node: n.cfg.NodeName, since: map[string]time.Time{}}
 	once := newOnce(n.log)
+	var refused refusedWatch
 	for {
+		once.report("look at this node's own addresses", n.lookAtItself(&refused))
 		// That the objects can't be read is the loop's to complain about.
 		if view, err := n.cfg.API.Read(ctx); err == nil {
 			n.update(detect(n.ns, n.cfg.NodeName, view.GatewayPods))
@@ -219,6 +228,32 @@ func (n *node) detectSources(ctx context.Context, changed <-chan struct{}) error
 		}
 	}
 }
+
+// lookAtItself finds the addresses of the node, and the peers that have sent something
+// there.
+func (n *node) lookAtItself(refused *refusedWatch) error {
+	addresses, err := n.ns.HostAddresses()
+	if err != nil {
+		return err
+	}
+	addresses = addresses[:min(len(addresses), maxAddresses)]
+	counts, err := n.ns.CountedBy(peersRefused)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // there is no peer yet
+		return err
+	}
+	peers := refused.peers(time.Now(), counts)
+	n.mu.Lock()
+	same := slices.Equal(n.addresses, addresses) && slices.Equal(n.refused, peers)
+	n.addresses, n.refused = addresses, peers
+	n.mu.Unlock()
+	if !same {
+		n.publish()
+	}
+	return nil
+}
+
+// maxAddresses is what InternalNode.status.addresses can hold.
+const maxAddresses = 256
 
 // update takes the result of a detection.
 func (n *node) update(s sources) {
@@ -243,10 +278,10 @@ func (n *node) publish() {
 	n.mu.Lock()
 	st := NodeStatus{
 		Local: n.sources.local, Remote: n.sources.remote, Kernel: n.release,
-		Overlays: n.overlays(), VTEP: n.vtep, Needs: n.needs,
+		Overlays: n.overlays(), VTEP: n.vtep, Needs: n.needs, Addresses: n.addresses,
 		Applied: slices.Clone(n.applied),
 	}
-	s, ready, overlay := n.sources, n.ready, n.overlay
+	s, ready, overlay, refused := n.sources, n.ready, n.overlay, n.refused
 	n.mu.Unlock()
 	if ready.Type == "" {
 		return // there was no pass yet
@@ -257,6 +292,6 @@ func (n *node) publish() {
 	} else if !s.local.IsValid() && !s.remote.IsValid() {
 		detected = Condition{"SourceDetected", "NoGateway", "there is no gateway to ask for", true}
 	}
-	st.Conditions = []Condition{ready, n.overlayCondition(overlay), detected}
+	st.Conditions = []Condition{ready, n.overlayCondition(overlay), detected, peersRefusedCondition(refused)}
 	n.status.set(st)
 }

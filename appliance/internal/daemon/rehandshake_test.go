@@ -146,7 +146,7 @@ func TestServerReplaced(t *testing.T) {
 	}
 	kill := start()
 	clientSide.start(t, rome, logs)
-	up := through(t, rome, milan)
+	up := through(t, rome)
 	within(t, 20*time.Second, up)
 	within(t, 5*time.Second, func() error {
 		if _, body, err := get(rome, "http://127.0.0.1:8081/metrics"); !strings.Contains(body, "\nliqo_peer_is_connected{cluster_id=\"milan\",driver=\"wireguard\"} 1") {
@@ -202,7 +202,7 @@ func TestNextEndpoint(t *testing.T) {
 	})
 	server := serverSide.start(t, milan, logs)
 	clientSide.start(t, rome, logs)
-	up := through(t, rome, milan)
+	up := through(t, rome)
 	within(t, 20*time.Second, up)
 
 	assert.NilError(t, server.Process.Kill())

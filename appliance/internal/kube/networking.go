@@ -235,6 +235,8 @@ func InternalFabric(o *v1beta1.InternalFabric) (cluster.InternalFabric, []cluste
 		GatewayNode:   o.Spec.GatewayNode,
 		Overlay:       cluster.Overlay(o.Spec.Overlay),
 		HostInterface: o.Spec.HostInterface,
+		PeerCIDRs:     prefixes(r, "spec.peerCIDRs", o.Spec.PeerCIDRs),
+		EndpointPorts: ports(r, "spec.endpointPorts", o.Spec.EndpointPorts),
 	}, r.invalid
 }
 
@@ -261,6 +263,12 @@ func InternalNode(o *v1beta1.InternalNode) (cluster.InternalNode, []cluster.Inva
 		n.PodCIDRs = append([]netip.Prefix{}, prefixes(r, "spec.podCIDRs", o.Spec.PodCIDRs)...)
 	}
 	n.PodNetworks = prefixes(r, "spec.podNetworks", o.Spec.PodNetworks)
+	n.OpenToPeers = prefixes(r, "spec.openToPeers", o.Spec.OpenToPeers)
+	for i, ip := range o.Status.Addresses {
+		if a := r.addr(fmt.Sprintf("status.addresses[%d]", i), string(ip)); a.IsValid() {
+			n.Addresses = append(n.Addresses, a)
+		}
+	}
 	for _, kind := range o.Status.Overlays {
 		n.Overlays = append(n.Overlays, cluster.Overlay(kind))
 	}

@@ -2,6 +2,7 @@ package kube
 
 import (
 	"fmt"
+	"math"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -137,6 +138,17 @@ func (r *reader) number(field string, n, low, high int) int {
 		return 0
 	}
 	return n
+}
+
+// ports reads a list of ports.
+func ports(r *reader, field string, list []int32) []uint16 {
+	var out []uint16
+	for i, n := range list {
+		if p := r.number(fmt.Sprintf("%s[%d]", field, i), int(n), 1, math.MaxUint16); p != 0 {
+			out = append(out, uint16(p))
+		}
+	}
+	return out
 }
 
 // addrRange reads an address, a CIDR, or two addresses with a hyphen between.

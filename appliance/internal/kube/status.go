@@ -39,6 +39,7 @@ type NodeStatus struct {
 	Overlays      []cluster.Overlay // that the kernel has
 	VTEP          cluster.VTEP      // zero: there is none
 	Needs         []cluster.Needed  // addresses of other hosts that it can't do without
+	Addresses     []netip.Addr      // that it has
 	Applied       []cluster.Applied
 	Conditions    []metav1.Condition // only those that the node itself writes
 }
@@ -71,9 +72,12 @@ func (s *NodeSource) WriteStatus(ctx context.Context, want NodeStatus) error {
 	for _, x := range want.Needs {
 		status.Needs = append(status.Needs, v1beta1.NeededAddress{IP: *ip(x.IP), For: v1beta1.NeededFor(x.For)})
 	}
+	for _, a := range want.Addresses {
+		status.Addresses = append(status.Addresses, *ip(a))
+	}
 	if equality.Semantic.DeepEqual(status.NodeIP, have.Status.NodeIP) && status.Kernel == have.Status.Kernel &&
 		slices.Equal(status.Overlays, have.Status.Overlays) && equality.Semantic.DeepEqual(status.VTEP, have.Status.VTEP) &&
-		slices.Equal(status.Needs, have.Status.Needs) && equality.Semantic.DeepEqual(status.Applied, sortedApplied(have.Status.Applied)) &&
+		slices.Equal(status.Needs, have.Status.Needs) && slices.Equal(status.Addresses, have.Status.Addresses) && equality.Semantic.DeepEqual(status.Applied, sortedApplied(have.Status.Applied)) &&
 		holds(have.Status.Conditions, status.Conditions) && s.said.last("InternalNode", status) {
 		return nil
 	}

@@ -69,6 +69,21 @@ type InternalFabricSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	HostInterface string `json:"hostInterface,omitempty"`
+	// PeerCIDRs are the networks of all peers of the cluster, as this cluster calls them. The gateway
+	// drops what comes from there for itself, and not for a pod.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=4096
+	PeerCIDRs []CIDR `json:"peerCIDRs,omitempty"`
+	// EndpointPorts are the UDP ports of nodes by which the peer's gateway reaches this one: those of
+	// its Service, or of WireGuard itself where the gateway is in a network namespace of its node.
+	// Nodes let the networks of peers reach nothing else of themselves.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:Minimum=1
+	// +kubebuilder:validation:items:Maximum=65535
+	EndpointPorts []int32 `json:"endpointPorts,omitempty"`
 }
 
 // InternalFabric joins all nodes of the cluster to one gateway.
@@ -139,6 +154,13 @@ type InternalNodeSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=256
 	PodNetworks []CIDR `json:"podNetworks,omitempty"`
+	// OpenToPeers are those addresses of the node that IPs stand for, and the networks of Services,
+	// whose addresses nodes have with kube-proxy in its mode ipvs. Peers reach no other address of
+	// the node.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	OpenToPeers []CIDR `json:"openToPeers,omitempty"`
 }
 
 // InternalNodeStatusNodeIP has the addresses by which gateways see the node.
@@ -204,6 +226,12 @@ type InternalNodeStatus struct {
 	// +listMapKey=for
 	// +kubebuilder:validation:MaxItems=64
 	Needs []NeededAddress `json:"needs,omitempty"`
+	// Addresses that the node has, without those of Isthmus, of loopback and of Services; the first
+	// 256 of more.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=256
+	Addresses []IP `json:"addresses,omitempty"`
 	// Applied lists the objects that the node was asked to apply.
 	// +optional
 	// +listType=map

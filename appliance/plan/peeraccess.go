@@ -1,0 +1,76 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+)
+
+// maxOpen is how many networks InternalNode.spec.openToPeers has room for.
+const maxOpen = 256
+
+// openToPeers returns what peers may reach of the addresses of a node: those that IPs
+// stand for, and the networks of Services, whose addresses all nodes have where
+// kube-proxy runs in its mode ipvs.
+func (p *planner) openToPeers(n cluster.Node) []netip.Prefix {
+	has := map[netip.Addr]bool{}
+	for _, a := range n.Addresses {
+		has[a] = true
+	}
+	if x := p.internalNode(n.Name); x != nil {
+		for _, a := range append([]netip.Addr{x.Local, x.Remote, x.VTEP.IP}, x.Addresses...) {
+			has[a] = true
+		}
+	}
+	out := slices.Clone(p.local.ofType(v1beta1.NetworkTypeService))
+	for _, x := range p.ips {
+		if x.given.IsValid() && p.sound(x.Meta) && has[x.IP.IP] && x.Labels[v1beta1.LabelHostUnreachable] != "true" {
+			out = append(out, host(x.IP.IP))
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	out = slices.Compact(out)
+	return out[:min(len(out), maxOpen)]
+}
+
+// peerCIDRs returns the networks of all peers, as this cluster calls them.
+func (p *planner) peerCIDRs() []netip.Prefix {
+	var out []netip.Prefix
+	for _, peer := range p.peerings {
+		if peer.ready {
+			out = append(out, peer.remapped()...)
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return slices.Compact(out)
+}
+
+// endpointPorts returns the UDP ports of nodes by which the peer reaches the gateway of a
+// peering: those that its Service has on nodes, and that of WireGuard where the gateway
+// is in the network of its node.
+func (p *planner) endpointPorts(peer *peering) []int32 {
+	g := peer.gateway
+	if g.Role != cluster.Server {
+		return nil
+	}
+	var out []int32
+	for _, s := range p.s.Services {
+		if s.Namespace != g.Namespace || s.Name != GatewayName(g.Name) {
+			continue
+		}
+		for _, port := range s.Ports {
+			if port.NodePort != 0 {
+				out = append(out, int32(port.NodePort))
+			}
+		}
+	}
+	if peer.pod != nil && peer.pod.HostNetwork {
+		if number, ok := hostNumber(peer.pod.Labels[v1beta1.LabelHostInterface]); ok {
+			out = append(out, int32(listenPort+number))
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
