@@ -117,3 +117,29 @@ func TestOnlyPodsOfTheNodeKeepTheirs(t *testing.T) {
 		})
 	}
 }
+
+// TestHostAddresses: the addresses that a host has of its own, and none of ours, of
+// loopback, or of Services with kube-proxy in its mode ipvs.
+func TestHostAddresses(t *testing.T) {
+	t.Parallel()
+	ns, host := openWith(t, "eth0")
+	nettest.Need(t, "ip")
+	for _, dev := range []string{"kube-ipvs0", "vip"} {
+		host.Run("ip", "link", "add", dev, "type", "bridge")
+		host.Run("ip", "link", "set", dev, "up")
+	}
+	for _, a := range [][]string{
+		{"172.18.1.11/24", "eth0"}, {"172.18.1.11/32", "vip"}, {"192.168.40.10/32", "vip"}, {"10.96.0.1/32", "kube-ipvs0"},
+		{"127.0.0.1/8", "lo"}, {"169.254.20.10/32", "lo"}, {"fd00::11/64", "eth0"},
+	} {
+		host.Run("ip", "addr", "add", a[0], "dev", a[1])
+	}
+	host.Run("ip", "link", "set", "eth0", "up") // which gives it a link-local address
+	converge(t, ns, netstate.State{
+		Links:     []netstate.Link{{Name: "liqo.vxlan", Kind: netstate.KindVXLAN, MTU: 1400, MAC: netstate.MAC{2, 0, 0, 0, 0, 4}, VXLAN: netstate.VXLAN{VNI: 1, Local: addr("172.18.1.11"), Port: 4879}}},
+		Addresses: []netstate.Address{{Dev: "liqo.vxlan", Prefix: prefix("10.80.0.4/32")}},
+	})
+	got, err := ns.HostAddresses()
+	assert.NilError(t, err)
+	assert.Equal(t, fmt.Sprint(got), "[169.254.20.10 172.18.1.11 192.168.40.10 fd00::11]")
+}
