@@ -141,5 +141,5 @@ func TestHostAddresses(t *testing.T) {
 	})
 	got, err := ns.HostAddresses()
 	assert.NilError(t, err)
-	assert.Equal(t, fmt.Sprint(got), "[169.254.20.10 172.18.1.11 192.168.40.10 fd00::11]")
+	assert.Equal(t, fmt.Sprint(got), "[169.254.20.10 172.18.1.11 192.0.2.1 192.168.40.10 fd00::11]")
 }

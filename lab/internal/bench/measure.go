@@ -59,6 +59,13 @@ func Measure(ctx context.Context, c Config) (s Samples, err error) {
 	}
 	defer func() { err = errors.Join(err, resume()) }()
 	for _, l := range c.Lanes {
+		if l.Path == Tunnel {
+			undo, failed := loop(ctx, c.World, l.Lane)
+			if failed != nil {
+				return nil, failed
+			}
+			defer func() { err = errors.Join(err, undo()) }()
+		}
 		stop, err := l.Serve(ctx, c.World)
 		if err != nil {
 			return nil, err
