@@ -32,6 +32,9 @@ type leftOut struct {
 // 10,000 objects it takes some thirty plans, with 1,000 nodes less than ten seconds.
 const searchTime = 30 * time.Second
 
+// searchPause is how long it is not searched again when nothing was found.
+const searchPause = 5 * time.Minute
+
 // plan makes the plan. It leaves out the objects with which that panics, and says
 // so on them.
 func (r *reconciler) plan(o kube.Objects) (plan.Result, error) {
@@ -43,10 +46,15 @@ func (r *reconciler) plan(o kube.Objects) (plan.Result, error) {
 			return plan.Result{}, err
 		}
 		panicked := fmt.Sprintf("panic: %v", bug.Value)
+		notFound := fmt.Errorf("plan: %s (the log has the stack), and the objects that are the cause were not found", panicked)
+		if o.Now.Before(r.nextSearch) {
+			return plan.Result{}, notFound
+		}
 		r.log.Error("no plan can be made; looking for the objects that are the cause", "err", err)
 		culprits, ok := r.search(o, out)
 		if !ok {
-			return plan.Result{}, fmt.Errorf("plan: %s (the log has the stack), and the objects that are the cause were not found", panicked)
+			r.nextSearch = o.Now.Add(searchPause)
+			return plan.Result{}, notFound
 		}
 		for _, x := range culprits {
 			r.leftOut[x.GetUID()] = leftOut{digestForPlan(x), panicked, o.Now.Add(r.cfg.Resync)}

@@ -164,9 +164,17 @@ func TestPlanFails(t *testing.T) {
 		cfg: Config{Resync: time.Hour, planner: func(cluster.Snapshot) plan.Result { panic("bad options") }}, scheme: kube.Scheme(), leftOut: map[types.UID]leftOut{},
 		log: slog.New(slog.NewTextHandler(log, nil)),
 	}
-	_, err := r.plan(objectsOf(slices.Concat(system(), peering())))
-	assert.ErrorContains(t, err, "bad options")
-	assert.Equal(t, len(r.leftOut), 0)
+	o := objectsOf(slices.Concat(system(), peering()))
+	for _, test := range []struct {
+		after    time.Duration
+		searches int
+	}{{0, 1}, {time.Second, 1}, {searchPause, 2}} {
+		o.Now = o.Now.Add(test.after)
+		_, err := r.plan(o)
+		assert.ErrorContains(t, err, "bad options")
+		assert.Equal(t, len(r.leftOut), 0)
+		assert.Equal(t, strings.Count(log.String(), "looking for the objects"), test.searches)
+	}
 }
 
 // What a status says of an object changes nothing about it; its spec does.

@@ -42,8 +42,9 @@ type reconciler struct {
 	// asked, which is in every pass that wants one.
 	refused map[client.ObjectKey]cluster.Pull
 	// leftOut are the objects with which no plan can be made, by UID.
-	leftOut map[types.UID]leftOut
-	dog     agent.Watchdog // that liveness asks
+	leftOut    map[types.UID]leftOut
+	nextSearch time.Time      // for more of them
+	dog        agent.Watchdog // that liveness asks
 }
 
 // Backoff after passes that failed. So many in turn that were only out of date are
@@ -92,11 +93,15 @@ func (r *reconciler) run(ctx context.Context) error {
 	}
 	// Somebody else may have led meanwhile.
 	r.settled, r.standing, r.refused = map[objectKey]settled{}, map[event]standing{}, map[client.ObjectKey]cluster.Pull{}
-	r.leftOut = map[types.UID]leftOut{}
+	r.leftOut, r.nextSearch = map[types.UID]leftOut{}, time.Time{}
 	var tries tries
 	for {
 		start := time.Now()
-		again, err := r.pass(ctx)
+		var again time.Duration
+		err := agent.Guard(func() (err error) {
+			again, err = r.pass(ctx)
+			return err
+		})
 		if ctx.Err() != nil {
 			return nil
 		}

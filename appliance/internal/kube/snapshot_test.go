@@ -51,7 +51,7 @@ func TestPodsThatMatter(t *testing.T) {
 	}
 	o := kube.Objects{
 		Namespace: "liqo",
-		Nodes: []corev1.Node{node("node-2", "10.1.2.0/24", "fd00:2::/64"), linux, node("bare"), virtual, windows},
+		Nodes:     []corev1.Node{node("node-2", "10.1.2.0/24", "fd00:2::/64"), linux, node("bare"), virtual, windows},
 		Pods: []corev1.Pod{
 			pod("inside", "node-1", "10.1.1.5"),
 			pod("outside", "node-1", "10.1.2.5"),
