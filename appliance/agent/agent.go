@@ -113,7 +113,8 @@ type Result[In any] struct {
 	Duration  time.Duration
 }
 
-// A PanicError is a panic of Read or Desired. The data plane is left as it is.
+// A PanicError is a panic of Read or Desired, or of another function that [Guard] called.
+// The data plane is left as it is.
 type PanicError struct {
 	Value any
 	Stack []byte
@@ -220,7 +221,7 @@ func (l *loop[In]) pass(ctx context.Context) {
 
 // reconcile is the whole path of data, once.
 func (l *loop[In]) reconcile(ctx context.Context) (res Result[In]) {
-	err := guard(func() (err error) {
+	err := Guard(func() (err error) {
 		res.Input, err = l.Source.Read(ctx)
 		return err
 	})
@@ -228,7 +229,7 @@ func (l *loop[In]) reconcile(ctx context.Context) (res Result[In]) {
 		res.Err = fmt.Errorf("read what is known: %w", err)
 		return res
 	}
-	err = guard(func() error {
+	err = Guard(func() error {
 		res.Desired, res.Objects = l.Desired(res.Input)
 		return nil
 	})
@@ -257,9 +258,9 @@ func (l *loop[In]) reconcile(ctx context.Context) (res Result[In]) {
 	return res
 }
 
-// guard calls f and turns a panic into an error: a bug in reading or computing
-// must not stop the daemon that keeps the data plane up.
-func guard(f func() error) (err error) {
+// Guard calls f and turns a panic into a [PanicError]: a bug in reading or computing
+// must not stop the process that keeps the data plane up.
+func Guard(f func() error) (err error) {
 	defer func() {
 		if r := recover(); r != nil {
 			err = &PanicError{Value: r, Stack: debug.Stack()}

@@ -200,7 +200,7 @@ type KeySecret struct {
 	HasPrivate bool
 }
 
-// A Namespace is a tenant namespace or the system namespace.
+// A Namespace is a tenant namespace, the system namespace, or another one with a gateway.
 type Namespace struct{ Meta }
 
 // CIDRs are the networks of one cluster.

@@ -47,7 +47,7 @@ func (h *host) tables(all []cluster.FirewallConfiguration, selects func(map[stri
 		if !selects(fc.Labels) || !h.accept(fc.Meta) {
 			continue
 		}
-		table, problems := compileTable(fc)
+		table, problems := guarded(func() (netstate.Table, []string) { return compileTable(fc) })
 		if len(problems) > 0 {
 			h.refuse(fc.Meta, "%s", strings.Join(problems, "; "))
 			continue

@@ -101,7 +101,7 @@ func (h *host) routes(all []cluster.RouteConfiguration, selects func(map[string]
 			h.refuse(rc.Meta, "spec.table.name: %q is the table of %s already; choose another name", rc.Table, other)
 			continue
 		}
-		o, problems := h.compileRoutes(rc)
+		o, problems := guarded(func() (routeObject, []string) { return h.compileRoutes(rc) })
 		if len(problems) > 0 {
 			h.refuse(rc.Meta, "%s", strings.Join(problems, "; "))
 			continue

@@ -54,21 +54,37 @@ func Remap(want netip.Prefix, taken Set, pools []netip.Prefix) (netip.Prefix, bo
 	return netip.Prefix{}, false
 }
 
-// Addresses returns the n lowest addresses of p, except its first and its last
-// one, that are not taken. There are fewer than n when p is full.
-func Addresses(n int, p netip.Prefix, taken map[netip.Addr]bool) []netip.Addr {
+// Addresses returns the n lowest addresses of p that are not taken, except its
+// first ones, which are skip and at least one, and its last one. There are fewer
+// than n when p is full. However many are skipped, it takes a step per address
+// that is taken or free.
+func Addresses(n int, p netip.Prefix, skip int, taken map[netip.Addr]bool) []netip.Addr {
 	if n <= 0 || !p.IsValid() {
 		return nil
 	}
 	p = canonical(p)
 	free := make([]netip.Addr, 0, n)
 	last := Last(p)
-	for a := p.Addr().Next(); a.IsValid() && a.Less(last) && len(free) < n; a = a.Next() {
+	for a := after(p.Addr(), max(skip, 1)); a.IsValid() && a.Less(last) && len(free) < n; a = a.Next() {
 		if !taken[a] {
 			free = append(free, a)
 		}
 	}
 	return free
+}
+
+// after returns the address that comes n after a, invalid where there is none.
+func after(a netip.Addr, n int) netip.Addr {
+	b, carry := a.AsSlice(), uint64(n)
+	for i := len(b) - 1; i >= 0; i-- {
+		carry += uint64(b[i])
+		b[i], carry = byte(carry), carry>>8
+	}
+	if carry > 0 {
+		return netip.Addr{}
+	}
+	sum, _ := netip.AddrFromSlice(b)
+	return sum
 }
 
 // Usable reports whether [Addresses] could return a for p.

@@ -179,21 +179,29 @@ func TestAddresses(t *testing.T) {
 	}
 	for _, test := range []struct {
 		name, prefix string
-		n            int
+		n, skip      int
 		taken        map[netip.Addr]bool
 		want         string
 	}{
-		{"not the first", "10.80.0.0/16", 2, nil, "[10.80.0.1 10.80.0.2]"},
-		{"not the last", "10.80.0.0/30", 9, nil, "[10.80.0.1 10.80.0.2]"},
-		{"holes first", "10.80.0.0/29", 3, taken("10.80.0.1", "10.80.0.3"), "[10.80.0.2 10.80.0.4 10.80.0.5]"},
-		{"full", "10.80.0.0/30", 1, taken("10.80.0.1", "10.80.0.2"), "[]"},
-		{"too small", "10.80.0.0/31", 1, nil, "[]"},
-		{"end of the address space", "255.255.255.252/30", 9, nil, "[255.255.255.253 255.255.255.254]"},
-		{"IPv6", "fd00::/112", 1, taken("fd00::1"), "[fd00::2]"},
-		{"none wanted", "10.80.0.0/16", 0, nil, "[]"},
+		{"not the first", "10.80.0.0/16", 2, 0, nil, "[10.80.0.1 10.80.0.2]"},
+		{"not the last", "10.80.0.0/30", 9, 0, nil, "[10.80.0.1 10.80.0.2]"},
+		{"holes first", "10.80.0.0/29", 3, 0, taken("10.80.0.1", "10.80.0.3"), "[10.80.0.2 10.80.0.4 10.80.0.5]"},
+		{"full", "10.80.0.0/30", 1, 0, taken("10.80.0.1", "10.80.0.2"), "[]"},
+		{"too small", "10.80.0.0/31", 1, 0, nil, "[]"},
+		{"end of the address space", "255.255.255.252/30", 9, 0, nil, "[255.255.255.253 255.255.255.254]"},
+		{"IPv6", "fd00::/112", 1, 0, taken("fd00::1"), "[fd00::2]"},
+		{"not those that are skipped", "10.80.0.0/16", 2, 300, taken("10.80.1.44"), "[10.80.1.45 10.80.1.46]"},
+		{"the first is among those that are skipped", "10.80.0.0/16", 1, 1, nil, "[10.80.0.1]"},
+		{"nearly all skipped", "10.80.0.0/29", 9, 6, nil, "[10.80.0.6]"},
+		{"all skipped", "10.80.0.0/29", 9, 8, nil, "[]"},
+		{"more skipped than there are", "255.255.255.0/24", 9, 1<<31 - 1, nil, "[]"},
+		{"millions skipped", "10.0.0.0/8", 1, 1<<24 - 3, nil, "[10.255.255.253]"},
+		{"millions of IPv6 skipped", "fd00::/64", 1, 1<<31 - 1, nil, "[fd00::7fff:ffff]"},
+		{"end of IPv6", "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ff00/120", 1, 1 << 20, nil, "[]"},
+		{"none wanted", "10.80.0.0/16", 0, 0, nil, "[]"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			got := ipam.Addresses(test.n, netip.MustParsePrefix(test.prefix), test.taken)
+			got := ipam.Addresses(test.n, netip.MustParsePrefix(test.prefix), test.skip, test.taken)
 			assert.Equal(t, fmt.Sprint(got), test.want)
 			for _, a := range got {
 				assert.Assert(t, ipam.Usable(netip.MustParsePrefix(test.prefix), a))

@@ -21,6 +21,8 @@ type monitor struct {
 	changed chan struct{}
 	conns   []*nl.Conn
 	done    sync.WaitGroup
+	closing <-chan struct{}
+	stop    func()          // closes closing
 	own     map[uint32]bool // port IDs of our own sockets
 
 	mu     sync.Mutex
@@ -29,6 +31,11 @@ type monitor struct {
 	edited map[netstate.TableID]struct{} // since the last settle
 	heard  uint32                        // generation of nftables of the last transaction that was told of
 	news   chan struct{}                 // closed when heard changes
+}
+
+// A receiver is a netlink socket ([nl.Conn]).
+type receiver interface {
+	Receive() ([]nl.Message, error)
 }
 
 // A linkEvent is what of a link we care about.
@@ -45,13 +52,15 @@ var routeGroups = []uint32{
 }
 
 func (ns *NetNS) openMonitor() (*monitor, error) {
+	closing := make(chan struct{})
 	m := &monitor{
 		changed: make(chan struct{}, 1),
-		own:     map[uint32]bool{ns.rt.c.PID(): true, ns.nft.write.PID(): true},
-		links:   map[int]linkEvent{},
-		guests:  map[int]netstate.Link{},
-		edited:  map[netstate.TableID]struct{}{},
-		news:    make(chan struct{}),
+		closing: closing, stop: sync.OnceFunc(func() { close(closing) }),
+		own:    map[uint32]bool{ns.rt.c.PID(): true, ns.nft.write.PID(): true},
+		links:  map[int]linkEvent{},
+		guests: map[int]netstate.Link{},
+		edited: map[netstate.TableID]struct{}{},
+		news:   make(chan struct{}),
 	}
 	start := func(family int, groups []uint32, handle func(nl.Message)) error {
 		c, err := nl.Dial(family, nil)
@@ -80,6 +89,7 @@ func (ns *NetNS) openMonitor() (*monitor, error) {
 
 func (m *monitor) close() error {
 	var errs []error
+	m.stop()
 	for _, c := range m.conns {
 		errs = append(errs, c.Close())
 	}
@@ -100,17 +110,33 @@ func (m *monitor) signal() {
 	}
 }
 
-func (m *monitor) watch(c *nl.Conn, handle func(nl.Message)) {
+// deafness is how long the monitor waits after an error that stays, doubled from
+// the least to the most: it must not keep a core busy, nor the loop that it calls.
+const (
+	leastDeafness = 50 * time.Millisecond
+	mostDeafness  = 10 * time.Second
+)
+
+func (m *monitor) watch(c receiver, handle func(nl.Message)) {
+	wait := time.Duration(0)
 	for {
 		msgs, err := c.Receive()
 		switch {
 		case err == nil:
-		case errors.Is(err, unix.ENOBUFS):
-			m.signal() // something was lost: look
-			continue
+			wait = 0
 		case errors.Is(err, os.ErrClosed), errors.Is(err, unix.EBADF):
 			return
 		default:
+			// ENOBUFS says that something was lost, any other that nobody knows what
+			// was: look. More may be lost meanwhile, so that is after the wait.
+			if wait > 0 {
+				select {
+				case <-m.closing:
+					return
+				case <-time.After(wait):
+				}
+			}
+			wait = min(max(2*wait, leastDeafness), mostDeafness)
 			m.signal()
 			continue
 		}

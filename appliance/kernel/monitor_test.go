@@ -4,8 +4,11 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	nl "github.com/mdlayher/netlink"
+	"golang.org/x/sys/unix"
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/poll"
 
@@ -43,4 +46,38 @@ func TestAnEditIsRepairedOnce(t *testing.T) {
 		}, poll.WithDelay(time.Millisecond), poll.WithTimeout(5*time.Second))
 		converge(t, ns, want)
 	}
+}
+
+// brokenSocket is a netlink socket from which nothing can be read for a while, which
+// no kernel does at will.
+type brokenSocket struct {
+	until time.Time
+	reads int
+}
+
+func (s *brokenSocket) Receive() ([]nl.Message, error) {
+	s.reads++
+	if time.Now().Before(s.until) {
+		return nil, unix.EIO
+	}
+	return nil, unix.EBADF // it has been closed
+}
+
+// TestMonitorBacksOff: an error that stays is tried again more and more rarely, and
+// each time the loop is told to look. Whoever closes the monitor does not wait for it.
+func TestMonitorBacksOff(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		closing, start := make(chan struct{}), time.Now()
+		m := &monitor{changed: make(chan struct{}, 1), closing: closing}
+		s := &brokenSocket{until: start.Add(10 * time.Minute)}
+		m.watch(s, func(nl.Message) {})
+		assert.Assert(t, s.reads > 60 && s.reads < 80, "%d reads", s.reads)
+		assert.Equal(t, len(m.changed), 1)
+
+		s.until = time.Now().Add(time.Hour)
+		time.AfterFunc(time.Minute, func() { close(closing) })
+		start = time.Now()
+		m.watch(s, func(nl.Message) {})
+		assert.Equal(t, time.Since(start), time.Minute)
+	})
 }

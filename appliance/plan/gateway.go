@@ -263,6 +263,9 @@ func (p *planner) gatewayStatus(g *cluster.Gateway) {
 	p.out.Statuses = append(p.out.Statuses, o)
 }
 
+// maxAddresses is how many addresses an endpoint can have (its CRD).
+const maxAddresses = 64
+
 // endpoint returns where the peer has to dial to reach g, which runs in pod;
 // nil as long as that is not known.
 func (p *planner) endpoint(g *cluster.Gateway, pod *cluster.Pod) *v1beta1.EndpointStatus {
@@ -298,7 +301,7 @@ func (p *planner) endpoint(g *cluster.Gateway, pod *cluster.Pod) *v1beta1.Endpoi
 		return nil
 	}
 	return &v1beta1.EndpointStatus{
-		Addresses: slices.Clone(addresses), Port: ptr(int32(port)),
+		Addresses: slices.Clone(addresses[:min(len(addresses), maxAddresses)]), Port: ptr(int32(port)),
 		Protocol: ptr(corev1.Protocol(cmp.Or(s.Ports[0].Protocol, string(corev1.ProtocolUDP)))),
 	}
 }

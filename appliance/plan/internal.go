@@ -122,7 +122,7 @@ func (p *planner) internalAddresses() {
 		}
 	}
 	missing := slices.DeleteFunc(order, func(h *holder) bool { return h.has.IsValid() })
-	free := ipam.Addresses(len(missing), cidr, taken)
+	free := ipam.Addresses(len(missing), cidr, 0, taken)
 	for i, h := range missing {
 		if i < len(free) {
 			h.give(free[i])

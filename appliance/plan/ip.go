@@ -88,11 +88,8 @@ func (p *planner) addresses() {
 	}
 	for _, network := range order {
 		cidr := p.local.given[keyOf(network.Ref)]
-		for i, a := 0, cidr.Addr(); i < network.PreAllocated && cidr.Contains(a); i, a = i+1, a.Next() {
-			taken[a] = true
-		}
 		wants := wanting[keyOf(network.Ref)]
-		free := ipam.Addresses(len(wants), cidr, taken)
+		free := ipam.Addresses(len(wants), cidr, network.PreAllocated, taken)
 		for i, x := range wants {
 			if i >= len(free) {
 				p.refuse(x.Meta, ReasonNetworkFull, "Network %s/%s (%v) has no free address: delete IPs that are not needed", network.Namespace, network.Name, cidr)

@@ -2,6 +2,7 @@ package plan_test
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -178,6 +179,35 @@ func TestUnknownSourceIP(t *testing.T) {
 		_, status := x.(*ipamv1alpha1.IP)
 		assert.Assert(t, !status || x.(*ipamv1alpha1.IP).Status.IP == "", keyOf(x))
 		assert.Assert(t, !strings.HasPrefix(x.GetName(), "rome-unknown-source-remap"), keyOf(x))
+	}
+}
+
+// However many addresses a Network keeps back, it costs a plan nothing, and the
+// address after them is the first that is given.
+func TestManyPreAllocated(t *testing.T) {
+	for _, test := range []struct {
+		cidr, target string
+		preAllocated int64
+		want         v1beta1.IP
+	}{
+		{"11.0.0.0/8", "192.168.40.1", 1<<24 - 2, "11.255.255.254"},
+		{"fd70::/64", "fd40::1", 1<<31 - 1, "fd70::7fff:ffff"},
+		{"11.0.0.0/8", "192.168.40.1", 1 << 24, ""},
+		{"11.0.0.0/8", "192.168.40.1", 1<<31 - 1, ""},
+	} {
+		w := twoNodes(t, "milan", "10.10.0.0/16")
+		w.remove("Network", "liqo", v1beta1.NetworkTypeExternal)
+		w.network(v1beta1.NetworkTypeExternal, test.cidr)
+		get[*ipamv1alpha1.Network](w, "liqo", v1beta1.NetworkTypeExternal).Spec.PreAllocated = test.preAllocated
+		w.ip("printer", test.target, false)
+		s := w.snapshot()
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		plan.Cluster(s)
+		runtime.ReadMemStats(&after)
+		assert.Assert(t, after.TotalAlloc-before.TotalAlloc < 10<<20, "%s without %d: a plan takes %d bytes", test.cidr, test.preAllocated, after.TotalAlloc-before.TotalAlloc)
+		w.settle()
+		assert.Equal(t, get[*ipamv1alpha1.IP](w, "default", "printer").Status.IP, test.want, "%s without %d", test.cidr, test.preAllocated)
 	}
 }
 

@@ -50,6 +50,9 @@ type Result struct {
 	// template made of a gateway whose object has since been changed to
 	// something that can't be.
 	Keep []cluster.Ref
+	// Incomplete says that objects were left out of the plan ([Result.LeaveOut]): what
+	// is not in Objects may be theirs, and nothing goes.
+	Incomplete bool
 	// Statuses are existing objects, or ones in Objects, with the status
 	// that the controller wants. Only the fields that the controller owns
 	// are set: what a host reports about itself is not here. Conditions have

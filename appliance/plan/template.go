@@ -3,6 +3,7 @@ package plan
 import (
 	"encoding"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -10,7 +11,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"text/template"
 )
 
 // templateValues are what the strings of a gateway template can refer to.
@@ -40,7 +40,7 @@ func render(source []byte, values templateValues, out any) error {
 	if err := json.Unmarshal(source, &tree); err != nil {
 		return fmt.Errorf("spec.template: %w", err)
 	}
-	filled, err := fill(tree, reflect.TypeOf(out).Elem(), values, "spec.template")
+	filled, err := filler{values, newBudget()}.fill(tree, reflect.TypeOf(out).Elem(), "spec.template")
 	if err != nil {
 		return err
 	}
@@ -57,16 +57,22 @@ func render(source []byte, values templateValues, out any) error {
 // digits is what becomes a number.
 var digits = regexp.MustCompile(`^(0|[1-9][0-9]*)$`)
 
+// A filler fills one template in.
+type filler struct {
+	values templateValues
+	budget *budget
+}
+
 // fill renders node, whose place in the result has type t; nil if it is not
 // known.
-func fill(node any, t reflect.Type, values templateValues, path string) (any, error) {
+func (f filler) fill(node any, t reflect.Type, path string) (any, error) {
 	t = indirect(t)
 	switch node := node.(type) {
 	case map[string]any:
 		out := make(map[string]any, len(node))
 		for _, key := range slices.Sorted(maps.Keys(node)) {
 			name, optional := strings.CutPrefix(key, "?")
-			value, err := fill(node[key], member(t, name), values, path+"."+name)
+			value, err := f.fill(node[key], member(t, name), path+"."+name)
 			if err != nil {
 				return nil, err
 			}
@@ -79,7 +85,7 @@ func fill(node any, t reflect.Type, values templateValues, path string) (any, er
 	case []any:
 		out := make([]any, 0, len(node))
 		for i, item := range node {
-			value, err := fill(item, element(t), values, field(path, i))
+			value, err := f.fill(item, element(t), field(path, i))
 			if err != nil {
 				return nil, err
 			}
@@ -87,7 +93,7 @@ func fill(node any, t reflect.Type, values templateValues, path string) (any, er
 		}
 		return out, nil
 	case string:
-		text, err := expand(node, values)
+		text, err := f.expand(node)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
@@ -105,19 +111,31 @@ func fill(node any, t reflect.Type, values templateValues, path string) (any, er
 }
 
 // expand renders one string. A pointer that is nil renders empty.
-func expand(text string, values templateValues) (string, error) {
+func (f filler) expand(text string) (string, error) {
 	if !strings.Contains(text, "{{") {
 		return text, nil
 	}
-	t, err := template.New("").Option("missingkey=error").Parse(text)
-	if err != nil {
-		return "", fmt.Errorf("%q: %s", text, strings.TrimPrefix(err.Error(), "template: "))
-	}
 	var out strings.Builder
-	if err := t.Execute(&out, values); err != nil {
-		return "", fmt.Errorf("%q: %s", text, strings.TrimPrefix(err.Error(), "template: "))
+	t, err := f.budget.parse(text)
+	if err == nil {
+		err = t.Execute(limited{&out, f.budget}, f.values)
+	}
+	if errors.Is(err, errBudget) {
+		err = errBudget // where in the string it ran out says nothing
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s: %s", quoted(text), strings.TrimPrefix(err.Error(), "template: "))
 	}
 	return strings.NewReplacer("<nil>", "", "<no value>", "").Replace(out.String()), nil
+}
+
+// quoted returns the beginning of a string of a template, for a message.
+func quoted(text string) string {
+	const most = 256
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "") + "…"
+	}
+	return strconv.Quote(text)
 }
 
 // empty reports whether an optional value is to be left out.

@@ -50,6 +50,7 @@ const (
 	ReasonNotUsed        = "NotUsed"
 	ReasonUndisturbed    = "HostsUndisturbed"
 	ReasonTakesOver      = "TakesOverHosts"
+	ReasonPlanFailed     = "PlanFailed"
 
 	ReasonOverlayUnsupported = "OverlayUnsupported"
 	ReasonNeedsVXLAN         = "NeedsVXLAN"

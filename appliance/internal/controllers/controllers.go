@@ -22,12 +22,12 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
 // name of the controller: of its lease, in events and in managed fields.
@@ -52,6 +52,8 @@ type Config struct {
 	// tells of it; default 10 s. They try again every 5 s at most.
 	EventDelay time.Duration
 	Logger     *slog.Logger // optional
+
+	planner func(cluster.Snapshot) plan.Result // plan.Cluster, but for tests
 }
 
 func (c *Config) setDefaults() error {
@@ -78,6 +80,9 @@ func (c *Config) setDefaults() error {
 	c.EventDelay = cmp.Or(c.EventDelay, 10*time.Second)
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.planner == nil {
+		c.planner = plan.Cluster
 	}
 	return nil
 }
@@ -136,7 +141,7 @@ func Run(ctx context.Context, cfg Config) error {
 	}
 	var synced atomic.Bool
 	if err := errors.Join(
-		mgr.AddHealthzCheck("ping", healthz.Ping),
+		mgr.AddHealthzCheck("pass", func(*http.Request) error { return r.dog.Err() }),
 		mgr.AddReadyzCheck("informers", func(*http.Request) error {
 			if !synced.Load() {
 				return errors.New("not everything has been read from the API server yet")

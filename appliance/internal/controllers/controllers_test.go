@@ -51,7 +51,7 @@ func TestController(t *testing.T) {
 	go func() {
 		done <- Run(ctx, Config{
 			REST: cfg, Namespace: "liqo", LeaderElection: true, Identity: "test", Debounce: 20 * time.Millisecond, EventDelay: 300 * time.Millisecond,
-			Logger: slog.New(slog.NewTextHandler(w.log, nil)),
+			Logger: slog.New(slog.NewTextHandler(w.log, nil)), planner: planWithBug,
 		})
 	}()
 	t.Cleanup(func() {
@@ -74,6 +74,8 @@ func TestController(t *testing.T) {
 	w.run("a port of the nodes that somebody else has", (*world).testTakenPort)
 	w.run("what is not ours stays", (*world).testForeign)
 	w.run("an IP gets an address, its mapping and its Service", (*world).testIP)
+	w.run("pods come and go without a pass", (*world).testPods)
+	w.run("an object that no plan can be made with is left out", (*world).testLeftOut)
 	w.run("a TunnelEndpoint stands for a peering", (*world).testTunnelEndpoint)
 	w.run("what a host reports is told when it lasts", (*world).testHostEvents)
 	w.run("what is not planned any more goes", (*world).testPrune)

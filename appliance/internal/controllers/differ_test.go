@@ -187,12 +187,14 @@ func TestOnlyStale(t *testing.T) {
 	// As the admission plug-in NamespaceLifecycle refuses it.
 	ending := apierrors.NewForbidden(resource, "a", nil)
 	ending.ErrStatus.Details.Causes = []metav1.StatusCause{{Type: corev1.NamespaceTerminatingCause, Field: "metadata.namespace"}}
+	owned := apierrors.NewApplyConflict([]metav1.StatusCause{{Type: metav1.CauseTypeFieldManagerConflict, Field: ".metadata.labels"}}, "conflict")
 	for _, tt := range []struct {
 		name string
 		err  error
 		want bool
 	}{
 		{"conflict", errors.Join(conflict), true},
+		{"a field is somebody else's", fmt.Errorf("Namespace a: %w", owned), false},
 		{"behind", errors.Join(conflict, exists, errDeleting), true},
 		{"the namespace ends", errors.Join(conflict, fmt.Errorf("Secret a/b: %w", ending)), true},
 		{"the namespace is gone", fmt.Errorf("Network a/b: %w", apierrors.NewNotFound(corev1.Resource("namespaces"), "a")), true},

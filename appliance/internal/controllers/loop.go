@@ -12,12 +12,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/isthmus-net/isthmus/appliance/agent"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
-	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
@@ -40,13 +41,50 @@ type reconciler struct {
 	// refused are the pods for images that the API server has refused when it was last
 	// asked, which is in every pass that wants one.
 	refused map[client.ObjectKey]cluster.Pull
+	// leftOut are the objects with which no plan can be made, by UID.
+	leftOut    map[types.UID]leftOut
+	nextSearch time.Time      // for more of them
+	dog        agent.Watchdog // that liveness asks
 }
 
-// Backoff after passes that failed.
+// Backoff after passes that failed. So many in turn that were only out of date are
+// no accident any more, and count as failed.
 const (
-	firstRetry = 200 * time.Millisecond
-	lastRetry  = 5 * time.Second
+	firstRetry  = 200 * time.Millisecond
+	lastRetry   = 5 * time.Second
+	staleInTurn = 10
 )
+
+// tries are the passes since one succeeded.
+type tries struct {
+	retry   time.Duration // that was waited last, after a failure
+	stale   int
+	failure string // that the log knows
+}
+
+// after takes the outcome of a pass, and returns when to try again; 0: it succeeded.
+func (t *tries) after(ctx context.Context, log *slog.Logger, err error) time.Duration {
+	switch {
+	case err == nil:
+		if t.failure != "" {
+			log.InfoContext(ctx, "works again")
+		}
+		*t = tries{}
+		return 0
+	case onlyStale(err) && t.stale < staleInTurn:
+		// Somebody was faster; what they wrote leads to a pass.
+		t.stale++
+		t.retry = 0
+		log.DebugContext(ctx, "out of date, trying again", "err", err)
+		return firstRetry
+	}
+	t.retry = min(max(2*t.retry, firstRetry), lastRetry)
+	if text := err.Error(); text != t.failure {
+		log.ErrorContext(ctx, "pass failed, trying again", "err", err)
+		t.failure = text
+	}
+	return t.retry
+}
 
 // run makes passes until ctx is done.
 func (r *reconciler) run(ctx context.Context) error {
@@ -55,33 +93,22 @@ func (r *reconciler) run(ctx context.Context) error {
 	}
 	// Somebody else may have led meanwhile.
 	r.settled, r.standing, r.refused = map[objectKey]settled{}, map[event]standing{}, map[client.ObjectKey]cluster.Pull{}
-	retry := time.Duration(0)
-	failure := ""
+	r.leftOut, r.nextSearch = map[types.UID]leftOut{}, time.Time{}
+	var tries tries
 	for {
 		start := time.Now()
-		again, err := r.pass(ctx)
+		var again time.Duration
+		err := agent.Guard(func() (err error) {
+			again, err = r.pass(ctx)
+			return err
+		})
 		if ctx.Err() != nil {
 			return nil
 		}
 		r.metrics.passed(time.Since(start), err)
 		wait := r.cfg.Resync
-		switch {
-		case err == nil:
-			if failure != "" {
-				r.log.Info("works again")
-			}
-			retry, failure = 0, ""
-		case onlyStale(err):
-			// Somebody was faster; what they wrote leads to a pass.
-			retry, wait = 0, firstRetry
-			r.log.Debug("out of date, trying again", "err", err)
-		default:
-			retry = min(max(2*retry, firstRetry), lastRetry)
+		if retry := tries.after(ctx, r.log, err); retry > 0 {
 			wait = retry
-			if text := err.Error(); text != failure {
-				r.log.Error("pass failed, trying again", "err", err)
-				failure = text
-			}
 		}
 		if again > 0 {
 			wait = min(wait, again)
@@ -128,19 +155,23 @@ func (r *reconciler) sleep(ctx context.Context, longest time.Duration) bool {
 // being written. It returns when the next pass has something to tell or to
 // do; 0: not because of the time.
 func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) {
+	defer r.dog.At("") // the pass is over
+	r.dog.At("waiting for the informers")
 	if err := r.writes.wait(ctx, r.cache); err != nil {
 		r.log.Warn("informers are behind what was written; going on", "err", err)
 	}
+	r.dog.At("reading the informers")
 	objects, err := r.read(ctx)
 	if err != nil {
 		return 0, err
 	}
-	snapshot := kube.Snapshot(objects)
-	for _, x := range r.refused {
-		snapshot.Pulls = append(snapshot.Pulls, x)
+	r.dog.At("the plan")
+	result, err := r.plan(objects)
+	if err != nil {
+		return 0, err
 	}
-	result := plan.Cluster(snapshot)
 	err = r.write(ctx, result)
+	r.dog.At("telling of events")
 	again = r.tell(result.Events)
 	if !result.Due.IsZero() {
 		if due := max(time.Until(result.Due), time.Millisecond); again == 0 || due < again {
@@ -151,7 +182,8 @@ func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) 
 }
 
 // onlyStale reports whether every failure was that an object had changed since
-// it was read, or that it or its namespace had been deleted.
+// it was read, or that it or its namespace had been deleted. That a field is
+// somebody else's (server-side apply) does not pass.
 func onlyStale(err error) bool {
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
 		for _, e := range joined.Unwrap() {
@@ -161,7 +193,7 @@ func onlyStale(err error) bool {
 		}
 		return true
 	}
-	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || deletedMeanwhile(err) ||
+	return apierrors.IsConflict(err) && !apierrors.HasStatusCause(err, metav1.CauseTypeFieldManagerConflict) || apierrors.IsAlreadyExists(err) || deletedMeanwhile(err) ||
 		errors.Is(err, errDeleting) || errors.Is(err, errOvertaken)
 }
 

@@ -9,6 +9,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
@@ -162,17 +163,26 @@ func (r *reconciler) watch(ctx context.Context, informers cache.Cache) error {
 	return r.follow(ctx, r.apiServers, &discoveryv1.EndpointSlice{})
 }
 
-// follow has changes of one kind lead to a pass.
+// follow has changes of one kind lead to a pass. What comes and goes with every pod
+// is none.
 func (r *reconciler) follow(ctx context.Context, informers cache.Cache, o client.Object) error {
 	informer, err := informers.GetInformer(ctx, o, cache.BlockUntilSynced(false))
 	if err != nil {
 		return fmt.Errorf("informer for %T: %w", o, err)
 	}
 	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc:    func(any) { r.notify() },
-		DeleteFunc: func(any) { r.notify() },
+		AddFunc: func(is any) {
+			if r.planned(ctx, is) {
+				r.notify()
+			}
+		},
+		DeleteFunc: func(was any) {
+			if r.planned(ctx, was) {
+				r.notify()
+			}
+		},
 		UpdateFunc: func(was, is any) {
-			if matters(was, is) {
+			if matters(was, is) && (r.planned(ctx, was) || r.planned(ctx, is)) {
 				r.notify()
 			}
 		},
@@ -187,6 +197,24 @@ func (r *reconciler) notify() {
 	case r.changed <- struct{}{}:
 	default: // a pass is due already
 	}
+}
+
+// planned reports whether an object is one that a plan depends on. Most pods are not:
+// those whose addresses are in the podCIDRs of their node.
+func (r *reconciler) planned(ctx context.Context, o any) bool {
+	pod, ok := o.(*corev1.Pod)
+	if !ok {
+		return true
+	}
+	on := &corev1.Node{}
+	err := r.cache.Get(ctx, client.ObjectKey{Name: pod.Spec.NodeName}, on)
+	switch {
+	case apierrors.IsNotFound(err):
+		on = nil // a node that comes leads to a pass itself
+	case err != nil:
+		return true
+	}
+	return kube.PodMatters(pod, on, r.cfg.Namespace)
 }
 
 // matters reports whether an update can change the plan. Kubelets and gateways

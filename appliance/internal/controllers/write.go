@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/isthmus-net/isthmus/appliance/agent"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
@@ -88,6 +89,7 @@ type writer struct {
 // write makes the cluster what the plan says. What others depend on comes
 // first; what is superfluous goes last.
 func (r *reconciler) write(ctx context.Context, result plan.Result) error {
+	r.dog.At("writing")
 	w := &writer{reconciler: r, latest: map[objectKey]client.Object{}, told: time.Now()}
 	each(w, result.Applies, func(o plan.Object) error { return w.apply(ctx, o) })
 	each(w, result.Keys, func(k plan.KeySecret) error { return w.keySecret(ctx, k) })
@@ -96,8 +98,10 @@ func (r *reconciler) write(ctx context.Context, result plan.Result) error {
 	}
 	each(w, result.Pulls, func(o *corev1.Pod) error { return w.pull(ctx, o) })
 	each(w, result.Statuses, func(o plan.Object) error { return w.status(ctx, o) })
-	w.prune(ctx, result)
-	w.prunePulls(ctx, result.Pulls)
+	if !result.Incomplete {
+		w.prune(ctx, result)
+		w.prunePulls(ctx, result.Pulls)
+	}
 	r.metrics.planned(len(result.Objects))
 	return errors.Join(w.errs...)
 }
@@ -126,7 +130,7 @@ func each[T any](w *writer, list []T, do func(T) error) {
 	done := 0
 	for _, x := range list {
 		g.Go(func() error {
-			w.fail(do(x))
+			w.fail(agent.Guard(func() error { return do(x) }))
 			w.progressed(&done, len(list))
 			return nil
 		})
@@ -142,6 +146,7 @@ func (w *writer) progressed(done *int, of int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	*done++
+	w.dog.At("writing")
 	if now := time.Now(); now.Sub(w.told) >= progress {
 		w.told = now
 		w.log.Info("writing", "done", *done, "of", of)

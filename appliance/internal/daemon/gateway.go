@@ -283,6 +283,8 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	if err != nil {
 		return desired.GatewayInput{}, fmt.Errorf("read the objects: %w", err)
 	}
+	gw.health.At("reading what the host knows")
+	defer gw.health.At("computing the desired state")
 	in := view.Input
 	in.NodeName, in.ListenPort, in.MTU = gw.cfg.NodeName, gw.cfg.ListenPort, gw.cfg.MTU
 	in.HostInterface, in.ProbePort = gw.cfg.HostInterface, gw.cfg.PingPort
@@ -365,6 +367,8 @@ func (gw *gateway) down() bool { return gw.prober.Status().State != probe.Connec
 
 // report takes the result of a pass.
 func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
+	gw.health.At("telling what came of it")
+	defer gw.health.At("") // the pass is over
 	o := outcomeOf(r)
 	gw.metrics.pass(o)
 	isTunnel := func(l netstate.Link) bool { return l.Kind == netstate.KindWireGuard }

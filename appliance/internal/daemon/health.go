@@ -9,19 +9,17 @@ import (
 	"net/http"
 	"sync"
 	"time"
-)
 
-// stuck is how long a pass of the loop may take before the process counts as
-// hung. The slowest that was measured, 10,000 routes under emulation, took a
-// second.
-const stuck = 2 * time.Minute
+	"github.com/isthmus-net/isthmus/appliance/agent"
+)
 
 // health is what /healthz and /readyz answer from.
 type health struct {
-	mu      sync.Mutex
-	ready   bool
-	why     string    // what is being waited for, until ready
-	working time.Time // since when the loop is at work; zero: it waits
+	agent.Watchdog // of the loop's steps
+
+	mu    sync.Mutex
+	ready bool
+	why   string // what is being waited for, until ready
 }
 
 func newHealth() *health { return &health{why: "starting"} }
@@ -47,28 +45,6 @@ func (h *health) isReady() bool {
 	return h.ready
 }
 
-// begin and end enclose what may hang.
-func (h *health) begin() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.working = time.Now()
-}
-
-func (h *health) end() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.working = time.Time{}
-}
-
-func (h *health) live() error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if d := time.Since(h.working); !h.working.IsZero() && d > stuck {
-		return fmt.Errorf("the kernel has not answered for %s", d.Round(time.Second))
-	}
-	return nil
-}
-
 func (h *health) readiness() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -89,7 +65,7 @@ func (h *health) register(mux *http.ServeMux) {
 			fmt.Fprintln(w, "ok")
 		}
 	}
-	mux.Handle("GET /healthz", answer(h.live))
+	mux.Handle("GET /healthz", answer(h.Err))
 	mux.Handle("GET /readyz", answer(h.readiness))
 }
 

@@ -177,7 +177,7 @@ func (h *host) waitSynced(ctx context.Context, wait func(context.Context) error)
 	return nil
 }
 
-// watched is a Target that tells health while the kernel is at work.
+// watched is a Target that tells health at which step the loop is.
 type watched struct {
 	*kernel.NetNS
 	health *health
@@ -185,15 +185,15 @@ type watched struct {
 
 // Observe implements agent.Target.
 func (w watched) Observe(ctx context.Context) (netstate.State, error) {
-	w.health.begin()
-	defer w.health.end()
+	w.health.At("reading the kernel")
+	defer w.health.At("comparing it with what is wanted")
 	return w.NetNS.Observe(ctx)
 }
 
 // Apply implements agent.Target.
 func (w watched) Apply(ctx context.Context, c netstate.Changes) error {
-	w.health.begin()
-	defer w.health.end()
+	w.health.At("changing the kernel")
+	defer w.health.At("telling what came of it")
 	return w.NetNS.Apply(ctx, c)
 }
 

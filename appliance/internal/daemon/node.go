@@ -159,6 +159,8 @@ func (n *node) read(ctx context.Context) (desired.NodeInput, error) {
 	if err != nil {
 		return desired.NodeInput{}, fmt.Errorf("read the objects: %w", err)
 	}
+	n.health.At("reading what the host knows")
+	defer n.health.At("computing the desired state")
 	in := view.Input
 	in.GenevePort, in.RulePriority = n.cfg.GenevePort, n.cfg.RulePriority
 	in.NodeIP = n.nodeIP()
@@ -180,6 +182,8 @@ func (n *node) nodeIP() netip.Addr {
 
 // report takes the result of a pass: it counts it, and has the status written.
 func (n *node) report(r agent.Result[desired.NodeInput]) {
+	n.health.At("telling what came of it")
+	defer n.health.At("") // the pass is over
 	o := outcomeOf(r)
 	n.metrics.pass(o)
 	if o.computed() && !remainingLinks(o.remaining, func(netstate.Link) bool { return true }) {

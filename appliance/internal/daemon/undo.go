@@ -45,6 +45,8 @@ func UndoNode(ctx context.Context, cfg UndoConfig) error {
 			Target:  watched{h.ns, h.health},
 			Desired: func(struct{}) (netstate.State, []cluster.Applied) { return netstate.State{}, nil },
 			Report: func(r agent.Result[struct{}]) {
+				h.health.At("removing the links of gateways")
+				defer h.health.At("") // the pass is over
 				o := outcomeOf(r)
 				h.metrics.pass(o)
 				err := o.err

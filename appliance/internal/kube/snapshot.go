@@ -25,8 +25,7 @@ func Snapshot(o Objects) cluster.Snapshot {
 	s := cluster.Snapshot{ID: o.ClusterID, Namespace: o.Namespace, Options: o.Options, Now: o.Now}
 	var p problems
 	for _, n := range parse(&p, o.Nodes, Node, func(n cluster.Node) cluster.Meta { return n.Meta }) {
-		// The node daemon runs on Linux only (nodeSelector of its DaemonSet).
-		if os := n.Labels[corev1.LabelOSStable]; n.Labels[v1beta1.LabelNodeType] != virtualNode && (os == "" || os == "linux") {
+		if real(n) {
 			s.Nodes = append(s.Nodes, n)
 		}
 	}
@@ -58,9 +57,16 @@ func Snapshot(o Objects) cluster.Snapshot {
 		}
 	}
 	slices.SortFunc(s.Secrets, func(a, b cluster.KeySecret) int { return compareNames(a.Meta, b.Meta) })
+	withGateway := map[string]bool{}
+	for i := range o.GatewayServers {
+		withGateway[o.GatewayServers[i].Namespace] = true
+	}
+	for i := range o.GatewayClients {
+		withGateway[o.GatewayClients[i].Namespace] = true
+	}
 	for i := range o.Namespaces {
 		if ns := &o.Namespaces[i]; ns.Name == o.Namespace || ns.Labels[v1beta1.LabelTenantNamespace] == "true" ||
-			strings.HasPrefix(ns.Name, v1beta1.TenantNamespacePfx) {
+			strings.HasPrefix(ns.Name, v1beta1.TenantNamespacePfx) || withGateway[ns.Name] {
 			s.Namespaces = append(s.Namespaces, cluster.Namespace{Meta: metaOf(ns, corev1.SchemeGroupVersion, "Namespace")})
 		}
 	}
@@ -143,6 +149,13 @@ func compareNames(a, b cluster.Meta) int {
 // virtualNode is the value of LabelNodeType on nodes that stand for a remote
 // cluster.
 const virtualNode = "virtual-node"
+
+// real reports whether a node can have the node daemon, which runs on Linux only
+// (nodeSelector of its DaemonSet).
+func real(n cluster.Node) bool {
+	os := n.Labels[corev1.LabelOSStable]
+	return n.Labels[v1beta1.LabelNodeType] != virtualNode && (os == "" || os == "linux")
+}
 
 // reachedBy are the kinds of addresses at which others can reach a node, in the
 // order in which the public system prefers them.
@@ -230,20 +243,8 @@ func pods(p *problems, all []corev1.Pod, nodes []cluster.Node) []cluster.Pod {
 	}
 	var out []cluster.Pod
 	for i := range all {
-		o := &all[i]
-		if o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed || IsPull(o) {
-			continue
-		}
-		gateway := o.Labels[v1beta1.LabelComponent] == v1beta1.ComponentGateway
-		of, real := cidrs[o.Spec.NodeName]
-		if !gateway && (o.Spec.HostNetwork || !real || o.Status.PodIP == "") {
-			continue
-		}
-		pod, invalid := Pod(o)
-		outside := slices.ContainsFunc(pod.IPs, func(a netip.Addr) bool {
-			return !slices.ContainsFunc(of, func(p netip.Prefix) bool { return p.Contains(a) })
-		})
-		if gateway || outside {
+		of, real := cidrs[all[i].Spec.NodeName]
+		if pod, invalid, routed := routedPod(&all[i], of, real); routed {
 			out = append(out, pod)
 			p.invalid = append(p.invalid, invalid...)
 		}
@@ -252,11 +253,47 @@ func pods(p *problems, all []corev1.Pod, nodes []cluster.Node) []cluster.Pod {
 	return out
 }
 
+// routedPod reads a pod, and reports whether it is one of those that pods returns. Its
+// node has these podCIDRs, if it is real.
+func routedPod(o *corev1.Pod, of []netip.Prefix, real bool) (pod cluster.Pod, invalid []cluster.InvalidError, routed bool) {
+	if o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed || IsPull(o) {
+		return pod, nil, false
+	}
+	gateway := o.Labels[v1beta1.LabelComponent] == v1beta1.ComponentGateway
+	if !gateway && (o.Spec.HostNetwork || !real || o.Status.PodIP == "") {
+		return pod, nil, false
+	}
+	pod, invalid = Pod(o)
+	outside := slices.ContainsFunc(pod.IPs, func(a netip.Addr) bool {
+		return !slices.ContainsFunc(of, func(p netip.Prefix) bool { return p.Contains(a) })
+	})
+	return pod, invalid, gateway || outside
+}
+
+// PodMatters reports whether a [Snapshot] has anything of a pod, which is on this node;
+// nil: on none that is known.
+func PodMatters(o *corev1.Pod, on *corev1.Node, namespace string) bool {
+	if IsPull(o) || isNodeDaemon(o, namespace) {
+		return true
+	}
+	var n cluster.Node
+	if on != nil {
+		n, _ = Node(on)
+	}
+	_, _, routed := routedPod(o, n.PodCIDRs, on != nil && real(n))
+	return routed
+}
+
+// isNodeDaemon reports whether a pod is one of the node daemon of this installation.
+func isNodeDaemon(o *corev1.Pod, namespace string) bool {
+	return o.Namespace == namespace && o.Labels[v1beta1.LabelAppName] == v1beta1.NodeDaemonName
+}
+
 // nodeDaemons returns the pods of the nodes' daemons that run.
 func nodeDaemons(p *problems, all []corev1.Pod, namespace string) []cluster.Pod {
 	var out []cluster.Pod
 	for i := range all {
-		if o := &all[i]; o.Namespace != namespace || o.Labels[v1beta1.LabelAppName] != v1beta1.NodeDaemonName {
+		if !isNodeDaemon(&all[i], namespace) {
 			continue
 		}
 		if pod, invalid := Pod(&all[i]); pod.Running {

@@ -49,8 +49,9 @@ func TestPodsThatMatter(t *testing.T) {
 	gateway := func(p *corev1.Pod) {
 		p.Labels = map[string]string{v1beta1.LabelComponent: v1beta1.ComponentGateway, v1beta1.LabelActive: "true"}
 	}
-	s := kube.Snapshot(kube.Objects{
-		Nodes: []corev1.Node{node("node-2", "10.1.2.0/24", "fd00:2::/64"), linux, node("bare"), virtual, windows},
+	o := kube.Objects{
+		Namespace: "liqo",
+		Nodes:     []corev1.Node{node("node-2", "10.1.2.0/24", "fd00:2::/64"), linux, node("bare"), virtual, windows},
 		Pods: []corev1.Pod{
 			pod("inside", "node-1", "10.1.1.5"),
 			pod("outside", "node-1", "10.1.2.5"),
@@ -63,8 +64,23 @@ func TestPodsThatMatter(t *testing.T) {
 			pod("unscheduled", "", ""),
 			pod("gw", "node-1", "10.1.1.9", gateway),
 			pod("gw-pending", "", "", gateway, func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }),
+			pod("nowhere", "node-9", "10.1.2.10"),
+			pod("daemon", "node-1", "172.18.1.11", func(p *corev1.Pod) {
+				p.Spec.HostNetwork, p.Namespace, p.Labels = true, "liqo", map[string]string{v1beta1.LabelAppName: v1beta1.NodeDaemonName}
+			}),
 		},
-	})
+	}
+	s := kube.Snapshot(o)
+	for i := range o.Pods {
+		var on *corev1.Node
+		for j := range o.Nodes {
+			if o.Nodes[j].Name == o.Pods[i].Spec.NodeName {
+				on = &o.Nodes[j]
+			}
+		}
+		matters := slices.ContainsFunc(slices.Concat(s.Pods, s.NodeDaemons), func(p cluster.Pod) bool { return p.Name == o.Pods[i].Name })
+		assert.Equal(t, kube.PodMatters(&o.Pods[i], on, "liqo"), matters, o.Pods[i].Name)
+	}
 	var nodes []string
 	for _, n := range s.Nodes {
 		nodes = append(nodes, n.Name)

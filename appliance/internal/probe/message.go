@@ -3,6 +3,8 @@ package probe
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
+	"strings"
 	"time"
 )
 
@@ -11,6 +13,9 @@ const (
 	typePing = "PING"
 	typePong = "PONG"
 )
+
+// typeName is the name of the type in the JSON object.
+const typeName = "msgType"
 
 // maxMessage is the longest datagram that is read. Both implementations of
 // the protocol write less than 200 bytes.
@@ -50,16 +55,22 @@ func decode(b []byte) (message, error) {
 }
 
 // answer returns the reply to the PING b: the same object, whatever else is in
-// it, with the type turned round.
+// it, with the type turned round. decode takes a name for the type's in any case,
+// so all of them go: a reply that is read as a PING would be answered, and that
+// again, for ever.
 func answer(b []byte) ([]byte, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(b, &fields); err != nil {
 		return nil, fmt.Errorf("answer conncheck message: %w", err)
 	}
-	fields["msgType"] = json.RawMessage(`"` + typePong + `"`)
+	maps.DeleteFunc(fields, func(name string, _ json.RawMessage) bool { return strings.EqualFold(name, typeName) })
+	fields[typeName] = json.RawMessage(`"` + typePong + `"`)
 	out, err := json.Marshal(fields)
 	if err != nil {
 		return nil, fmt.Errorf("answer conncheck message: %w", err)
+	}
+	if len(out) > maxMessage { // characters that JSON escapes make six of one
+		return nil, fmt.Errorf("answer conncheck message: the reply would have %d bytes, of which %d are read", len(out), maxMessage)
 	}
 	return out, nil
 }

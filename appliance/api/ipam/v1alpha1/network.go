@@ -16,6 +16,7 @@ type NetworkSpec struct {
 	// PreAllocated is how many of the first addresses are never given out.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=2147483647
 	PreAllocated int64 `json:"preAllocated,omitempty"`
 }
 

@@ -8,10 +8,12 @@ import (
 type ClusterConfigCIDR struct {
 	// Pod networks.
 	// +optional
+	// +kubebuilder:validation:MaxItems=256
 	Pod []CIDR `json:"pod,omitempty"`
 	// External networks: the pools of addresses that stand for hosts which
 	// are not pods.
 	// +optional
+	// +kubebuilder:validation:MaxItems=256
 	External []CIDR `json:"external,omitempty"`
 }
 

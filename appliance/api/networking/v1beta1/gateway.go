@@ -53,6 +53,8 @@ type Endpoint struct {
 type EndpointStatus struct {
 	// Addresses or names of the server.
 	// +optional
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:items:MaxLength=253
 	Addresses []string `json:"addresses,omitempty"`
 	// Port of the server. Deprecated: use ports.
 	// +optional

@@ -75,6 +75,7 @@ type Rule struct {
 	// Routes to put into the table.
 	// +listType=map
 	// +listMapKey=dst
+	// +kubebuilder:validation:MaxItems=10000
 	Routes []Route `json:"routes"`
 	// TargetRef is the object that the rule stands for.
 	// +optional
@@ -88,8 +89,10 @@ type RouteTable struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="the name of the table can't be changed; delete the object and create it anew"
 	Name string `json:"name"`
-	// Rules that lead to the table.
+	// Rules that lead to the table. The controller makes one for each node at most, and
+	// Kubernetes is made for 5,000 nodes.
 	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=10000
 	Rules []Rule `json:"rules"`
 	// TargetRef is the object that the table stands for.
 	// +optional

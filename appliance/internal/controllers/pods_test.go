@@ -1,0 +1,57 @@
+package controllers
+
+import (
+	"fmt"
+
+	"gotest.tools/v3/assert"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+)
+
+// passes returns how many passes there were.
+func (w *world) passes() (n float64) {
+	w.t.Helper()
+	families, err := ctrlmetrics.Registry.Gather()
+	assert.NilError(w.t, err)
+	for _, f := range families {
+		if f.GetName() == "isthmus_controller_passes_total" {
+			for _, m := range f.GetMetric() {
+				n += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return n
+}
+
+// testPods has pods come and go. Those where the podCIDRs of their node lead to are no
+// reason for a pass; one elsewhere is.
+func (w *world) testPods() {
+	pod := func(name, ip string) *corev1.Pod {
+		o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{
+			NodeName: "node-1", Containers: []corev1.Container{{Name: "web", Image: "web"}},
+		}}
+		w.create(o)
+		o.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: ip, PodIPs: []corev1.PodIP{{IP: ip}}}
+		assert.NilError(w.t, w.c.Status().Update(w.t.Context(), o))
+		return o
+	}
+	w.settle()
+	before := w.passes()
+	for i := range 5 {
+		o := pod(fmt.Sprintf("web-%d", i), fmt.Sprintf("10.0.1.%d", 40+i))
+		assert.NilError(w.t, w.c.Delete(w.t.Context(), o, client.GracePeriodSeconds(0)))
+	}
+	w.settle()
+	assert.Equal(w.t, w.passes(), before)
+
+	elsewhere := pod("elsewhere", "10.0.2.40")
+	w.until("there is a pass", func() bool { return w.passes() > before })
+	w.settle()
+	before = w.passes()
+	assert.NilError(w.t, w.c.Delete(w.t.Context(), elsewhere, client.GracePeriodSeconds(0)))
+	w.until("there is a pass when it goes", func() bool { return w.passes() > before })
+	w.settle()
+
+}
