@@ -21,6 +21,12 @@ const (
 	subcategoryIPMapping  = "ip-mapping"
 )
 
+// LabelManagedBy with the value ManagedBy is on what the controller has made.
+const (
+	LabelManagedBy = "app.kubernetes.io/managed-by"
+	ManagedBy      = "isthmus"
+)
+
 // LabelPrefixTranslation is "true" on what the controller writes to translate the
 // networks of a remote cluster.
 const LabelPrefixTranslation = "networking.liqo.io/prefix-translation"
