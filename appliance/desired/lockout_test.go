@@ -76,7 +76,7 @@ func TestLockOut(t *testing.T) {
 	}{
 		{name: "a default route by another link", object: usersRoute(everywhere("0.0.0.0/0", astray)),
 			want: "spec.table.rules[0]: it would cut off the host: packets to the router 172.18.1.254 leave by dummy0, where nobody takes them; write dst"},
-		{name: "the API server by another link", object: usersRoute(everywhere("192.0.2.0/24", astray), everywhere("172.18.1.1/32", astray)),
+		{name: "the API server by another link", object: usersRoute(everywhere("192.0.2.0/24", astray), everywhere("172.18.1.1/32", astray), everywhere("198.51.100.0/24", astray)),
 			want: "spec.table.rules[1]: it would cut off the host: connections to the API server (172.18.1.1:6443) leave by dummy0"},
 		{name: "with a priority of its own", object: func() cluster.RouteConfiguration {
 			r := everywhere("172.18.1.1/32", astray)
