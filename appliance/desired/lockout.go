@@ -199,8 +199,8 @@ func (v *vicinity) cut(s netstate.State) map[int]string {
 	return out
 }
 
-// world returns the host with a state, and what is around it; nil if it can't be
-// described.
+// world returns the host with a state, and what is around it; nil if packets can't be
+// walked through it: nothing is said of them then.
 func (v *vicinity) world(s netstate.State) *trace.World {
 	hosts := []trace.Host{{Name: thisHost, State: s, Around: v.around}}
 	for _, far := range v.far {
@@ -333,9 +333,7 @@ func (v *vicinity) lockOuts(routes []cluster.RouteConfiguration, firewalls []clu
 	var suspects []suspect
 	var ourRoutes []cluster.RouteConfiguration
 	var ourFirewalls []cluster.FirewallConfiguration
-	users := func(m cluster.Meta) bool {
-		return !m.Deleting && m.Labels[LabelManagedBy] != ManagedBy && addressed(m.Labels)
-	}
+	users := func(m cluster.Meta) bool { return OfUser(m) && addressed(m.Labels) }
 	for _, rc := range routes {
 		if users(rc.Meta) {
 			suspects = append(suspects, suspect{Meta: rc.Meta, route: &rc})

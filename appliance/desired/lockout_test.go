@@ -166,7 +166,7 @@ func TestLockOutOfSeveral(t *testing.T) {
 	}
 	in := guardedNode()
 	ours := object("liqo-tenant-rome", "ours", 9, to("10.127.66.3/32", "dummy0"))
-	ours.Labels[desired.LabelManagedBy] = desired.ManagedBy
+	ours.Labels["app.kubernetes.io/managed-by"] = "isthmus"
 	drop := usersTable("INET", filterChain("input", "drop"))
 	drop.Created = epoch.Add(-2 * time.Hour)
 	in.Routes = append(in.Routes, ours,

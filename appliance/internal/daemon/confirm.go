@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -54,7 +55,7 @@ type confirmer struct {
 	trial   *trial
 	servers []netip.AddrPort // where the API server answers, the latest last
 	taken   bool             // that the last pass was told
-	wrote   []byte
+	wrote   string           // the file
 	// The versions of objects that were in force for good, by UID: they are in force
 	// again where a later one is not.
 	routes    map[string]cluster.RouteConfiguration
@@ -105,9 +106,7 @@ type users struct {
 // usersOf returns those of the objects that are addressed to a host and that the
 // controller did not make.
 func usersOf(routes []cluster.RouteConfiguration, firewalls []cluster.FirewallConfiguration, addressed func(map[string]string) bool) users {
-	theirs := func(m cluster.Meta) bool {
-		return !m.Deleting && m.Labels[desired.LabelManagedBy] != desired.ManagedBy && addressed(m.Labels)
-	}
+	theirs := func(m cluster.Meta) bool { return desired.OfUser(m) && addressed(m.Labels) }
 	var out users
 	for _, o := range routes {
 		if theirs(o.Meta) {
@@ -178,47 +177,34 @@ func (c *confirmer) choose(ctx context.Context, u users) (left []desired.LeftOut
 	case ask:
 		c.trial.accept(fresh)
 	}
-	for _, o := range u.routes {
-		if c.trial.known[versionOf(o.Meta)] {
-			c.routes[o.UID] = o
-		} else if was, ok := c.routes[o.UID]; ok && c.trial.out(versionOf(o.Meta)) {
-			instead.routes = append(instead.routes, was)
-		}
-	}
-	for _, o := range u.firewalls {
-		if c.trial.known[versionOf(o.Meta)] {
-			c.firewalls[o.UID] = o
-		} else if was, ok := c.firewalls[o.UID]; ok && c.trial.out(versionOf(o.Meta)) {
-			instead.firewalls = append(instead.firewalls, was)
-		}
-	}
+	instead.routes = earlier(c.trial, u.routes, func(o cluster.RouteConfiguration) cluster.Meta { return o.Meta }, c.routes)
+	instead.firewalls = earlier(c.trial, u.firewalls, func(o cluster.FirewallConfiguration) cluster.Meta { return o.Meta }, c.firewalls)
 	for _, m := range u.metas() {
 		if c.trial.out(versionOf(m)) {
 			left = append(left, desired.LeftOut{Object: m.Ref, Generation: m.Generation, Why: c.why(versionOf(m))})
 		}
 	}
-	c.forget(there)
 	c.taken = c.trial.taken
 	c.save()
 	return left, instead
 }
 
-// forget drops earlier versions of objects that are gone. The caller holds the lock.
-func (c *confirmer) forget(there versions) {
-	uids := map[string]bool{}
-	for v := range there {
-		uids[v.UID] = true
-	}
-	for uid := range c.routes {
-		if !uids[uid] {
-			delete(c.routes, uid)
+// earlier keeps the objects that are in force for good, by UID, and returns the kept
+// ones of those whose present version is out.
+func earlier[T any](t *trial, objects []T, meta func(T) cluster.Meta, kept map[string]T) []T {
+	there := map[string]bool{}
+	var out []T
+	for _, o := range objects {
+		m := meta(o)
+		there[m.UID] = true
+		if t.known[versionOf(m)] {
+			kept[m.UID] = o
+		} else if was, ok := kept[m.UID]; ok && t.out(versionOf(m)) {
+			out = append(out, was)
 		}
 	}
-	for uid := range c.firewalls {
-		if !uids[uid] {
-			delete(c.firewalls, uid)
-		}
-	}
+	maps.DeleteFunc(kept, func(uid string, _ T) bool { return !there[uid] })
+	return out
 }
 
 // why says why a version is not in force. The caller holds the lock.
@@ -335,7 +321,7 @@ func (c *confirmer) save() {
 		return out
 	}
 	text, err := json.Marshal(confirmation{c.servers, list(c.trial.held), list(c.trial.trying), list(c.trial.known)})
-	if err != nil || string(text) == string(c.wrote) {
+	if err != nil || string(text) == c.wrote {
 		return
 	}
 	// Whole or not at all.
@@ -347,5 +333,5 @@ func (c *confirmer) save() {
 		c.log.Warn("what is tried is not remembered: objects that were taken back are tried again after a restart", "file", c.file, "err", err)
 		return
 	}
-	c.wrote = text
+	c.wrote = string(text)
 }
