@@ -41,8 +41,11 @@ type Underlay struct {
 	// Paths holds the MTU of the route towards some addresses, where it is
 	// known. It wins over MTU.
 	Paths map[netip.Addr]int
-	// Devs holds the link that packets to some addresses leave by.
-	Devs map[netip.Addr]string
+	// Devs holds the link that packets to some addresses leave by, Sources the address
+	// of this host that they have, and Routers the router that they go to first, where
+	// there is one.
+	Devs             map[netip.Addr]string
+	Sources, Routers map[netip.Addr]netip.Addr
 	// Links holds the names of those links that were asked for and are there.
 	Links map[string]bool
 	// Uplinks are the links by which packets of other hosts may come in, sorted: all
@@ -80,6 +83,13 @@ type NodeInput struct {
 	Nodes     []cluster.InternalNode // with Geneve, this node's is enough
 	Routes    []cluster.RouteConfiguration
 	Firewalls []cluster.FirewallConfiguration
+
+	// APIServers are where the API server answers: as this host dials it, and as it
+	// calls itself; empty: not known. No object of a user's own cuts the host off
+	// from them.
+	APIServers []netip.AddrPort
+	// LeftOut are objects that are not used, whatever they say.
+	LeftOut []LeftOut
 
 	// Problems lists what did not parse, and what was read differently
 	// than it was written, in the objects above.
@@ -125,6 +135,8 @@ type GatewayInput struct {
 	Nodes          []cluster.InternalNode
 	Routes         []cluster.RouteConfiguration
 	Firewalls      []cluster.FirewallConfiguration
+	APIServers     []netip.AddrPort // see NodeInput
+	LeftOut        []LeftOut        // see NodeInput
 	Problems       []cluster.InvalidError
 }
 
@@ -139,6 +151,9 @@ func (in NodeInput) Remotes() []netip.Addr {
 		if n.Name != in.Name {
 			out = append(out, n.VTEP.IP)
 		}
+	}
+	for _, a := range in.APIServers {
+		out = append(out, a.Addr())
 	}
 	return addrs(append(out, in.podsOutside()...))
 }
@@ -177,6 +192,9 @@ func (in GatewayInput) Remotes() []netip.Addr {
 	out := []netip.Addr{in.peerAddr()}
 	for _, n := range in.Nodes {
 		out = append(out, underlayOf(n, in.NodeName))
+	}
+	for _, a := range in.APIServers {
+		out = append(out, a.Addr())
 	}
 	return addrs(out)
 }

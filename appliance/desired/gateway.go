@@ -46,8 +46,17 @@ func TunnelAddresses(mode string) (own netip.Prefix, peer netip.Addr) {
 
 // Gateway returns the state of a gateway: a Geneve link to every node, the
 // WireGuard link to the peer, and the routes, rules and tables of the
-// configurations addressed to it.
-func Gateway(in GatewayInput) (netstate.State, []Result) { return compileGateway(in).finish() }
+// configurations addressed to it. Objects that would cut the gateway off from its
+// API server are left out.
+func Gateway(in GatewayInput) (netstate.State, []Result) {
+	label := cmp.Or(in.NodeLabel, in.NodeName)
+	return reachable(in.vicinity(), in.LeftOut, in.Routes, in.Firewalls,
+		func(labels map[string]string) bool { return GatewaySelects(labels, in.RemoteID, label) },
+		func(routes []cluster.RouteConfiguration, firewalls []cluster.FirewallConfiguration) (netstate.State, []Result) {
+			in.Routes, in.Firewalls = routes, firewalls
+			return compileGateway(in).finish()
+		})
+}
 
 func compileGateway(in GatewayInput) *host {
 	h := newHost(in.RulePriority, in.Problems)

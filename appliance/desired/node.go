@@ -12,7 +12,16 @@ import (
 // Node returns the state of a node: a Geneve link to every gateway, or the
 // link of the VXLAN overlay to all nodes, and the routes, rules and tables of the configurations addressed to nodes. Results
 // are sorted by kind, namespace and name, one for every object concerned.
-func Node(in NodeInput) (netstate.State, []Result) { return compileNode(in).finish() }
+// Objects that would cut the node off from its API server are left out.
+func Node(in NodeInput) (netstate.State, []Result) {
+	label := cmp.Or(in.Label, in.Name)
+	return reachable(in.vicinity(), in.LeftOut, in.Routes, in.Firewalls,
+		func(labels map[string]string) bool { return NodeSelects(labels, label) },
+		func(routes []cluster.RouteConfiguration, firewalls []cluster.FirewallConfiguration) (netstate.State, []Result) {
+			in.Routes, in.Firewalls = routes, firewalls
+			return compileNode(in).finish()
+		})
+}
 
 func compileNode(in NodeInput) *host {
 	h := newHost(in.RulePriority, in.Problems)

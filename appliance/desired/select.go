@@ -1,5 +1,7 @@
 package desired
 
+import "github.com/isthmus-net/isthmus/appliance/cluster"
+
 // Labels that say which host an object is addressed to. They are those of
 // appliance/api/networking/v1beta1, which this package may not import; a test
 // of internal/kube holds them together.
@@ -19,11 +21,19 @@ const (
 	subcategorySingleNode = "single-node"
 	subcategoryAllGateway = "all-gateways"
 	subcategoryIPMapping  = "ip-mapping"
+
+	// On what the controller has made.
+	labelManagedBy = "app.kubernetes.io/managed-by"
+	managedBy      = "isthmus"
 )
 
 // LabelPrefixTranslation is "true" on what the controller writes to translate the
 // networks of a remote cluster.
 const LabelPrefixTranslation = "networking.liqo.io/prefix-translation"
+
+// OfUser reports whether an object is one that somebody else than the controller has
+// written, and that is to stay.
+func OfUser(m cluster.Meta) bool { return !m.Deleting && m.Labels[labelManagedBy] != managedBy }
 
 // NodeSelects reports whether a RouteConfiguration or FirewallConfiguration
 // with these labels is addressed to the node.

@@ -52,6 +52,9 @@ then.`,
 			if err != nil {
 				return fmt.Errorf("%w (see --name, --namespace, --system-namespace, --remote-cluster-id, --mode)", err)
 			}
+			if cfg.Knock, err = kube.NewKnock(config); err != nil {
+				return err
+			}
 			cfg.API = source
 			cfg.Logger = log
 			cfg.WriteConnection = func(ctx context.Context, st daemon.ConnectionStatus) error {

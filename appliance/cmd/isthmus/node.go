@@ -55,7 +55,10 @@ removed: isthmus teardown has the pods of all nodes started with it.`,
 			if err != nil {
 				return err
 			}
-			cfg.API, cfg.APIServer = source, config.Host
+			if cfg.Knock, err = kube.NewKnock(config); err != nil {
+				return err
+			}
+			cfg.API, cfg.APIServer, cfg.StateDir = source, config.Host, stateDir
 			cfg.Logger = log
 			cfg.WriteStatus = func(ctx context.Context, st daemon.NodeStatus) error {
 				return source.WriteStatus(ctx, kube.NodeStatus{

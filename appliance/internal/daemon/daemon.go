@@ -146,7 +146,10 @@ type uplinker interface {
 
 // underlay reads what desired needs to know of the network below.
 func underlay(r router, remotes []netip.Addr) desired.Underlay {
-	u := desired.Underlay{Paths: map[netip.Addr]int{}, Devs: map[netip.Addr]string{}, Links: map[string]bool{}}
+	u := desired.Underlay{
+		Paths: map[netip.Addr]int{}, Devs: map[netip.Addr]string{}, Links: map[string]bool{},
+		Sources: map[netip.Addr]netip.Addr{}, Routers: map[netip.Addr]netip.Addr{},
+	}
 	for _, dst := range []netip.Addr{anywhere4, anywhere6} {
 		if p, err := r.RouteTo(dst); err == nil && p.MTU > 0 {
 			u.MTU = p.MTU
@@ -159,6 +162,12 @@ func underlay(r router, remotes []netip.Addr) desired.Underlay {
 			continue
 		}
 		u.Devs[dst.Unmap()] = p.Dev
+		if !p.Ours {
+			u.Sources[dst.Unmap()] = p.Src
+			if p.Via.IsValid() {
+				u.Routers[dst.Unmap()] = p.Via
+			}
+		}
 		if p.MTU > 0 {
 			u.Paths[dst.Unmap()] = p.MTU
 		}
@@ -179,6 +188,7 @@ func defaultSource(r router) netip.Addr {
 
 func equalUnderlay(a, b desired.Underlay) bool {
 	return a.MTU == b.MTU && maps.Equal(a.Paths, b.Paths) && maps.Equal(a.Devs, b.Devs) && maps.Equal(a.Links, b.Links) &&
+		maps.Equal(a.Sources, b.Sources) && maps.Equal(a.Routers, b.Routers) &&
 		(a.Uplinks == nil) == (b.Uplinks == nil) && slices.Equal(a.Uplinks, b.Uplinks)
 }
 

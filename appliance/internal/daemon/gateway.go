@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -76,7 +77,8 @@ type GatewayConfig struct {
 	// (default 10 s).
 	StatusInterval time.Duration
 
-	API API[kube.GatewayView]
+	API   API[kube.GatewayView]
+	Knock kube.Knock // see NodeConfig; not asked for a gateway in a network namespace of its node
 	// WriteConnection and WriteReport write the status of the gateway's
 	// Connection and of its GatewayReport.
 	WriteConnection func(context.Context, ConnectionStatus) error
@@ -151,6 +153,10 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	}
 	defer h.ns.Close()
 	gw.host = h
+	if cfg.NetNS != "" {
+		cfg.Knock = nil // what is done in that namespace is on no way to the API server
+	}
+	gw.confirm = newConfirmer(cfg.Knock, cfg.StateDir, cfg.Logger)
 	if below != nil {
 		defer below.Close()
 		h.below = newUnderlayWatch(below)
@@ -217,6 +223,7 @@ type gateway struct {
 	reports    *reporter[ReportStatus]
 	passed     chan struct{} // yields after a pass
 	repair     chan struct{} // yields when a pass has something to put right
+	confirm    *confirmer
 
 	mu      sync.Mutex
 	mtu     int
@@ -246,6 +253,10 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	if !gw.waitKeys(ctx) {
 		return nil
 	}
+	if view, err := gw.cfg.API.Read(ctx); err == nil {
+		gw.confirm.inForce(gw.users(view.Input), view.Applied)
+	}
+	g.run("confirm", func() error { return gw.confirm.run(ctx) })
 	g.run("connection status", func() error { return gw.connection.run(ctx) })
 	g.run("report", func() error { return gw.reports.run(ctx) })
 	g.run("underlay", func() error { return gw.below.run(ctx) })
@@ -253,7 +264,7 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	g.run("conncheck", func() error { return gw.watchTunnel(ctx, g) })
 	return agent.Run(ctx, agent.Config[desired.GatewayInput]{
 		Source: source[desired.GatewayInput]{
-			merge(ctx, g, gw.cfg.API.Changed(), gw.below.changed, gw.keys.changed, gw.resolvers[0].changed, gw.repair), gw.read,
+			merge(ctx, g, gw.cfg.API.Changed(), gw.below.changed, gw.keys.changed, gw.resolvers[0].changed, gw.repair, gw.confirm.changed), gw.read,
 		},
 		Target:  watched{gw.ns, gw.health},
 		Desired: desired.Gateway,
@@ -292,6 +303,9 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.PublicKey, _ = gw.keys.publicKey()
 	in.PeerEndpoint = gw.resolvers[0].endpoint()
 	in.PodIP = gw.podIP()
+	left, instead := gw.confirm.choose(ctx, gw.users(in))
+	in.LeftOut, in.APIServers = left, gw.confirm.apiServers()
+	in.Routes, in.Firewalls = slices.Concat(in.Routes, instead.routes), slices.Concat(in.Firewalls, instead.firewalls)
 	in.PeerHeard, in.PeerMTU = gw.heard(), gw.prober.Status().PeerMTU
 	in.Underlay = gw.below.read(in.Remotes())
 	gw.prober.SetMTU(in.Room())
@@ -299,6 +313,12 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	defer gw.mu.Unlock()
 	gw.path = pathToPeer{in.PeerHeard, in.PeerMTU}
 	return in, nil
+}
+
+// users are the objects of users that are addressed to the gateway.
+func (gw *gateway) users(in desired.GatewayInput) users {
+	label := cmp.Or(in.NodeLabel, in.NodeName)
+	return usersOf(in.Routes, in.Firewalls, func(labels map[string]string) bool { return desired.GatewaySelects(labels, in.RemoteID, label) })
 }
 
 // A pathToPeer is what the tunnel's MTU depends on and no event of the kernel or the API
@@ -371,6 +391,7 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	defer gw.health.At("") // the pass is over
 	o := outcomeOf(r)
 	gw.metrics.pass(o)
+	gw.confirm.pass(o)
 	isTunnel := func(l netstate.Link) bool { return l.Kind == netstate.KindWireGuard }
 	if o.computed() && len(o.remaining.SetWireGuard) == 0 && !remainingLinks(o.remaining, isTunnel) {
 		// Whether the peer answers doesn't matter: it may be configured

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,6 +62,11 @@ type NodeConfig struct {
 	RulePriority uint32     // first rule priority of ours; 0: default
 	API          API[kube.NodeView]
 	APIServer    string // URL of the API server, as the daemon reaches it; empty: not known
+	// Knock asks the API server whether it is there. With it, a change that users ask for is
+	// taken back when the API server falls silent after it; nil: it is not.
+	Knock kube.Knock
+	// StateDir is where what is being tried is kept for the next process; empty: nowhere.
+	StateDir string
 	// WriteStatus writes the status of the node's InternalNode.
 	WriteStatus func(context.Context, NodeStatus) error
 	// HealthAddress and MetricsAddress are host:port to serve on; empty or
@@ -83,7 +89,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) error {
 		return err
 	}
 	defer h.ns.Close()
-	n := &node{host: h, cfg: cfg, release: kernelRelease()}
+	n := &node{host: h, cfg: cfg, release: kernelRelease(), confirm: newConfirmer(cfg.Knock, cfg.StateDir, cfg.Logger)}
 	h.metrics.registry.MustRegister(newRefusedCounter(h.ns.CountedBy))
 	n.status = newReporter("InternalNode.status", cfg.Logger, NodeStatus.equal, cfg.WriteStatus)
 
@@ -101,6 +107,7 @@ type node struct {
 	cfg     NodeConfig
 	status  *reporter[NodeStatus]
 	release string
+	confirm *confirmer
 
 	mu      sync.Mutex
 	sources sources
@@ -127,6 +134,7 @@ func (n *node) run(ctx context.Context, g *group) error {
 		for _, in := range view.Input.Nodes {
 			if in.Name == n.cfg.NodeName { // what the previous process reported
 				n.applied, needed = in.Applied, in.Needs
+				n.confirm.inForce(n.users(view.Input), in.Applied)
 			}
 		}
 		// Before anything is reported: a daemon that starts would withdraw the
@@ -142,10 +150,11 @@ func (n *node) run(ctx context.Context, g *group) error {
 	g.run("underlay", func() error { return n.below.run(ctx) })
 	g.run("features", func() error { return n.watchFeatures(ctx, n.publish) })
 	detectNow := fan.subscribe()
+	g.run("confirm", func() error { return n.confirm.run(ctx) })
 	g.run("needs", func() error { return n.watchNeeds(ctx, needs) })
 	g.run("source detection", func() error { return n.detectSources(ctx, detectNow) })
 	return agent.Run(ctx, agent.Config[desired.NodeInput]{
-		Source:  source[desired.NodeInput]{merge(ctx, g, fan.subscribe(), n.below.changed), n.read},
+		Source:  source[desired.NodeInput]{merge(ctx, g, fan.subscribe(), n.below.changed, n.confirm.changed), n.read},
 		Target:  watched{n.ns, n.health},
 		Desired: desired.Node,
 		Report:  n.report,
@@ -164,12 +173,21 @@ func (n *node) read(ctx context.Context) (desired.NodeInput, error) {
 	in := view.Input
 	in.GenevePort, in.RulePriority = n.cfg.GenevePort, n.cfg.RulePriority
 	in.NodeIP = n.nodeIP()
+	left, instead := n.confirm.choose(ctx, n.users(in))
+	in.LeftOut, in.APIServers = left, n.confirm.apiServers()
+	in.Routes, in.Firewalls = slices.Concat(in.Routes, instead.routes), slices.Concat(in.Firewalls, instead.firewalls)
 	var own *netip.Addr
 	if in.NeedsUplinks() {
 		own = &in.NodeIP
 	}
 	in.Underlay = n.below.readWith(own, in.Remotes(), in.HostInterfaces()...)
 	return in, nil
+}
+
+// users are the objects of users that are addressed to the node.
+func (n *node) users(in desired.NodeInput) users {
+	label := cmp.Or(in.Label, in.Name)
+	return usersOf(in.Routes, in.Firewalls, func(labels map[string]string) bool { return desired.NodeSelects(labels, label) })
 }
 
 // nodeIP is the address that other nodes reach this one at.
@@ -186,6 +204,7 @@ func (n *node) report(r agent.Result[desired.NodeInput]) {
 	defer n.health.At("") // the pass is over
 	o := outcomeOf(r)
 	n.metrics.pass(o)
+	n.confirm.pass(o)
 	if o.computed() && !remainingLinks(o.remaining, func(netstate.Link) bool { return true }) {
 		n.health.setReady()
 	} else if o.err != nil {

@@ -132,6 +132,8 @@ func TestLabelsAreTheSame(t *testing.T) {
 		assert.Equal(t, desired.GatewaySelects(tt.labels, "rome", "node-1"), tt.gateway, "%v", tt.labels)
 	}
 	assert.Equal(t, desired.LabelPrefixTranslation, v1beta1.LabelPrefixTranslation)
+	assert.Assert(t, !desired.OfUser(cluster.Meta{Labels: map[string]string{v1beta1.LabelManagedBy: v1beta1.ManagedBy}}))
+	assert.Assert(t, desired.OfUser(cluster.Meta{Labels: map[string]string{v1beta1.LabelManagedBy: "Helm"}}))
 	assert.Equal(t, desired.TunnelInterface, v1beta1.TunnelInterface)
 	assert.Equal(t, desired.VXLANInterface, v1beta1.VXLANInterface)
 	assert.Equal(t, desired.PodInterface, v1beta1.PodInterface)

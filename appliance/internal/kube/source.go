@@ -419,6 +419,9 @@ type GatewayView struct {
 	// Connection is the gateway's own, nil as long as the controller has
 	// not made it.
 	Connection *cluster.Connection
+	// Applied is what the gateway has reported last; nil as well while the API server is
+	// away from a daemon that starts.
+	Applied []cluster.Applied
 }
 
 // What every gateway reads outside of its own namespace: there it may do what
@@ -515,6 +518,11 @@ func (s *GatewaySource) Read(ctx context.Context) (GatewayView, error) {
 	}
 	for _, c := range list(ctx, known, &p, &networkingv1beta1.ConnectionList{}, Connection) {
 		v.Connection = &c
+	}
+	if s.isSynced() { // it is not among what is remembered
+		for _, r := range list(ctx, known, &p, &networkingv1beta1.GatewayReportList{}, GatewayReport) {
+			v.Applied = r.Applied
+		}
 	}
 	v.Input.Problems = p.invalid
 	return v, errors.Join(p.errs...)

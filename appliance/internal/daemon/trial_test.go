@@ -1,0 +1,99 @@
+package daemon
+
+import (
+	"maps"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+)
+
+// A trial is a story of what happens at which second; what is in force is looked at
+// at its end.
+func TestTrial(t *testing.T) {
+	older, fresh, later := version{"a", 1}, version{"b", 1}, version{"b", 2}
+	type event struct {
+		at   float64
+		what string
+	}
+	for _, tt := range []struct {
+		name                string
+		story               []event
+		known, held, trying versions
+		taken               bool
+	}{
+		{"nothing is known yet", []event{{0, "begin"}, {0.1, "applied"}},
+			versions{older: true}, versions{}, versions{fresh: true}, false},
+		{"the API server answers all the time", []event{{0, "begin"}, {0.1, "applied"}, {0.2, "answer"}, {3, "answer"}, {5.1, "answer"}},
+			versions{older: true, fresh: true}, versions{}, versions{}, false},
+		{"not long enough yet", []event{{0, "begin"}, {0.1, "applied"}, {0.2, "answer"}, {5, "answer"}},
+			versions{older: true}, versions{}, versions{fresh: true}, false},
+		{"nothing had to be changed", []event{{0, "begin"}, {0.1, "unchanged"}},
+			versions{older: true, fresh: true}, versions{}, versions{}, false},
+		{"nothing had to be changed, for the process before had done it", []event{{0, "resume"}, {0.1, "unchanged"}, {5.1, "silence"}},
+			versions{older: true}, versions{}, versions{fresh: true}, true},
+		{"an answer before it is applied says nothing", []event{{0, "begin"}, {9, "answer"}},
+			versions{older: true}, versions{}, versions{fresh: true}, false},
+		{"one answer is missing", []event{{0, "begin"}, {0.1, "applied"}, {5, "silence"}, {5.5, "answer"}},
+			versions{older: true, fresh: true}, versions{}, versions{}, false},
+		{"silence: it is taken back", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}},
+			versions{older: true}, versions{}, versions{fresh: true}, true},
+		{"silence after some answers", []event{{0, "begin"}, {0.1, "applied"}, {3, "answer"}, {7.9, "silence"}},
+			versions{older: true}, versions{}, versions{fresh: true}, false},
+		{"and on", []event{{0, "begin"}, {0.1, "applied"}, {3, "answer"}, {8, "silence"}},
+			versions{older: true}, versions{}, versions{fresh: true}, true},
+		{"without it the API server answers: it stays out", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {6.2, "answer"}},
+			versions{older: true}, versions{fresh: true}, versions{}, false},
+		{"the last moment", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {15.1, "silence"}, {15.1, "answer"}},
+			versions{older: true}, versions{fresh: true}, versions{}, false},
+		{"an answer before it is taken back was not caused by that", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.15, "answer"}},
+			versions{older: true}, versions{}, versions{fresh: true}, false},
+		{"what a pass did that had begun before is not it", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "applied"}, {6, "silence"}, {16, "silence"}},
+			versions{older: true}, versions{}, versions{fresh: true}, true},
+		{"an ordinary outage: it returns", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {15.2, "silence"}},
+			versions{older: true, fresh: true}, versions{}, versions{}, false},
+		{"and is not taken back again", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {15.2, "silence"},
+			{15.3, "applied"}, {30, "silence"}, {60, "answer"}, {61, "applied"}, {90, "silence"}},
+			versions{older: true, fresh: true}, versions{}, versions{}, false},
+		{"another change while one is tried", []event{{0, "begin"}, {0.1, "applied"}, {4, "begin later"}, {4.1, "applied"}, {5.5, "answer"}},
+			versions{older: true}, versions{}, versions{fresh: true, later: true}, false},
+		{"another change while one is taken back has to wait", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "begin later"}, {5.3, "taken back"}, {6, "answer"}},
+			versions{older: true}, versions{fresh: true}, versions{}, false},
+		{"it is deleted while it is taken back", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {6, "deleted"}, {7, "taken back"}, {8, "answer"}},
+			versions{older: true}, versions{}, versions{}, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			tr := newTrial()
+			tr.accept(versions{older: true})
+			start := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+			for _, e := range tt.story {
+				now := start.Add(time.Duration(e.at * float64(time.Second)))
+				switch e.what {
+				case "begin":
+					tr.begin(versions{fresh: true})
+				case "resume":
+					tr.resume(versions{fresh: true})
+				case "begin later":
+					tr.begin(versions{later: true})
+				case "applied", "unchanged":
+					tr.passed(now, false, e.what == "applied")
+				case "taken back":
+					tr.passed(now, true, true)
+				case "answer", "silence":
+					tr.hear(now, e.what == "answer")
+				case "deleted":
+					tr.keep(versions{older: true})
+				}
+			}
+			assert.Assert(t, maps.Equal(tr.known, tt.known), "known: %v", tr.known)
+			assert.Assert(t, maps.Equal(tr.held, tt.held), "held: %v", tr.held)
+			assert.Assert(t, maps.Equal(tr.trying, tt.trying), "trying: %v", tr.trying)
+			assert.Equal(t, tr.taken, tt.taken)
+			for v := range tt.held {
+				assert.Assert(t, tr.out(v))
+			}
+			assert.Equal(t, tr.out(fresh), tt.taken || tt.held[fresh])
+			assert.Assert(t, !tr.out(older))
+		})
+	}
+}
