@@ -61,6 +61,6 @@ object of the API.`,
 	f.StringVar(&cfg.Options.Revision, "revision", os.Getenv("POD_TEMPLATE_HASH"), "`name` of this version of the controller and its settings, written on what it makes of gateways' templates")
 	f.DurationVar(&cfg.Resync, "resync", 0, "longest `time` between two passes (default 10m)")
 	f.StringVar(&cfg.HealthAddress, "health-address", "", "`host:port` for /healthz and /readyz; empty or 0: none")
-	f.StringVar(&cfg.MetricsAddress, "metrics-address", "", "`host:port` for /metrics; empty or 0: none")
+	f.StringVar(&cfg.MetricsAddress, "metrics-address", "", "`host:port` for /metrics, by https and for those who may get that path of the API server; empty or 0: none")
 	return cmd
 }
