@@ -35,11 +35,11 @@ func (w *world) testMetrics(admin *rest.Config, controller string) {
 	for _, tt := range []struct{ program, url string }{
 		{"controller", "https://" + controller + "/metrics"},
 		{"node", w.guarded(admin, "system:serviceaccount:liqo:isthmus-node")},
-		{"gateway", w.guarded(admin, "system:serviceaccount:" + tenant + ":gw-rome")},
+		{"gateway", w.guarded(admin, "system:serviceaccount:"+tenant+":gw-rome")},
 	} {
 		poll.WaitOn(w.t, func(poll.LogT) poll.Result { // a refusal is remembered for half a minute
 			if code, body := w.ask(tt.url, reader); code != http.StatusOK {
-				return poll.Continue("%s: %d %s", tt.program, code, body)
+				return poll.Continue("%s: %d %.200s", tt.program, code, body)
 			}
 			return poll.Success()
 		}, poll.WithTimeout(time.Minute), poll.WithDelay(100*time.Millisecond))
@@ -52,8 +52,8 @@ func (w *world) testMetrics(admin *rest.Config, controller string) {
 			{other, "somebody without the right", http.StatusForbidden},
 		} {
 			code, body := w.ask(tt.url, refused.token)
-			assert.Check(w.t, is.Equal(code, refused.want), "%s, %s: %s", tt.program, refused.what, body)
-			assert.Check(w.t, !strings.Contains(body, "isthmus_"), "%s, %s: %s", tt.program, refused.what, body)
+			assert.Check(w.t, is.Equal(code, refused.want), "%s, %s: %.200s", tt.program, refused.what, body)
+			assert.Check(w.t, !strings.Contains(body, "isthmus_"), "%s, %s: %.200s", tt.program, refused.what, body)
 		}
 		_, body := w.ask(tt.url, reader)
 		assert.Check(w.t, is.Contains(body, "isthmus_controller_passes_total"), tt.program)

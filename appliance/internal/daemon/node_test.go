@@ -198,7 +198,7 @@ func TestNode(t *testing.T) {
 	} {
 		code, body, err := getWith(host, tt.url, tt.token)
 		assert.NilError(t, err, tt.url)
-		assert.Equal(t, code, tt.want, "%s with token %q: %s", tt.url, tt.token, body)
+		assert.Equal(t, code, tt.want, "%s with token %q: %.200s", tt.url, tt.token, body)
 	}
 	code, body, err := get(host, "https://127.0.0.1:8082/metrics")
 	assert.NilError(t, err)
