@@ -48,6 +48,8 @@ func TestController(t *testing.T) {
 	own, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
 	assert.NilError(t, err)
 	w.testPullsOnly(own)
+	w.testKeysOnly(own)
+	w.testGatewaysOnly(own)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
