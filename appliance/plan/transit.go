@@ -58,56 +58,32 @@ func (p *planner) transit() {
 	}
 }
 
-// noTransit plans, for all gateways, that what comes from a peer and is meant
-// for another one is dropped, unless the two may reach each other. That no route
-// leads there (transit) is not enough: an IP may stand for a pod of another peer,
-// and an IP is for all peers. What a peer answers has the address of a node here,
-// so it is never dropped.
+// noTransit plans, for the gateway of each peer, that what comes from the peer and
+// is meant for one that it may not reach is dropped. That no route leads there
+// (transit) is not enough: an IP may stand for a pod of another peer, and an IP is
+// for all peers. What a peer answers has the address of a node here, so it is never
+// dropped.
 func (p *planner) noTransit() {
-	if p.s.Options.Transit {
-		return
-	}
-	var ready []*peering
 	for _, peer := range p.peerings {
-		if peer.ready {
-			ready = append(ready, peer)
-		}
-	}
-	for _, v6 := range []bool{false, true} {
-		c := chain("between-peers", v1beta1.ChainTypeFilter, v1beta1.ChainHookForward, v1beta1.ChainPriorityFilter)
-		rule := func(action v1beta1.FilterAction, name string, match ...v1beta1.Match) {
-			c.Rules.FilterRules = append(c.Rules.FilterRules, v1beta1.FilterRule{
-				Name: name, Action: action, Match: append([]v1beta1.Match{by(v1beta1.TunnelInterface)}, match...),
-			})
-		}
-		for _, a := range ready {
-			for _, b := range ready {
-				if !p.mayTransit(a, b) {
-					continue
-				}
-				for _, source := range ofFamily(a.inGateway(), v6) {
-					for _, destination := range ofFamily(b.remapped(), v6) {
-						rule(v1beta1.ActionAccept, ruleName(source.String(), destination.String()), from(source), to(destination))
-					}
-				}
-			}
-		}
-		peers := 0
-		for _, b := range ready {
-			networks := ofFamily(b.remapped(), v6)
-			for _, destination := range networks {
-				rule(v1beta1.ActionDrop, ruleName("to", destination.String()), to(destination))
-			}
-			peers += min(len(networks), 1)
-		}
-		if peers < 2 {
+		if !peer.ready {
 			continue
 		}
-		name := "no-transit"
-		if v6 {
-			name += "-ipv6"
+		c := chain("between-peers", v1beta1.ChainTypeFilter, v1beta1.ChainHookForward, v1beta1.ChainPriorityFilter)
+		for _, other := range p.peerings {
+			if !other.ready || other == peer || p.mayTransit(peer, other) {
+				continue
+			}
+			for _, cidr := range ofFamily(other.remapped(), peer.ipv6()) {
+				c.Rules.FilterRules = append(c.Rules.FilterRules, v1beta1.FilterRule{
+					Name: ruleName(other.id, cidr.String()), Action: v1beta1.ActionDrop, Match: []v1beta1.Match{by(v1beta1.TunnelInterface), to(cidr)},
+				})
+			}
 		}
-		o := firewallConfiguration(p.forAllGateways(name), name, v6)
+		if len(c.Rules.FilterRules) == 0 {
+			continue
+		}
+		m := owned(Name(peer.config.Name, "no-transit"), peer.id, peer.config.Meta)
+		o := firewallConfiguration(forPeerGateway(m, peer.id), "no-transit", peer.ipv6())
 		o.Spec.Table.Chains = []v1beta1.Chain{c}
 		p.add(o)
 	}

@@ -18,23 +18,22 @@ func TestTransit(t *testing.T) {
 	pair := func(a, b string) [2]string { return [2]string{a, b} }
 	for _, overlay := range []cluster.Overlay{cluster.OverlayGeneve, cluster.OverlayVXLAN} {
 		for _, tt := range []struct {
-			name    string
-			peers   []string
-			all     bool
-			pairs   [][2]string
-			to      []string // peers that a route leads to
-			accepts []string // "from a to b", each from its two networks to the other's two
-			drops   []string // peers that nobody else is let through to
+			name  string
+			peers []string
+			all   bool
+			pairs [][2]string
+			to    []string // peers that a route leads to
+			drops []string // "a to b": what comes from a and is meant for b
 		}{
-			{name: "one peer", peers: []string{"rome"}, all: true},
-			{name: "off", peers: []string{"oslo", "rome"}, drops: []string{"oslo", "rome"}},
+			{name: "one peer", peers: []string{"rome"}},
+			{name: "off", peers: []string{"oslo", "rome"}, drops: []string{"oslo to rome", "rome to oslo"}},
 			{name: "all", peers: []string{"oslo", "rome"}, all: true, to: []string{"oslo", "rome"}},
 			{
 				name: "a pair", peers: []string{"bonn", "oslo", "rome"}, pairs: [][2]string{pair("rome", "oslo"), pair("rome", "nobody")},
-				to: []string{"oslo", "rome"}, accepts: []string{"oslo to rome", "rome to oslo"}, drops: []string{"bonn", "oslo", "rome"},
+				to: []string{"oslo", "rome"}, drops: []string{"bonn to oslo", "bonn to rome", "oslo to bonn", "rome to bonn"},
 			},
-			{name: "a pair that is not there", peers: []string{"oslo", "rome"}, pairs: [][2]string{pair("rome", "nobody")}, drops: []string{"oslo", "rome"}},
-			{name: "a peer and itself", peers: []string{"oslo", "rome"}, pairs: [][2]string{pair("rome", "rome")}, drops: []string{"oslo", "rome"}},
+			{name: "a pair that is not there", peers: []string{"oslo", "rome"}, pairs: [][2]string{pair("rome", "nobody")}, drops: []string{"oslo to rome", "rome to oslo"}},
+			{name: "a peer and itself", peers: []string{"oslo", "rome"}, pairs: [][2]string{pair("rome", "rome")}, drops: []string{"oslo to rome", "rome to oslo"}},
 		} {
 			t.Run(fmt.Sprint(overlay, " ", tt.name), func(t *testing.T) {
 				w := overlapping(t, overlay, tt.peers...)
@@ -67,22 +66,19 @@ func TestTransit(t *testing.T) {
 				}
 
 				var rules []string
-				if o := firewallOf(w, "liqo", "no-transit"); o != nil {
-					rules = natRules(o)
-					assert.Equal(t, o.Labels[v1beta1.LabelFirewallSubcategory], v1beta1.SubcategoryFabric)
-				}
-				want = nil
-				for _, text := range tt.accepts {
-					a, b, _ := strings.Cut(text, " to ")
-					for _, source := range networks[a] {
-						for _, destination := range networks[b] {
-							want = append(want, fmt.Sprintf("between-peers in=liqo-tunnel src=%s dst=%s accept", source, destination))
+				for _, id := range tt.peers {
+					if o := firewallOf(w, "liqo-tenant-"+id, id+"-no-transit"); o != nil {
+						assert.Equal(t, o.Labels[v1beta1.LabelFirewallUnique], id)
+						for _, r := range natRules(o) {
+							rules = append(rules, id+" "+r)
 						}
 					}
 				}
-				for _, id := range tt.drops {
-					for _, destination := range networks[id] {
-						want = append(want, fmt.Sprintf("between-peers in=liqo-tunnel dst=%s drop", destination))
+				want = nil
+				for _, text := range tt.drops {
+					a, b, _ := strings.Cut(text, " to ")
+					for _, destination := range networks[b] {
+						want = append(want, fmt.Sprintf("%s between-peers in=liqo-tunnel dst=%s drop", a, destination))
 					}
 				}
 				assert.DeepEqual(t, rules, want)

@@ -171,8 +171,8 @@ func TestTransit(t *testing.T) {
 				t.Run(string(overlay)+"-"+name+"-"+allowed, func(t *testing.T) {
 					hub, leaf, other := site4("hub", 1, "10.1.0.0/16", "10.70.0.0/16", overlay), site4("leaf", 2, "10.2.0.0/16", "10.70.0.0/16", overlay), site4("other", 3, pods, "10.70.0.0/16", overlay)
 					third := site4("third", 4, "10.2.0.0/16", "10.70.0.0/16", overlay)
+					hub.transit, hub.transitPairs = tt.all, tt.pairs
 					w := build(t, []*site{hub, leaf, other, third}, [2]int{0, 1}, [2]int{0, 2}, [2]int{0, 3})
-					hub.api.options.Transit, hub.api.options.TransitPairs = tt.all, tt.pairs
 					for j := range other.nodes {
 						o := &ipamv1alpha1.IP{TypeMeta: metav1.TypeMeta{APIVersion: "ipam.liqo.io/v1alpha1", Kind: "IP"}}
 						o.Namespace, o.Name, o.Spec.IP = "default", fmt.Sprintf("of-other-%d", j), v1beta1.IP(hub.calls(other, other.pod(j)).String())
