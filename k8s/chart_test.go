@@ -68,7 +68,7 @@ func full() map[string]any {
 	}
 	v["image"] = map[string]any{"name": "isthmus", "version": "dev", "pullPolicy": "Never"}
 	v["metrics"] = map[string]any{"enabled": true, "dashboard": map[string]any{"enabled": true}}
-	v["networking"] = map[string]any{"denyDirectConnections": true, "gatewayTemplates": map[string]any{
+	v["networking"] = map[string]any{"directConnections": []any{[]any{"rome", "naples"}, []any{"rome", "oslo"}}, "gatewayTemplates": map[string]any{
 		"wireguard": map[string]any{"implementation": "userspace"},
 		"netns":     map[string]any{"enabled": true},
 		"server": map[string]any{"service": map[string]any{
@@ -112,6 +112,15 @@ func TestChartRefuses(t *testing.T) {
 			v["ipam"].(map[string]any)["external"] = map[string]any{"enabled": true}
 		}, "/ipam/external/enabled"},
 		{"nothing to install", func(v map[string]any) { v["networking"] = map[string]any{"enabled": false} }, "/networking/enabled"},
+		{"pairs of peers, and all of them", func(v map[string]any) {
+			v["networking"] = map[string]any{"denyDirectConnections": true, "directConnections": []any{[]any{"rome", "naples"}}}
+		}, "networking.directConnections: names pairs of peers, and networking.denyDirectConnections: true is about all of them"},
+		{"three peers in a pair", func(v map[string]any) {
+			v["networking"] = map[string]any{"directConnections": []any{[]any{"rome", "naples", "oslo"}}}
+		}, "/networking/directConnections/0"},
+		{"a peer with itself", func(v map[string]any) {
+			v["networking"] = map[string]any{"directConnections": []any{[]any{"rome", "rome"}}}
+		}, "/networking/directConnections/0"},
 		{"unknown key", func(v map[string]any) { v["networking"] = map[string]any{"genevaPort": 6091} }, "genevaPort"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -180,6 +189,30 @@ func TestChartFirewall(t *testing.T) {
 	v["networking"] = map[string]any{"gateway": map[string]any{"mssclamp": map[string]any{"value": "route"}}}
 	_, err := render(t, v)
 	assert.ErrorContains(t, err, "/networking/gateway/mssclamp/value")
+}
+
+// Peers do not reach each other through this cluster unless a value says so.
+func TestChartTransit(t *testing.T) {
+	for name, tt := range map[string]struct {
+		networking map[string]any
+		want       string
+	}{
+		"default": {nil, ""},
+		"denied":  {map[string]any{"denyDirectConnections": true}, ""},
+		"all":     {map[string]any{"denyDirectConnections": false}, "--direct-connections=all"},
+		"pairs":   {map[string]any{"directConnections": []any{[]any{"rome", "naples"}, []any{"rome", "oslo"}}}, "--direct-connections=rome:naples,rome:oslo"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := minimal()
+			if tt.networking != nil {
+				v["networking"] = tt.networking
+			}
+			out, err := render(t, v)
+			assert.NilError(t, err)
+			assert.Check(t, is.Contains(out, tt.want))
+			assert.Equal(t, strings.Contains(out, "--direct-connections"), tt.want != "")
+		})
+	}
 }
 
 // Every daemon has two minutes to start, and is seen within a second or two when

@@ -72,6 +72,10 @@ func TestValuesAndSchema(t *testing.T) {
 	// Maps that users fill, with a default of their own.
 	delete(have, "metrics.dashboard.labels.grafana_dashboard")
 	have["metrics.dashboard.labels"] = true
+	const resources = "networking.gatewayTemplates.container.gateway.resources"
+	delete(have, resources+".requests.cpu")
+	delete(have, resources+".requests.memory")
+	have[resources] = true
 	for path := range known { // of a pod not everything is offered everywhere
 		if !have[path] && strings.HasSuffix(path, ".pod.resources") {
 			delete(known, path)

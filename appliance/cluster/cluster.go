@@ -118,8 +118,11 @@ type Options struct {
 	// setting of the controller switches it on: a namespace forwards no IPv6
 	// (net.ipv6.conf.all.forwarding is 0 in a new one, and a container can't write it).
 	IPv6 bool
-	// NoTransit says that what comes from one peer never goes on to another.
-	NoTransit bool
+	// Transit says that any two peers reach each other through this cluster, and
+	// TransitPairs which do where it is false. What comes from one peer never
+	// goes on to another otherwise.
+	Transit      bool
+	TransitPairs [][2]string // remote cluster IDs, either way round
 	// Revision tells the controller that plans from those before it: the
 	// pod-template-hash of its pod. Empty: it is in none.
 	Revision string

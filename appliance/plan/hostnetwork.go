@@ -17,9 +17,10 @@ import (
 // the seed gives: liqo.host and liqo-netns. The number is written into the
 // label of the Deployment and stays as long as that does.
 const (
-	listenPort     = 51840 // of WireGuard, as desired.WireGuardPort
-	hostHealthPort = 51740 // of health and metrics
-	lastHostNumber = 99
+	listenPort      = 51840 // of WireGuard, as desired.WireGuardPort
+	hostHealthPort  = 51740
+	hostMetricsPort = 51640
+	lastHostNumber  = 99
 )
 
 // hostInterfaceOf returns the name of the node's end of the pair to a gateway.

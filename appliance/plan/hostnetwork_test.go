@@ -51,14 +51,14 @@ func TestGatewaysInHosts(t *testing.T) {
 		assert.Equal(t, f.GatewayIP, v1beta1.IP("172.18.1.11"))
 		assert.Assert(t, !taken[f.HostInterface], "%s is there twice", f.HostInterface)
 		taken[f.HostInterface] = true
-		number, netns, listen, health := "", "liqo-netns", "51840", ":51740"
+		number, netns, listen, health, metrics := "", "liqo-netns", "51840", ":51740", ":51640"
 		if f.HostInterface != "liqo.host" {
-			number, netns, listen, health = ".1", "liqo-netns-1", "51841", ":51741"
+			number, netns, listen, health, metrics = ".1", "liqo-netns-1", "51841", ":51741", ":51641"
 		}
 		assert.Equal(t, f.HostInterface, "liqo.host"+number)
 		assert.Assert(t, pod.Spec.HostNetwork)
 		assert.Equal(t, pod.Annotations[v1beta1.AnnotationNetNS], netns)
-		want := []string{"--netns=/run/netns/" + netns, "--host-interface=" + f.HostInterface, "--health-address=" + health, "--metrics-address=" + health}
+		want := []string{"--netns=/run/netns/" + netns, "--host-interface=" + f.HostInterface, "--health-address=" + health, "--metrics-address=" + metrics}
 		if role == "server" {
 			want = append(want, "--listen-port="+listen)
 			// The peer dials the node, and not the Service.

@@ -27,8 +27,8 @@ type templateValues struct {
 	// For a gateway in a network namespace of its node: the node's end of the
 	// pair that leads there, the namespace's name, and the ports of the node
 	// that are the gateway's.
-	HostInterface, NetNS   string
-	ListenPort, HealthPort uint32
+	HostInterface, NetNS                string
+	ListenPort, HealthPort, MetricsPort uint32
 }
 
 // render fills a gateway template in and decodes the result into out, a

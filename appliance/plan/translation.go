@@ -39,6 +39,7 @@ func (p *planner) translations() {
 	}
 	p.returnToNodes()
 	p.transit()
+	p.noTransit()
 }
 
 // ipv6 reports the address family of a peering whose Configuration is sound.
@@ -283,45 +284,4 @@ func anywhere(ipv6 bool) netip.Prefix {
 		return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
 	}
 	return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-}
-
-// transit plans how what comes from one peer and is meant for another gets
-// from gateway to gateway: by the node that the gateway's pod runs on, which
-// knows the way to the other one.
-func (p *planner) transit() {
-	if p.s.Options.NoTransit {
-		return
-	}
-	at := map[string]bool{}
-	for _, peer := range p.fabricPeerings() {
-		at[p.gatewayNode(peer)] = true
-	}
-	for _, n := range p.s.Nodes {
-		ip := p.node[n.Name]
-		if !at[n.Name] || !ip.IsValid() {
-			continue
-		}
-		var rules []v1beta1.Rule
-		for _, peer := range p.fabricPeerings() {
-			for _, cidr := range ofFamily(peer.remap.Pod, ip.Is6()) {
-				rule := v1beta1.Rule{Iif: ptr(v1beta1.TunnelInterface), Dst: ptr(apiCIDR(cidr)), Routes: []v1beta1.Route{}}
-				if p.overlay == cluster.OverlayGeneve {
-					rule.Routes = append(rule.Routes, via(cidr, ip, p.nodeIface[n.Name]))
-				}
-				rules = append(rules, rule)
-			}
-		}
-		if len(p.fabricPeerings()) < 2 || len(rules) == 0 {
-			continue
-		}
-		o := routeConfiguration(metav1.ObjectMeta{Namespace: p.s.Namespace, Name: Name(p.s.ID, n.Name, "extcidr"), Labels: map[string]string{
-			v1beta1.LabelRouteCategory: v1beta1.CategoryGateway, v1beta1.LabelRouteSubcategory: v1beta1.SubcategoryFabricNode,
-			v1beta1.LabelRouteUnique: Label(n.Name), v1beta1.LabelNodeName: Label(n.Name),
-		}})
-		if p.overlay == cluster.OverlayVXLAN {
-			o.Spec.Table.Name = tableMain
-		}
-		o.Spec.Table.Rules = rules
-		p.add(o)
-	}
 }

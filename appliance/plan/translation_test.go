@@ -2,7 +2,6 @@ package plan_test
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -192,35 +191,6 @@ func TestReturnToNodes(t *testing.T) {
 			for _, route := range r.Spec.Table.Rules[0].Routes {
 				assert.Equal(t, *route.Dev, "liqo.node-2")
 			}
-		})
-	}
-}
-
-// From one peer to another the way leads by the node of the gateway, and only
-// there, and only where there are two.
-func TestTransit(t *testing.T) {
-	for _, overlay := range []cluster.Overlay{cluster.OverlayGeneve, cluster.OverlayVXLAN} {
-		t.Run(string(overlay), func(t *testing.T) {
-			assert.Assert(t, overlapping(t, overlay, "rome").objects[key("RouteConfiguration", "liqo", "milan-node-2-extcidr")] == nil)
-
-			w := overlapping(t, overlay, "oslo", "rome")
-			assert.Assert(t, w.objects[key("RouteConfiguration", "liqo", "milan-node-1-extcidr")] == nil)
-			r := get[*v1beta1.RouteConfiguration](w, "liqo", "milan-node-2-extcidr")
-			assert.Equal(t, r.Labels[v1beta1.LabelRouteUnique], "node-2")
-			var to []netip.Prefix
-			for _, rule := range r.Spec.Table.Rules {
-				assert.Equal(t, *rule.Iif, "liqo-tunnel")
-				to = append(to, netip.MustParsePrefix(string(*rule.Dst)))
-			}
-			assert.Equal(t, len(to), 2)
-
-			w.options.NoTransit = true
-			w.settle()
-			assert.Assert(t, w.objects[key("RouteConfiguration", "liqo", "milan-node-2-extcidr")] == nil)
-
-			w.options.NoTransit = false
-			w.settle()
-			assert.Assert(t, !to[0].Overlaps(to[1]))
 		})
 	}
 }

@@ -77,7 +77,7 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 	}
 	number, _ := p.hostNumberOf(g)
 	values.HostInterface, values.NetNS = hostInterfaceOf(number), netnsOf(number)
-	values.ListenPort, values.HealthPort = listenPort+number, hostHealthPort+number
+	values.ListenPort, values.HealthPort, values.MetricsPort = listenPort+number, hostHealthPort+number, hostMetricsPort+number
 	var err error
 	if g.Role == cluster.Server {
 		var object v1beta1.GatewayServer

@@ -35,6 +35,10 @@ type site struct {
 	// blocks says that the CNI has an IPAM of its own, as Calico: nodePods is a block
 	// that it has given to the node, and in nobody's podCIDR.
 	blocks bool
+	// transit and transitPairs say which peers reach each other through it, as those
+	// of cluster.Options.
+	transit      bool
+	transitPairs [][2]string
 
 	t     testing.TB
 	api   *api
@@ -124,6 +128,7 @@ func (p *peering) other() *peering {
 func (s *site) start(t testing.TB) {
 	s.t = t
 	s.api = newAPI(t, s.id, s.overlay)
+	s.api.options.Transit, s.api.options.TransitPairs = s.transit, s.transitPairs
 	for i := range s.nodes {
 		n := &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: s.nodeName(i)}}
 		n.Spec.PodCIDR, n.Spec.PodCIDRs = s.podCIDR(i).String(), []string{s.podCIDR(i).String()}

@@ -155,30 +155,49 @@ func TestMarks(t *testing.T) {
 }
 
 // One leaf reaches pods of another through the hub, by addresses that the hub
-// gives them. The other leaf sees the hub.
+// gives them, where the hub says that it may: the others it drops, though the
+// address is there. The other leaf sees the hub.
 func TestTransit(t *testing.T) {
 	for _, overlay := range []cluster.Overlay{cluster.OverlayGeneve, cluster.OverlayVXLAN} {
 		for name, pods := range map[string]string{"disjoint": "10.3.0.0/16", "overlapping": "10.1.0.0/16"} {
-			t.Run(string(overlay)+"-"+name, func(t *testing.T) {
-				hub, leaf, other := site4("hub", 1, "10.1.0.0/16", "10.70.0.0/16", overlay), site4("leaf", 2, "10.2.0.0/16", "10.70.0.0/16", overlay), site4("other", 3, pods, "10.70.0.0/16", overlay)
-				sites := []*site{hub, leaf, other}
-				w := build(t, sites, [2]int{0, 1}, [2]int{0, 2})
-				for j := range other.nodes {
-					o := &ipamv1alpha1.IP{TypeMeta: metav1.TypeMeta{APIVersion: "ipam.liqo.io/v1alpha1", Kind: "IP"}}
-					o.Namespace, o.Name, o.Spec.IP = "default", fmt.Sprintf("of-other-%d", j), v1beta1.IP(hub.calls(other, other.pod(j)).String())
-					hub.api.add(o)
-				}
-				hub.api.settle()
-				w = assemble(t, w.sites)
-				for i := range leaf.nodes {
+			for allowed, tt := range map[string]struct {
+				all   bool
+				pairs [][2]string
+				may   map[string]bool // who reaches other
+			}{
+				"nobody": {},
+				"all":    {all: true, may: map[string]bool{"leaf": true, "third": true}},
+				"a pair": {pairs: [][2]string{{"other", "leaf"}}, may: map[string]bool{"leaf": true}},
+			} {
+				t.Run(string(overlay)+"-"+name+"-"+allowed, func(t *testing.T) {
+					hub, leaf, other := site4("hub", 1, "10.1.0.0/16", "10.70.0.0/16", overlay), site4("leaf", 2, "10.2.0.0/16", "10.70.0.0/16", overlay), site4("other", 3, pods, "10.70.0.0/16", overlay)
+					third := site4("third", 4, "10.2.0.0/16", "10.70.0.0/16", overlay)
+					hub.transit, hub.transitPairs = tt.all, tt.pairs
+					w := build(t, []*site{hub, leaf, other, third}, [2]int{0, 1}, [2]int{0, 2}, [2]int{0, 3})
 					for j := range other.nodes {
-						dst := netip.AddrPortFrom(hub.mapped(fmt.Sprintf("of-other-%d", j), leaf), 80)
-						f := w.Flow(w.memory, leaf.podName(i), trace.Connect(netip.AddrPortFrom(leaf.pod(i), 9000), dst))
-						w.check(t, f, other.podName(j))
-						assert.Equal(t, f.Request.End.Packet.Src, hub.unknown(other))
+						o := &ipamv1alpha1.IP{TypeMeta: metav1.TypeMeta{APIVersion: "ipam.liqo.io/v1alpha1", Kind: "IP"}}
+						o.Namespace, o.Name, o.Spec.IP = "default", fmt.Sprintf("of-other-%d", j), v1beta1.IP(hub.calls(other, other.pod(j)).String())
+						hub.api.add(o)
 					}
-				}
-			})
+					hub.api.settle()
+					w = assemble(t, w.sites)
+					for _, from := range []*site{leaf, third} {
+						for i := range from.nodes {
+							for j := range other.nodes {
+								dst := netip.AddrPortFrom(hub.mapped(fmt.Sprintf("of-other-%d", j), from), 80)
+								f := w.Flow(w.memory, from.podName(i), trace.Connect(netip.AddrPortFrom(from.pod(i), 9000), dst))
+								if !tt.may[from.id] {
+									end := f.Request.End
+									assert.Assert(t, end.Kind == trace.Dropped && end.Host == "hub/"+hub.to(from).gatewayName() && strings.Contains(end.Why, "no-transit"), "%v", f.Request)
+									continue
+								}
+								w.check(t, f, other.podName(j))
+								assert.Equal(t, f.Request.End.Packet.Src, hub.unknown(other))
+							}
+						}
+					}
+				})
+			}
 		}
 	}
 }

@@ -16,7 +16,7 @@ import (
 // newControllerCommand returns the command that runs once in a cluster.
 func newControllerCommand(g *globals) *cobra.Command {
 	var cfg controllers.Config
-	var pools, overlay string
+	var pools, overlay, transit string
 	cmd := &cobra.Command{
 		Use:   "controller",
 		Short: "Decide what must exist in this cluster",
@@ -40,6 +40,10 @@ object of the API.`,
 			default:
 				return fmt.Errorf("--overlay %q: write %s, %s or %s", overlay, cluster.OverlayGeneve, cluster.OverlayVXLAN, cluster.OverlayAuto)
 			}
+			var err error
+			if cfg.Options.Transit, cfg.Options.TransitPairs, err = parseTransit(transit); err != nil {
+				return err
+			}
 			config, err := g.restConfig("isthmus-controller")
 			if err != nil {
 				return err
@@ -55,12 +59,30 @@ object of the API.`,
 	f.StringVar(&overlay, "overlay", string(cluster.OverlayGeneve), "what joins nodes and gateways: geneve, vxlan, or auto: what the kernels of all nodes have when it is first asked, Geneve first")
 	f.Uint16Var(&cfg.Options.GenevePort, "geneve-port", 6091, "UDP `port` of the links between nodes and gateways")
 	f.Uint32Var(&cfg.Options.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules on nodes (default 300)")
-	f.BoolVar(&cfg.Options.NoTransit, "deny-direct-connections", false, "two peers do not reach each other through this cluster")
+	f.StringVar(&transit, "direct-connections", "", "`peers` that reach each other through this cluster: all, or pairs of cluster IDs such as rome:naples,rome:oslo; empty: none")
 	f.BoolVar(&cfg.LeaderElection, "leader-election", false, "act only while holding the lease, so that several can run")
 	f.StringVar(&cfg.Identity, "identity", os.Getenv("POD_NAME"), "`name` of this replica in the lease (default the name of the host)")
 	f.StringVar(&cfg.Options.Revision, "revision", os.Getenv("POD_TEMPLATE_HASH"), "`name` of this version of the controller and its settings, written on what it makes of gateways' templates")
 	f.DurationVar(&cfg.Resync, "resync", 0, "longest `time` between two passes (default 10m)")
 	f.StringVar(&cfg.HealthAddress, "health-address", "", "`host:port` for /healthz and /readyz; empty or 0: none")
-	f.StringVar(&cfg.MetricsAddress, "metrics-address", "", "`host:port` for /metrics; empty or 0: none")
+	f.StringVar(&cfg.MetricsAddress, "metrics-address", "", "`host:port` for /metrics, by https and for those who may get that path of the API server; empty or 0: none")
 	return cmd
+}
+
+// parseTransit reads which peers reach each other through this cluster.
+func parseTransit(text string) (all bool, pairs [][2]string, err error) {
+	switch text {
+	case "":
+		return false, nil, nil
+	case "all":
+		return true, nil, nil
+	}
+	for _, pair := range strings.Split(text, ",") {
+		a, b, ok := strings.Cut(pair, ":")
+		if !ok || a == "" || b == "" || a == b || strings.Contains(b, ":") {
+			return false, nil, fmt.Errorf("--direct-connections %q: %q: write all, or pairs of two cluster IDs such as rome:naples,rome:oslo", text, pair)
+		}
+		pairs = append(pairs, [2]string{a, b})
+	}
+	return false, pairs, nil
 }

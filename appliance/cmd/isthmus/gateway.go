@@ -56,6 +56,9 @@ then.`,
 				return err
 			}
 			cfg.API = source
+			if cfg.Serving.Guard, err = kube.NewGuard(config, log); err != nil {
+				return fmt.Errorf("who may see metrics: %w", err)
+			}
 			cfg.Logger = log
 			cfg.WriteConnection = func(ctx context.Context, st daemon.ConnectionStatus) error {
 				return source.WriteConnection(ctx, kube.ConnectionStatus{
@@ -101,7 +104,6 @@ then.`,
 	f.DurationVar(&cfg.PingInterval, "ping-interval", 0, "`time` between probes (default 2s)")
 	f.IntVar(&cfg.PingThreshold, "ping-loss-threshold", 0, "`number` of intervals without an answer after which the peer is gone (default 5)")
 	f.DurationVar(&cfg.StatusInterval, "ping-update-status-interval", 0, "longest `time` between two writes of the latency (default 10s)")
-	f.StringVar(&cfg.HealthAddress, "health-address", "", "`host:port` for /healthz and /readyz; empty or 0: none")
-	f.StringVar(&cfg.MetricsAddress, "metrics-address", "", "`host:port` for /metrics; empty or 0: none")
+	addServing(cmd, &cfg.Serving)
 	return cmd
 }

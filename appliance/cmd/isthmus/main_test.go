@@ -21,6 +21,12 @@ func TestUsageErrors(t *testing.T) {
 		{"node --geneve-port 70000", "--geneve-port"},
 		{"node extra", "unknown command"},
 		{"gateway --pod-ip 10.0.0", "--pod-ip \"10.0.0\""},
+		{"controller --direct-connections rome", `--direct-connections "rome": "rome": write all, or pairs`},
+		{"controller --direct-connections rome:naples,rome:rome", `"rome:rome": write all, or pairs`},
+		{"controller --direct-connections rome:naples,", `"": write all, or pairs`},
+		{"controller --direct-connections rome:naples:oslo", `"rome:naples:oslo": write all, or pairs`},
+		{"controller --direct-connections rome:naples,rome:oslo", "no --kubeconfig"},
+		{"controller --direct-connections all", "no --kubeconfig"},
 		{"nodes", "unknown command"},
 	} {
 		t.Run(tc.args, func(t *testing.T) {

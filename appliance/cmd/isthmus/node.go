@@ -44,7 +44,7 @@ removed: isthmus teardown has the pods of all nodes started with it.`,
 			if undo {
 				log.Info("taking back what is in the kernel of this node", "version", version, "pod", podName)
 				return daemon.UndoNode(cmd.Context(), daemon.UndoConfig{
-					HealthAddress: cfg.HealthAddress, MetricsAddress: cfg.MetricsAddress, Logger: log,
+					HealthAddress: cfg.Serving.Health, Logger: log,
 				})
 			}
 			config, err := g.restConfig("isthmus-node")
@@ -59,6 +59,9 @@ removed: isthmus teardown has the pods of all nodes started with it.`,
 				return err
 			}
 			cfg.API, cfg.APIServer, cfg.StateDir = source, config.Host, stateDir
+			if cfg.Serving.Guard, err = kube.NewGuard(config, log); err != nil {
+				return fmt.Errorf("who may see metrics: %w", err)
+			}
 			cfg.Logger = log
 			cfg.WriteStatus = func(ctx context.Context, st daemon.NodeStatus) error {
 				return source.WriteStatus(ctx, kube.NodeStatus{
@@ -79,9 +82,15 @@ removed: isthmus teardown has the pods of all nodes started with it.`,
 	f.BoolVar(&undo, "undo", false, "remove everything of Isthmus from the kernel of this node, be ready when it is gone, and see that nothing comes back")
 	f.Uint16Var(&cfg.GenevePort, "geneve-port", 0, "UDP `port` of the links to gateways (default 6091)")
 	f.Uint32Var(&cfg.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules that are ours (default 300)")
-	f.StringVar(&cfg.HealthAddress, "health-address", "", "`host:port` for /healthz and /readyz; empty or 0: none")
-	f.StringVar(&cfg.MetricsAddress, "metrics-address", "", "`host:port` for /metrics; empty or 0: none")
+	addServing(cmd, &cfg.Serving)
 	return cmd
+}
+
+// addServing adds the flags of both daemons that say where they answer.
+func addServing(cmd *cobra.Command, s *daemon.Serving) {
+	f := cmd.Flags()
+	f.StringVar(&s.Health, "health-address", "", "`host:port` for /healthz and /readyz; empty or 0: none")
+	f.StringVar(&s.Metrics, "metrics-address", "", "`host:port` for /metrics, by https and for those who may get that path of the API server; empty or 0: none")
 }
 
 // conditions are a daemon's conditions as the API has them.

@@ -19,6 +19,7 @@ import (
 	"helm.sh/helm/v3/pkg/releaseutil"
 	"helm.sh/helm/v3/pkg/strvals"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/yaml"
@@ -44,9 +45,11 @@ func readValues(name string, in io.Reader) (map[string]any, error) {
 	return out, nil
 }
 
-// mergeValues returns a with b written over it.
+// mergeValues returns a with b written over it. What is null in b is in neither:
+// CoalesceTables takes it away, so it gets copies. The null is still to be told
+// to Helm, which would keep the value that was given before.
 func mergeValues(a, b map[string]any) map[string]any {
-	return chartutil.CoalesceTables(maps.Clone(b), a)
+	return chartutil.CoalesceTables(runtime.DeepCopyJSON(b), runtime.DeepCopyJSON(a))
 }
 
 func setValue(text string, into map[string]any) error { return strvals.ParseInto(text, into) }

@@ -14,12 +14,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/poll"
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -155,7 +157,7 @@ func writeFile(t *testing.T, path string, text []byte) {
 }
 
 // asController returns the configuration of the chart's ServiceAccount, with the
-// roles that the chart gives it and nothing else, and the policy for its pods.
+// roles that the chart gives it and nothing else, and the policies for what it writes.
 func (w *world) asController(cfg *rest.Config) *rest.Config {
 	w.t.Helper()
 	chart, err := os.ReadFile("../../../k8s/testdata/minimal.yaml")
@@ -172,7 +174,7 @@ func (w *world) asController(cfg *rest.Config) *rest.Config {
 		if o.GroupVersionKind().Group == rbacv1.GroupName {
 			roles++
 			assert.NilError(w.t, w.c.Create(w.t.Context(), o))
-		} else if o.GetName() == "isthmus-controller-pulls" {
+		} else if strings.HasPrefix(o.GetName(), "isthmus-controller-") && o.GroupVersionKind().Group == admissionregistrationv1.GroupName {
 			assert.NilError(w.t, w.c.Create(w.t.Context(), o))
 		}
 	}

@@ -44,7 +44,10 @@ type Config struct {
 	// that restarts keeps it, and with it the lease.
 	Identity string
 
-	HealthAddress, MetricsAddress string // empty or "0": not served
+	// HealthAddress is host:port of /healthz and /readyz, MetricsAddress of
+	// /metrics, by TLS and for those who may get that path of the API server;
+	// empty or "0": not served.
+	HealthAddress, MetricsAddress string
 
 	Resync   time.Duration // a pass at least this often; default 10 min
 	Debounce time.Duration // changes are collected for this long; default 100 ms
@@ -87,6 +90,11 @@ func (c *Config) setDefaults() error {
 	return nil
 }
 
+// For its own metrics, and because it grants the same to gateways:
+//
+// +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
+// +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
+//
 // +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
 
 // Run is the controller. It returns when ctx is done, or when somebody else has
@@ -110,7 +118,9 @@ func Run(ctx context.Context, cfg Config) error {
 		Logger: logr.FromSlogHandler(cfg.Logger.Handler()),
 
 		HealthProbeBindAddress: cmp.Or(cfg.HealthAddress, "0"),
-		Metrics:                metricsserver.Options{BindAddress: cmp.Or(cfg.MetricsAddress, "0")},
+		Metrics: metricsserver.Options{
+			BindAddress: cmp.Or(cfg.MetricsAddress, "0"), SecureServing: true, FilterProvider: kube.MetricsFilter,
+		},
 	})
 	if err != nil {
 		return err

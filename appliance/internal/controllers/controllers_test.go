@@ -3,6 +3,7 @@ package controllers
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"strings"
@@ -39,19 +40,22 @@ const tenant = "liqo-tenant-rome"
 // each other.
 func TestController(t *testing.T) {
 	nettest.Slow(t, "starts an API server")
-	cfg, c := startAPIServer(t)
+	admin, c := startAPIServer(t)
 	w := &world{t, c, &logBuffer{}}
 	w.create(system()...)
-	cfg = w.asController(cfg)
+	cfg := w.asController(admin)
+	metrics := fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	own, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
 	assert.NilError(t, err)
 	w.testPullsOnly(own)
+	w.testKeysOnly(own)
+	w.testGatewaysOnly(own)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
 		done <- Run(ctx, Config{
 			REST: cfg, Namespace: "liqo", LeaderElection: true, Identity: "test", Debounce: 20 * time.Millisecond, EventDelay: 300 * time.Millisecond,
-			Logger: slog.New(slog.NewTextHandler(w.log, nil)), planner: planWithBug,
+			MetricsAddress: metrics, Logger: slog.New(slog.NewTextHandler(w.log, nil)), planner: planWithBug,
 		})
 	}()
 	t.Cleanup(func() {
@@ -64,6 +68,7 @@ func TestController(t *testing.T) {
 
 	w.create(peering()...)
 	w.run("a peering gets what it needs", (*world).testPeering)
+	w.run("metrics are for those who may see them", func(w *world) { w.testMetrics(admin, metrics) })
 	w.run("a second pass writes nothing", (*world).testQuiet)
 	w.run("a peer does not get the API server's address", (*world).testAPIServerAddress)
 	w.run("what is changed by hand is changed back", (*world).testDrift)

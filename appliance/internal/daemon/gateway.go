@@ -84,8 +84,8 @@ type GatewayConfig struct {
 	WriteConnection func(context.Context, ConnectionStatus) error
 	WriteReport     func(context.Context, ReportStatus) error
 
-	HealthAddress, MetricsAddress string // see NodeConfig
-	Logger                        *slog.Logger
+	Serving Serving
+	Logger  *slog.Logger
 }
 
 func (c *GatewayConfig) setDefaults() error {
@@ -202,7 +202,7 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	h.metrics.registry.MustRegister(c)
 
 	g, ctx := newGroup(ctx)
-	if err := h.serve(ctx, g, cfg.HealthAddress, cfg.MetricsAddress); err != nil {
+	if err := h.serve(ctx, g, cfg.Serving); err != nil {
 		return err
 	}
 	if cfg.NetNS != "" {

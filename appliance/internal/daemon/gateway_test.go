@@ -77,7 +77,7 @@ func (c child) config(log *slog.Logger) (GatewayConfig, *memoryAPI[kube.GatewayV
 		Name: name, Namespace: "liqo-tenant-" + remote, RemoteID: remote, Mode: c.Mode, NodeName: "n1",
 		KeysDir: c.KeysDir, StateDir: c.StateDir, Implementation: c.Implementation,
 		PingInterval: cmp.Or(c.Ping, 100*time.Millisecond), StatusInterval: time.Second,
-		API: api, HealthAddress: ":8081", MetricsAddress: ":8081", Logger: log,
+		API: api, Serving: Serving{Health: ":8081", Metrics: ":8082", Guard: tokenGuard}, Logger: log,
 		WriteConnection: func(context.Context, ConnectionStatus) error { return nil },
 		WriteReport:     func(context.Context, ReportStatus) error { return nil },
 	}
@@ -223,7 +223,7 @@ func TestTunnel(t *testing.T) {
 		}
 		return nil
 	})
-	code, body, err := get(rome, "http://127.0.0.1:8081/metrics")
+	code, body, err := get(rome, "https://127.0.0.1:8082/metrics")
 	assert.NilError(t, err)
 	assert.Equal(t, code, 200)
 	for _, line := range []string{
@@ -362,7 +362,7 @@ func TestRestart(t *testing.T) {
 	// asked: one that is killed sooner after its peer moved knows the old place.
 	remembered := func() {
 		within(t, 10*time.Second, func() error {
-			code, body, err := get(milan, "http://127.0.0.1:8081/metrics")
+			code, body, err := get(milan, "https://127.0.0.1:8082/metrics")
 			if err != nil || code != 200 || !strings.Contains(body, "\nisthmus_peer_last_handshake_timestamp_seconds{") {
 				return fmt.Errorf("the server does not know yet where its peer is: %d %v", code, err)
 			}

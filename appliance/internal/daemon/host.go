@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -135,27 +134,6 @@ func (h *host) feature(name string) error {
 		if f.Name == name {
 			return f.Err
 		}
-	}
-	return nil
-}
-
-// serve starts the HTTP servers.
-func (h *host) serve(ctx context.Context, g *group, healthAddress, metricsAddress string) error {
-	handlers := map[string]func(*http.ServeMux){healthAddress: h.health.register}
-	if metricsAddress == healthAddress {
-		handlers[healthAddress] = func(mux *http.ServeMux) {
-			h.health.register(mux)
-			h.metrics.register(mux)
-		}
-	} else {
-		handlers[metricsAddress] = h.metrics.register
-	}
-	servers, err := listen(ctx, h.log, handlers)
-	if err != nil {
-		return err
-	}
-	for _, s := range servers {
-		g.run("http", func() error { return s.run(ctx) })
 	}
 	return nil
 }

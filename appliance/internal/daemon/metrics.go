@@ -98,8 +98,9 @@ func (m *metrics) pass(p outcome) {
 	}
 }
 
-func (m *metrics) register(mux *http.ServeMux) {
-	mux.Handle("GET /metrics", promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{}))
+// handler answers with all metrics.
+func (m *metrics) handler() http.Handler {
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{})
 }
 
 // A tunnelCollector reads the tunnel when it is asked. The names and labels

@@ -69,10 +69,8 @@ type NodeConfig struct {
 	StateDir string
 	// WriteStatus writes the status of the node's InternalNode.
 	WriteStatus func(context.Context, NodeStatus) error
-	// HealthAddress and MetricsAddress are host:port to serve on; empty or
-	// "0": not at all.
-	HealthAddress, MetricsAddress string
-	Logger                        *slog.Logger // optional
+	Serving     Serving
+	Logger      *slog.Logger // optional
 }
 
 // RunNode keeps the node's links, routes, rules and tables in order until ctx
@@ -94,7 +92,7 @@ func RunNode(ctx context.Context, cfg NodeConfig) error {
 	n.status = newReporter("InternalNode.status", cfg.Logger, NodeStatus.equal, cfg.WriteStatus)
 
 	g, ctx := newGroup(ctx)
-	if err := h.serve(ctx, g, cfg.HealthAddress, cfg.MetricsAddress); err != nil {
+	if err := h.serve(ctx, g, cfg.Serving); err != nil {
 		return err
 	}
 	g.run("node", func() error { return n.run(ctx, g) })

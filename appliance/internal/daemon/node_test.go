@@ -60,7 +60,7 @@ func TestNode(t *testing.T) {
 	log, text := newLog(t, "n1")
 	cfg := NodeConfig{
 		NodeName: "n1", API: api, WriteStatus: status.write,
-		HealthAddress: "127.0.0.1:8081", MetricsAddress: "127.0.0.1:8082", Logger: log,
+		Serving: Serving{Health: "127.0.0.1:8081", Metrics: "127.0.0.1:8082", Guard: tokenGuard}, Logger: log,
 	}
 	stop := inNS(t, host, func(ctx context.Context) error { return RunNode(ctx, cfg) })
 
@@ -182,7 +182,25 @@ func TestNode(t *testing.T) {
 	})
 	assert.Equal(t, strings.Count(text.String(), "InternalNode.status: failed"), 1)
 
-	code, body, err := get(host, "http://127.0.0.1:8082/metrics")
+	// Metrics are for those whom the guard lets through, by TLS; health is for
+	// everybody, and neither is where the other is.
+	for _, tt := range []struct {
+		url, token string
+		want       int
+	}{
+		{"http://127.0.0.1:8081/healthz", "", 200},
+		{"http://127.0.0.1:8081/readyz", "", 200},
+		{"http://127.0.0.1:8081/metrics", metricsToken, 404},
+		{"https://127.0.0.1:8082/metrics", "", 401},
+		{"https://127.0.0.1:8082/metrics", "guessed", 401},
+		{"http://127.0.0.1:8082/metrics", metricsToken, 400},
+		{"https://127.0.0.1:8082/healthz", metricsToken, 404},
+	} {
+		code, body, err := getWith(host, tt.url, tt.token)
+		assert.NilError(t, err, tt.url)
+		assert.Equal(t, code, tt.want, "%s with token %q: %.200s", tt.url, tt.token, body)
+	}
+	code, body, err := get(host, "https://127.0.0.1:8082/metrics")
 	assert.NilError(t, err)
 	assert.Equal(t, code, 200)
 	for _, name := range []string{

@@ -149,7 +149,7 @@ func TestServerReplaced(t *testing.T) {
 	up := through(t, rome)
 	within(t, 20*time.Second, up)
 	within(t, 5*time.Second, func() error {
-		if _, body, err := get(rome, "http://127.0.0.1:8081/metrics"); !strings.Contains(body, "\nliqo_peer_is_connected{cluster_id=\"milan\",driver=\"wireguard\"} 1") {
+		if _, body, err := get(rome, "https://127.0.0.1:8082/metrics"); !strings.Contains(body, "\nliqo_peer_is_connected{cluster_id=\"milan\",driver=\"wireguard\"} 1") {
 			return fmt.Errorf("no probe was answered: %v", err)
 		}
 		return nil

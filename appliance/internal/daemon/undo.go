@@ -14,10 +14,10 @@ import (
 
 // UndoConfig is what UndoNode needs. The zero value is enough.
 type UndoConfig struct {
-	// HealthAddress and MetricsAddress are host:port to serve on; empty or
-	// "0": not at all.
-	HealthAddress, MetricsAddress string
-	Logger                        *slog.Logger // optional
+	// HealthAddress is that of Serving. There are no metrics: who may see them
+	// only the API server knows, which is not asked.
+	HealthAddress string
+	Logger        *slog.Logger // optional
 }
 
 // UndoNode takes back what RunNode has made in the kernel, and what gateways in
@@ -35,7 +35,7 @@ func UndoNode(ctx context.Context, cfg UndoConfig) error {
 	}
 	defer h.ns.Close()
 	g, ctx := newGroup(ctx)
-	if err := h.serve(ctx, g, cfg.HealthAddress, cfg.MetricsAddress); err != nil {
+	if err := h.serve(ctx, g, Serving{Health: cfg.HealthAddress}); err != nil {
 		return err
 	}
 	everything := func(string) bool { return true }
@@ -48,7 +48,6 @@ func UndoNode(ctx context.Context, cfg UndoConfig) error {
 				h.health.At("removing the links of gateways")
 				defer h.health.At("") // the pass is over
 				o := outcomeOf(r)
-				h.metrics.pass(o)
 				err := o.err
 				if err == nil {
 					_, err = h.ns.RemovePeers(everything)

@@ -156,6 +156,19 @@ what they switch is always so, or is no part of Isthmus. */}}
 {{- toJson $out }}
 {{- end }}
 
+{{/* The peers that reach each other through this cluster: all, or pairs. */}}
+{{- define "isthmus.directConnections" -}}
+{{- $deny := .Values.networking.denyDirectConnections | toString }}
+{{- $pairs := list }}
+{{- range .Values.networking.directConnections }}
+{{- $pairs = append $pairs (join ":" .) }}
+{{- end }}
+{{- if and $pairs (ne $deny "") }}
+{{- fail (printf "networking.directConnections: names pairs of peers, and networking.denyDirectConnections: %s is about all of them: leave one of them empty" $deny) }}
+{{- end }}
+{{- ternary "all" (join "," $pairs) (eq $deny "false") }}
+{{- end }}
+
 {{/* A CIDR as part of a name. */}}
 {{- define "isthmus.dashed" -}}
 {{ . | replace "." "-" | replace ":" "-" | replace "/" "-" }}

@@ -1,0 +1,130 @@
+package daemon
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	certutil "k8s.io/client-go/util/cert"
+)
+
+// off is the address of a server that is not wanted, as in controller-runtime.
+const off = "0"
+
+// Serving says where a daemon answers, and whom. The zero value: nobody.
+type Serving struct {
+	// Health is host:port of /healthz and /readyz, which are for everybody;
+	// empty or "0": not served.
+	Health string
+	// Metrics is host:port of /metrics, by TLS and behind Guard; empty or "0":
+	// not served.
+	Metrics string
+	// Guard puts a handler behind what decides who may ask. It is required
+	// with Metrics.
+	Guard func(http.Handler) (http.Handler, error)
+}
+
+// A server is one HTTP address of the daemon.
+type server struct {
+	listener net.Listener
+	http     *http.Server
+}
+
+// listen binds an address for what register adds. With a certificate it speaks
+// TLS and nothing else.
+func listen(ctx context.Context, log *slog.Logger, addr string, certificate *tls.Certificate, register func(*http.ServeMux)) (server, error) {
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", addr)
+	if err != nil {
+		return server{}, fmt.Errorf("listen on %s: %w", addr, err)
+	}
+	if certificate != nil {
+		l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{*certificate}, MinVersion: tls.VersionTLS12})
+	}
+	mux := http.NewServeMux()
+	register(mux)
+	return server{listener: l, http: &http.Server{
+		Handler:           mux,
+		ReadHeaderTimeout: 5 * time.Second,
+		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}}, nil
+}
+
+// selfSigned returns a certificate that is made here and nowhere kept: it keeps
+// tokens and answers from being read on the way. It proves nothing about who
+// answers, as that of controller-runtime does not.
+func selfSigned() (*tls.Certificate, error) {
+	cert, key, err := certutil.GenerateSelfSignedCertKey("localhost", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
+	if err != nil {
+		return nil, err
+	}
+	pair, err := tls.X509KeyPair(cert, key)
+	return &pair, err
+}
+
+// run serves until ctx is done.
+func (s server) run(ctx context.Context) error {
+	stop := context.AfterFunc(ctx, func() { s.http.Close() })
+	defer stop()
+	if err := s.http.Serve(s.listener); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("serve on %s: %w", s.listener.Addr(), err)
+	}
+	return nil
+}
+
+// serve starts the HTTP servers.
+func (h *host) serve(ctx context.Context, g *group, cfg Serving) error {
+	var servers []server
+	start := func(what string, s server, err error) error {
+		if err != nil {
+			for _, s := range servers {
+				s.listener.Close()
+			}
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		servers = append(servers, s)
+		return nil
+	}
+	wanted := func(addr string) bool { return addr != "" && addr != off }
+	if wanted(cfg.Health) {
+		s, err := listen(ctx, h.log, cfg.Health, nil, h.health.register)
+		if err := start("health", s, err); err != nil {
+			return err
+		}
+	}
+	switch {
+	case !wanted(cfg.Metrics):
+	case cfg.Metrics == cfg.Health:
+		// A template of somebody's own may say so. Its gateway is worth more than
+		// its metrics.
+		h.log.Warn("metrics are not served: they need an address of their own, since they are behind TLS and health is not; change --metrics-address", "address", cfg.Metrics)
+	default:
+		s, err := h.listenMetrics(ctx, cfg)
+		if err := start("metrics", s, err); err != nil {
+			return err
+		}
+	}
+	for _, s := range servers {
+		g.run("http", func() error { return s.run(ctx) })
+	}
+	return nil
+}
+
+func (h *host) listenMetrics(ctx context.Context, cfg Serving) (server, error) {
+	if cfg.Guard == nil {
+		return server{}, errors.New("daemon: Serving.Guard is required: metrics are not for everybody")
+	}
+	handler, err := cfg.Guard(h.metrics.handler())
+	if err != nil {
+		return server{}, err
+	}
+	certificate, err := selfSigned()
+	if err != nil {
+		return server{}, fmt.Errorf("make a certificate: %w", err)
+	}
+	return listen(ctx, h.log, cfg.Metrics, certificate, func(mux *http.ServeMux) { mux.Handle("GET /metrics", handler) })
+}
