@@ -79,7 +79,7 @@ removed: isthmus teardown has the pods of all nodes started with it.`,
 	f.StringVar(&nodeIP, "node-ip", "", "`address` of this machine that the other nodes reach it at (default the source of its default route)")
 	f.StringVar(&podName, "pod-name", "", "`name` of the daemon's own pod, for the log")
 	f.StringVar(&stateDir, "state-dir", "", "`directory` to keep the objects in that were known last, for a daemon that starts while the API server is away; empty: none")
-	f.BoolVar(&undo, "undo", false, "remove everything of Isthmus from the kernel of this node, be ready when it is gone, and see that nothing comes back")
+	f.BoolVar(&undo, "undo", false, "remove everything of Isthmus from the kernel of this node, be ready when it is gone, and see that nothing comes back; there are no metrics then")
 	f.Uint16Var(&cfg.GenevePort, "geneve-port", 0, "UDP `port` of the links to gateways (default 6091)")
 	f.Uint32Var(&cfg.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules that are ours (default 300)")
 	addServing(cmd, &cfg.Serving)

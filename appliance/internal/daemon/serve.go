@@ -78,23 +78,14 @@ func (s server) run(ctx context.Context) error {
 
 // serve starts the HTTP servers.
 func (h *host) serve(ctx context.Context, g *group, cfg Serving) error {
-	var servers []server
-	start := func(what string, s server, err error) error {
-		if err != nil {
-			for _, s := range servers {
-				s.listener.Close()
-			}
-			return fmt.Errorf("%s: %w", what, err)
-		}
-		servers = append(servers, s)
-		return nil
-	}
 	wanted := func(addr string) bool { return addr != "" && addr != off }
+	var servers []server
 	if wanted(cfg.Health) {
 		s, err := listen(ctx, h.log, cfg.Health, nil, h.health.register)
-		if err := start("health", s, err); err != nil {
-			return err
+		if err != nil {
+			return fmt.Errorf("health: %w", err)
 		}
+		servers = append(servers, s)
 	}
 	switch {
 	case !wanted(cfg.Metrics):
@@ -104,9 +95,13 @@ func (h *host) serve(ctx context.Context, g *group, cfg Serving) error {
 		h.log.Warn("metrics are not served: they need an address of their own, since they are behind TLS and health is not; change --metrics-address", "address", cfg.Metrics)
 	default:
 		s, err := h.listenMetrics(ctx, cfg)
-		if err := start("metrics", s, err); err != nil {
-			return err
+		if err != nil {
+			for _, s := range servers {
+				s.listener.Close()
+			}
+			return fmt.Errorf("metrics: %w", err)
 		}
+		servers = append(servers, s)
 	}
 	for _, s := range servers {
 		g.run("http", func() error { return s.run(ctx) })
@@ -114,6 +109,7 @@ func (h *host) serve(ctx context.Context, g *group, cfg Serving) error {
 	return nil
 }
 
+// listenMetrics binds the address of metrics, for those whom the guard lets through.
 func (h *host) listenMetrics(ctx context.Context, cfg Serving) (server, error) {
 	if cfg.Guard == nil {
 		return server{}, errors.New("daemon: Serving.Guard is required: metrics are not for everybody")
