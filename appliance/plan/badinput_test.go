@@ -348,14 +348,20 @@ func (w *world) others(but ...string) map[string]string {
 	return out
 }
 
-// withoutPeers takes from the fields of an InternalFabric, and of no other kind, what it
-// says of all peers: it changes whenever one comes or goes.
+// withoutPeers takes from the fields of an object what it says of all peers, and reports
+// whether it says anything of them: it changes whenever one comes or goes.
 func withoutPeers(o plan.Object, fields map[string]any) bool {
-	_, fabric := o.(*v1beta1.InternalFabric)
-	if fabric {
+	switch o.(type) {
+	case *v1beta1.InternalFabric:
 		delete(fields["spec"].(map[string]any), "peerCIDRs")
+		return true
+	case *v1beta1.FirewallConfiguration:
+		if strings.HasSuffix(o.GetName(), "-no-transit") {
+			delete(fields, "spec")
+			return true
+		}
 	}
-	return fabric
+	return false
 }
 
 // about returns the events of r about an object.
