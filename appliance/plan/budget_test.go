@@ -36,6 +36,7 @@ func TestTemplateBudget(t *testing.T) {
 		{name: "a template that calls itself", text: `{{define "a"}}{{template "a"}}{{end}}{{template "a"}}`, err: budget},
 		{name: "a template that calls itself twice", text: `{{define "a"}}{{if .}}{{template "a" (slice . 1)}}{{template "a" (slice . 1)}}{{end}}{{end}}{{template "a" "` + strings.Repeat("x", 64) + `"}}`, err: budget},
 		{name: "a block that calls itself", text: `{{block "a" .}}{{template "a"}}{{end}}`, err: budget},
+		{name: "much out of little", text: `{{range 9000}}{{$}}{{end}}`, err: budget},
 		{name: "a text that is doubled", text: `{{$x := "0123456789"}}` + strings.Repeat(`{{$x = print $x $x}}`, 60), err: budget},
 		{name: "a text that is doubled by printf", text: `{{$x := "0123456789"}}` + strings.Repeat(`{{$x = printf "%s%[1]s" $x}}`, 60), err: budget},
 		{name: "a text that is escaped", text: `{{$x := "'"}}` + strings.Repeat(`{{$x = js $x}}`, 60), err: budget},

@@ -18,8 +18,9 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
-// Whatever objects say, even what no API server lets in: a plan is made, no object is in
-// it twice, and the same objects in another order give the same one.
+// Whatever objects say, even what no API server lets in: a plan is made, it is the same
+// when it is made again, and no object is in it twice. An input costs some milliseconds:
+// go test -fuzz FuzzPlan -fuzzminimizetime 1x.
 func FuzzPlan(f *testing.F) {
 	base := everything(f)
 	for seed := range byte(8) {
@@ -35,7 +36,7 @@ func FuzzPlan(f *testing.F) {
 		w := base.copied(t)
 		spoil(w, &choice{rest: choices, text: text})
 		first := plan.Cluster(w.snapshot())
-		assert.Equal(t, dump(t, plan.Cluster(w.snapshot())), dump(t, first))
+		assert.Assert(t, reflect.DeepEqual(plan.Cluster(w.snapshot()), first))
 		planned := map[string]bool{}
 		for _, o := range first.Objects {
 			assert.Assert(t, !planned[keyOf(o)], "%s is planned twice", keyOf(o))
