@@ -336,6 +336,9 @@ func (w *world) others(but ...string) map[string]string {
 		if slices.Contains(but, k) || daemon || o.GetLabels()[v1beta1.LabelRemoteClusterID] == newPeer {
 			continue
 		}
+		if f, ok := o.(*v1beta1.FirewallConfiguration); ok && f.Spec.Table.Name == "no-transit" {
+			continue // a gateway's, about all other peers, the new one among them
+		}
 		fields := tree(w.t, o)
 		if withoutPeers(o, fields) {
 			delete(fields["metadata"].(map[string]any), "generation")
