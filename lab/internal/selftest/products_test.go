@@ -116,6 +116,10 @@ func (p *planner) nodeOne() netip.Addr {
 				"appliance/plan/ipmapping.go",
 				"translate(v1beta1.NatTypeDestination, ruleName(x.Name), x.IP.IP, to(host(x.given))),",
 				"translate(v1beta1.NatTypeDestination, ruleName(x.Name), p.nodeOne(), to(host(x.given))),", "",
+			}, { // nodes refuse what peers send to them
+				"appliance/plan/peeraccess.go",
+				"out := slices.Clone(p.local.ofType(v1beta1.NetworkTypeService))",
+				"out := append(slices.Clone(p.local.ofType(v1beta1.NetworkTypeService)), host(p.nodeOne()))", "",
 			}},
 			rows: []brokenRow{
 				{"overlapping-cidrs/vxlan/udp/milan-web/rome-probe", "the pod is reached at its remapped address, and sees the sender's", reason{"milan/web reaches rome/probe", `got .*rome/hostprobe.* answered`}},
