@@ -37,18 +37,24 @@ func (p *planner) foreignClusters() {
 			ids[peer.id] = true
 		}
 	}
-	known := map[string]bool{} // by cluster ID: made by somebody else
+	known := map[string]bool{}         // by cluster ID: made by somebody else
+	named := map[string]cluster.Meta{} // the same by name
 	for _, fc := range p.s.ForeignClusters {
 		id := cmp.Or(fc.ClusterID, fc.Name)
 		ours := fc.Labels[v1beta1.LabelManagedBy] == v1beta1.ManagedBy
 		if !ours {
 			p.checkForeignCluster(fc, id, known[id])
 			p.foreignCluster(existing(fc.Meta), id, ids[id])
+			named[fc.Name] = fc.Meta
 		}
 		known[id] = known[id] || !ours
 	}
 	for id := range ids {
 		if !clusterID.MatchString(id) || id == p.s.ID || known[id] {
+			continue
+		}
+		if m, taken := named[id]; taken {
+			p.remark(m, Warning, ReasonDuplicate, "metadata.name: %q is the ID of a remote cluster that this object is not about, and which has no ForeignCluster for that: create this one anew with the ID of its own cluster as its name", id)
 			continue
 		}
 		o := &corev1beta1.ForeignCluster{TypeMeta: metav1.TypeMeta{APIVersion: coreVersion, Kind: "ForeignCluster"}}
