@@ -88,7 +88,7 @@ GENEVE := \
 	nodeport-return-path/geneve/milan/Cluster/tcp nodeport-return-path/geneve/rome/Local/udp nodeport-from-pod/geneve/*/tcp \
 	nodeport-tuple-collision/geneve/tcp loadbalancer/geneve/*/tcp overlapping-cidrs/geneve/tcp mapped-ip/geneve/*/tcp \
 	address-of-the-gateway/geneve/own \
-	masquerade-bypass/geneve/tcp hostnetwork-source-ip/geneve/tcp mss-clamp path-mtu path-mtu-collapse gateway-clusterip/geneve/tcp \
+	masquerade-bypass/geneve/tcp hostnetwork-source-ip/geneve/tcp mss-clamp path-mtu path-mtu-collapse/geneve/rome peer-knocks/geneve/rome gateway-clusterip/geneve/tcp \
 	gateway-loadbalancer/geneve/tcp overlapping-everything/geneve/tcp/milan-web strict-cni pod-outside-podcidr \
 	restart-without-api/geneve/milan-gateway node-added/geneve/tcp node-removed/geneve/milan-node-1 upgrade far-apart/milan-web ipvs
 
