@@ -80,6 +80,7 @@ func (e *Never) Check(ctx context.Context, row *Row) (Result, error) {
 	for i, n := range control.Found {
 		if n == 0 {
 			res.Got = fmt.Sprintf("the search does not find probe %s at %s either, so it proves nothing", tokens[i], from)
+			res.Final = false // as above
 			return res, nil
 		}
 	}

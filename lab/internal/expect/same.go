@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/discovery"
@@ -141,7 +142,7 @@ func madeWithOthers(o unstructured.Unstructured) bool {
 }
 
 // wanted is what somebody wants of an object: not its status, nor what the API
-// server keeps for itself. Of leases, which are renewed, and of what follows
+// server keeps for itself, nor the taints that a Node has because of its status. Of leases, which are renewed, and of what follows
 // the pods behind a Service only the name is kept.
 func wanted(o unstructured.Unstructured) unstructured.Unstructured {
 	if kind := o.GetKind(); kind == "Lease" || kind == "EndpointSlice" {
@@ -151,6 +152,15 @@ func wanted(o unstructured.Unstructured) unstructured.Unstructured {
 	delete(out.Object, "status")
 	for _, field := range []string{"uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink"} {
 		unstructured.RemoveNestedField(out.Object, "metadata", field)
+	}
+	if taints, has, _ := unstructured.NestedSlice(out.Object, "spec", "taints"); has && o.GetKind() == "Node" {
+		taints = slices.DeleteFunc(taints, func(x any) bool {
+			key, _, _ := unstructured.NestedString(x.(map[string]any), "key")
+			return key == corev1.TaintNodeNotReady || key == corev1.TaintNodeUnreachable
+		})
+		if unstructured.RemoveNestedField(out.Object, "spec", "taints"); len(taints) > 0 {
+			_ = unstructured.SetNestedSlice(out.Object, taints, "spec", "taints") // a copy of what was there
+		}
 	}
 	return *out
 }

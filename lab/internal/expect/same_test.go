@@ -44,6 +44,8 @@ status: {phase: Running}
 		{"the first annotation", node, strings.Replace(node, "uid: a", "uid: a, annotations: {a: b}", 1), []string{"~ milan: Node node-1: metadata.annotations.a was nothing, is b"}},
 		{"a finalizer", node, strings.Replace(node, "uid: a", "uid: a, finalizers: [stay]", 1), []string{"~ milan: Node node-1: metadata.finalizers was nothing, is [stay]"}},
 		{"a taint", node, strings.Replace(node, "key: a", "key: b", 1), []string{"~ milan: Node node-1: spec.taints was [map[key:a]], is [map[key:b]]"}},
+		{"not ready for a moment", strings.Replace(node, "{key: a}", "{key: a}, {key: node.kubernetes.io/not-ready, effect: NoExecute}", 1), node, nil},
+		{"not ready, and no other taint", strings.Replace(node, "{key: a}", "{key: node.kubernetes.io/unreachable}", 1), strings.Replace(node, ", taints: [{key: a}]", "", 1), nil},
 		{"one more and one fewer", node, secret, []string{"+ milan: Secret liqo/key", "- milan: Node node-1"}},
 		{"a secret", secret, strings.Replace(secret, "c2VjcmV0", "b3RoZXI=", 1), []string{"~ milan: Secret liqo/key: data.private was …, is … (another one)"}},
 		{"a lease that is renewed", `{kind: Lease, apiVersion: coordination.k8s.io/v1, metadata: {name: l, namespace: other}, spec: {renewTime: a}}`,
