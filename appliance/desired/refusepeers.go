@@ -9,13 +9,9 @@ import (
 )
 
 // PeersRefusedTable is the nftables table of nodes and gateways that drops what peers
-// send to the host itself. Its rules with counters have the names of the peers, on a
-// gateway that of its own peer or [OtherPeers].
+// send to the host itself. Its rules with counters have the names of the peers, but for
+// those of gateways that look at the networks of all peers.
 const PeersRefusedTable = "peers-refused"
-
-// OtherPeers is what a gateway calls the networks of all peers: they are its own peer's
-// or those of other gateways, and may be both.
-const OtherPeers = "peers"
 
 // refusePeersAtNode drops what peers send to the node: to the address that it has on
 // the CNI's bridge, which is one of a network of pods, to its own address in a network
@@ -111,7 +107,7 @@ func (h *host) refusePeersAtGateway(in GatewayInput) {
 	refused := slices.Clone(in.fabric().PeerCIDRs)
 	slices.SortFunc(refused, comparePrefix)
 	for _, p := range slices.Compact(refused) {
-		rules = append(rules, drop(OtherPeers, netstate.Match{Dir: "src", Addr: netstate.RangeOf(p)}))
+		rules = append(rules, drop("any-peer", netstate.Match{Dir: "src", Addr: netstate.RangeOf(p)}))
 	}
 	h.state.Tables = append(h.state.Tables, netstate.Table{
 		Family: netstate.FamilyINET, Name: PeersRefusedTable,

@@ -263,19 +263,27 @@ func (p *planner) gatewayStatus(g *cluster.Gateway) {
 	p.out.Statuses = append(p.out.Statuses, o)
 }
 
-// maxAddresses is how many addresses an endpoint can have (its CRD).
-const maxAddresses = 64
+// maxEndpointAddresses is how many addresses an endpoint can have (its CRD).
+const maxEndpointAddresses = 64
+
+// gatewayService returns the Service of a gateway; nil if there is none.
+func (p *planner) gatewayService(g *cluster.Gateway) *cluster.Service {
+	i := slices.IndexFunc(p.s.Services, func(s cluster.Service) bool {
+		return s.Namespace == g.Namespace && s.Name == GatewayName(g.Name)
+	})
+	if i < 0 {
+		return nil
+	}
+	return &p.s.Services[i]
+}
 
 // endpoint returns where the peer has to dial to reach g, which runs in pod;
 // nil as long as that is not known.
 func (p *planner) endpoint(g *cluster.Gateway, pod *cluster.Pod) *v1beta1.EndpointStatus {
-	i := slices.IndexFunc(p.s.Services, func(s cluster.Service) bool {
-		return s.Namespace == g.Namespace && s.Name == GatewayName(g.Name)
-	})
-	if i < 0 || len(p.s.Services[i].Ports) == 0 {
+	s := p.gatewayService(g)
+	if s == nil || len(s.Ports) == 0 {
 		return nil
 	}
-	s := p.s.Services[i]
 	port, addresses := s.Ports[0].Port, []string(nil)
 	number, inHost := uint32(0), false
 	if pod != nil && pod.HostNetwork {
@@ -301,7 +309,7 @@ func (p *planner) endpoint(g *cluster.Gateway, pod *cluster.Pod) *v1beta1.Endpoi
 		return nil
 	}
 	return &v1beta1.EndpointStatus{
-		Addresses: slices.Clone(addresses[:min(len(addresses), maxAddresses)]), Port: ptr(int32(port)),
+		Addresses: slices.Clone(addresses[:min(len(addresses), maxEndpointAddresses)]), Port: ptr(int32(port)),
 		Protocol: ptr(corev1.Protocol(cmp.Or(s.Ports[0].Protocol, string(corev1.ProtocolUDP)))),
 	}
 }

@@ -224,7 +224,7 @@ func (p *planner) vnis() {
 
 // nodes plans the InternalNodes and the routes to the pods of each.
 func (p *planner) nodes() {
-	anywhere := p.podsAnywhere()
+	anywhere, mapped := p.podsAnywhere(), p.mappedAddresses()
 	for _, n := range p.s.Nodes {
 		ip, ok := p.node[n.Name]
 		if !ok {
@@ -233,7 +233,7 @@ func (p *planner) nodes() {
 		o := &v1beta1.InternalNode{TypeMeta: typeMeta("InternalNode"), ObjectMeta: metav1.ObjectMeta{Name: n.Name}}
 		o.Spec.Interface.Gateway.Name, o.Spec.Interface.Node.IP = p.nodeIface[n.Name], apiIP(ip)
 		o.Spec.Overlay, o.Spec.PodCIDRs = v1beta1.Overlay(p.overlay), apiCIDRs(p.podsOf(n))
-		o.Spec.PodNetworks, o.Spec.OpenToPeers = apiCIDRs(anywhere), apiCIDRs(p.openToPeers(n))
+		o.Spec.PodNetworks, o.Spec.OpenToPeers = apiCIDRs(anywhere), apiCIDRs(p.openToPeers(n, mapped))
 		p.add(o)
 		if p.overlay == cluster.OverlayGeneve {
 			p.add(p.gatewayToNode(n, ip))

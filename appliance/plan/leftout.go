@@ -25,7 +25,7 @@ func (r *Result) LeaveOut(o Object, panicked string) {
 	r.Events = append(r.Events, Event{Object: ref, Type: Warning, Reason: ReasonPlanFailed, Message: message})
 
 	o = o.DeepCopyObject().(Object)
-	conditions := conditionsOf(o)
+	conditions := ConditionsOf(o)
 	if conditions == nil || o.GetLabels()[v1beta1.LabelManagedBy] == v1beta1.ManagedBy {
 		return // the plan may have a status for what it makes
 	}
@@ -38,9 +38,9 @@ func (r *Result) LeaveOut(o Object, panicked string) {
 	r.Statuses = append(r.Statuses, o)
 }
 
-// conditionsOf returns the conditions in the status of o; nil if it has none
+// ConditionsOf returns where the conditions in the status of o are; nil if it has none
 // of Kubernetes' kind.
-func conditionsOf(o Object) *[]metav1.Condition {
+func ConditionsOf(o Object) *[]metav1.Condition {
 	status := reflect.ValueOf(o).Elem().FieldByName("Status")
 	if !status.IsValid() {
 		return nil

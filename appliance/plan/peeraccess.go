@@ -11,23 +11,29 @@ import (
 // maxOpen is how many networks InternalNode.spec.openToPeers has room for.
 const maxOpen = 256
 
-// openToPeers returns what peers may reach of the addresses of a node: those that IPs
-// stand for, and the networks of Services, whose addresses all nodes have where
-// kube-proxy runs in its mode ipvs.
-func (p *planner) openToPeers(n cluster.Node) []netip.Prefix {
-	has := map[netip.Addr]bool{}
-	for _, a := range n.Addresses {
-		has[a] = true
-	}
-	if x := p.internalNode(n.Name); x != nil {
-		for _, a := range append([]netip.Addr{x.Local, x.Remote, x.VTEP.IP}, x.Addresses...) {
-			has[a] = true
+// mappedAddresses returns the addresses that IPs stand for, and that gateways lead to.
+func (p *planner) mappedAddresses() map[netip.Addr]bool {
+	out := map[netip.Addr]bool{}
+	for _, x := range p.ips {
+		if x.given.IsValid() && p.sound(x.Meta) && x.Labels[v1beta1.LabelHostUnreachable] != "true" {
+			out[x.IP.IP] = true
 		}
 	}
+	return out
+}
+
+// openToPeers returns what peers may reach of the addresses of a node: those that are
+// mapped, and the networks of Services, whose addresses all nodes have where kube-proxy
+// runs in its mode ipvs.
+func (p *planner) openToPeers(n cluster.Node, mapped map[netip.Addr]bool) []netip.Prefix {
+	has := slices.Clone(n.Addresses)
+	if x := p.internalNode(n.Name); x != nil {
+		has = append(append(has, x.Local, x.Remote, x.VTEP.IP), x.Addresses...)
+	}
 	out := slices.Clone(p.local.ofType(v1beta1.NetworkTypeService))
-	for _, x := range p.ips {
-		if x.given.IsValid() && p.sound(x.Meta) && has[x.IP.IP] && x.Labels[v1beta1.LabelHostUnreachable] != "true" {
-			out = append(out, host(x.IP.IP))
+	for _, a := range has {
+		if mapped[a] {
+			out = append(out, host(a))
 		}
 	}
 	slices.SortFunc(out, netip.Prefix.Compare)
@@ -56,10 +62,7 @@ func (p *planner) endpointPorts(peer *peering) []int32 {
 		return nil
 	}
 	var out []int32
-	for _, s := range p.s.Services {
-		if s.Namespace != g.Namespace || s.Name != GatewayName(g.Name) {
-			continue
-		}
+	if s := p.gatewayService(g); s != nil {
 		for _, port := range s.Ports {
 			if port.NodePort != 0 {
 				out = append(out, int32(port.NodePort))

@@ -54,7 +54,7 @@ func (p *planner) foreignClusters() {
 			continue
 		}
 		if m, taken := named[id]; taken {
-			p.remark(m, Warning, ReasonDuplicate, "metadata.name: %q is the ID of a remote cluster that this object is not about, and which has no ForeignCluster for that: create this one anew with the ID of its own cluster as its name", id)
+			p.remark(m, Warning, ReasonDuplicate, "metadata.name: %q is the ID of another remote cluster than the one in spec.clusterID. That cluster gets no ForeignCluster as long as this one has its name: create this one anew with the name of its own cluster", id)
 			continue
 		}
 		o := &corev1beta1.ForeignCluster{TypeMeta: metav1.TypeMeta{APIVersion: coreVersion, Kind: "ForeignCluster"}}

@@ -63,5 +63,5 @@ func TestForeignClusterOfAnotherCluster(t *testing.T) {
 	assert.Assert(t, !states[0].Status.Modules.Networking.Enabled, "oslo is no peer")
 	got := warnings(r, "ForeignCluster", "", "rome")
 	assert.Equal(t, len(got), 1)
-	assert.Assert(t, strings.Contains(got[0], `metadata.name: "rome" is the ID of a remote cluster`), got[0])
+	assert.Assert(t, strings.Contains(got[0], `metadata.name: "rome" is the ID of another remote cluster`), got[0])
 }

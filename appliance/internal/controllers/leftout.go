@@ -6,11 +6,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
@@ -110,8 +108,8 @@ func (r *reconciler) stillLeftOut(o kube.Objects) map[types.UID]bool {
 }
 
 // search returns objects without which, and without those that are left out
-// already, a plan can be made: none of them is there for nothing. It is false if there
-// are none, or it would take too long.
+// already, a plan can be made: with any one of them it can't. It is false if no such
+// objects are found in time.
 func (r *reconciler) search(o kube.Objects, out map[types.UID]bool) ([]client.Object, bool) {
 	var candidates []client.Object
 	o.Each(func(x client.Object) {
@@ -202,8 +200,8 @@ func (r *reconciler) describe(o client.Object) string {
 // controller says on it is no change.
 func digestForPlan(o client.Object) string {
 	o = forPlan(o)
-	if status := reflect.ValueOf(o).Elem().FieldByName("Status"); status.IsValid() && conditionsOf(status) != nil {
-		status.FieldByName("Conditions").Set(reflect.ValueOf([]metav1.Condition(nil)))
+	if conditions := plan.ConditionsOf(o); conditions != nil {
+		*conditions = nil
 	}
 	text, err := json.Marshal(o)
 	if err != nil {

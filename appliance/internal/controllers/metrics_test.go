@@ -48,7 +48,7 @@ func (w *world) testMetrics(admin *rest.Config, controller string) {
 			want        int
 		}{
 			{"", "no token", http.StatusUnauthorized},
-			{"guessed", "a token that is none", http.StatusInternalServerError}, // as the library answers
+			{"guessed", "a word that is no token", http.StatusInternalServerError}, // as the library answers
 			{other, "somebody without the right", http.StatusForbidden},
 		} {
 			code, body := w.ask(tt.url, refused.token)

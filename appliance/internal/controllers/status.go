@@ -67,10 +67,14 @@ func withStatus(want, live client.Object, now metav1.Time) client.Object {
 		o.Status.Conditions = overConditions(w.Status.Conditions, o.Status.Conditions, now)
 	default:
 		to := reflect.ValueOf(out).Elem().FieldByName("Status")
-		had := conditionsOf(to)
+		conditions := plan.ConditionsOf(out)
+		var had []metav1.Condition
+		if conditions != nil {
+			had = *conditions
+		}
 		to.Set(reflect.ValueOf(want.DeepCopyObject()).Elem().FieldByName("Status"))
-		if list := conditionsOf(to); list != nil {
-			to.FieldByName("Conditions").Set(reflect.ValueOf(timed(list, had, now)))
+		if conditions != nil && *conditions != nil {
+			*conditions = timed(*conditions, had, now)
 		}
 	}
 	if equality.Semantic.DeepEqual(statusOf(out), statusOf(live)) {
@@ -81,17 +85,6 @@ func withStatus(want, live client.Object, now metav1.Time) client.Object {
 
 func statusOf(o client.Object) any {
 	return reflect.ValueOf(o).Elem().FieldByName("Status").Interface()
-}
-
-// conditionsOf returns the conditions of a status, nil if it has none of
-// Kubernetes' kind.
-func conditionsOf(status reflect.Value) []metav1.Condition {
-	f := status.FieldByName("Conditions")
-	if !f.IsValid() {
-		return nil
-	}
-	list, _ := f.Interface().([]metav1.Condition)
-	return list
 }
 
 // timed returns want with the times of transition: the old one where the

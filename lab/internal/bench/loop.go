@@ -45,6 +45,7 @@ func loop(ctx context.Context, w World, l lane.Lane) (undo func() error, err err
 	}
 	undo = func() error { return script(context.WithoutCancel(ctx), closeLoop) }
 	if err := script(ctx, openLoop); err != nil {
+		_ = undo() // of as much as was made
 		return nil, fmt.Errorf("open %s to the bare tunnel: %w", l.To, err)
 	}
 	return undo, nil

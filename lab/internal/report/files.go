@@ -214,7 +214,7 @@ func (suite *junitSuite) add(s Scenario, r Row) {
 	}
 	switch r.Verdict {
 	case Fail, XPass:
-		c.Failure = &junitMessage{firstFault(r), faults(r)}
+		c.Failure = &junitMessage{r.FirstFault(), faults(r)}
 		suite.Fails++
 	case Infra:
 		c.Error = &junitMessage{r.Reason, r.Reason}
@@ -233,9 +233,9 @@ func (suite *junitSuite) add(s Scenario, r Row) {
 	suite.Cases = append(suite.Cases, c)
 }
 
-// firstFault is what a row failed for: a sabotage has its reason, since its steps
+// FirstFault is what a row failed for: a sabotage has its reason, since its steps
 // are those that held.
-func firstFault(r Row) string {
+func (r Row) FirstFault() string {
 	if r.Sabotage != "" && r.Reason != "" {
 		return r.Reason
 	}

@@ -257,7 +257,7 @@ func printFailures(w io.Writer, run Run) {
 			}
 			switch r.Verdict {
 			case Fail, XPass:
-				fmt.Fprintf(w, "failed: %s: %s\n", name, brief(firstFault(r)))
+				fmt.Fprintf(w, "failed: %s: %s\n", name, brief(r.FirstFault()))
 			case Infra:
 				fmt.Fprintf(w, "not judged: %s: %s\n", name, brief(r.Reason))
 			}

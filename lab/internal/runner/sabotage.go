@@ -71,7 +71,7 @@ func (r *Runner) greenBefore(ctx context.Context, s *scenario.Scenario, sr scena
 	case report.Infra:
 		return report.Infra, out.Reason
 	default:
-		return report.Fail, fmt.Sprintf("without the sabotage the row is not green either (%s), so the sabotage proves nothing: make the row pass first", out.Verdict)
+		return report.Fail, fmt.Sprintf("without the sabotage the row is not green either (%s: %s), so the sabotage proves nothing: make the row pass first", out.Verdict, out.FirstFault())
 	}
 }
 

@@ -66,7 +66,7 @@ func TestRunSabotage(t *testing.T) {
 		{"stays when it is undone", "", "run: lose milan/gateway, undo: forget }, fails: the pod answers, expectation: reach", report.Fail,
 			`"milan/web reaches rome/web by udp" fails at "the pod answers" after the sabotage was undone, too`},
 		{"the row fails without it", "  - name: never\n    within: 100ms\n    expect: { source: { seenBy: rome/web, is: milan/probe } }\n",
-			"run: lose milan/gateway, undo: mend }, fails: never", report.Fail, "without the sabotage the row is not green either (fail)"},
+			"run: lose milan/gateway, undo: mend }, fails: never", report.Fail, "without the sabotage the row is not green either (fail: never: want "},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			src := "description: " + tt.name + "\ntopology: two-clusters\nsteps:\n  - name: the pod answers\n    within: 300ms\n    expect:\n" +
