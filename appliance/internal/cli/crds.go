@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/discovery"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -117,47 +117,83 @@ func (c *cluster) applyCRDs(ctx context.Context, crds []document) error {
 			return fmt.Errorf("apply CRD %s: %w", u.GetName(), err)
 		}
 	}
-	for _, d := range crds {
-		var have apiextensionsv1.CustomResourceDefinition
-		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-			if err := c.client.Get(ctx, client.ObjectKeyFromObject(d.object), &have); err != nil {
-				return false, err
-			}
-			return slices.ContainsFunc(have.Status.Conditions, func(cond apiextensionsv1.CustomResourceDefinitionCondition) bool {
-				return cond.Type == apiextensionsv1.Established && cond.Status == apiextensionsv1.ConditionTrue
-			}), nil
-		})
-		if err != nil {
-			return fmt.Errorf("CRD %s is not established: %w", d.object.GetName(), err)
-		}
-		if err := c.untilListed(ctx, &have); err != nil {
-			return err
-		}
-	}
-	return nil
+	return c.untilServed(ctx, crds)
 }
 
-// untilListed waits until the API server lists a kind: Helm finds kinds by its
-// lists, which come a moment after the CRD is established.
-func (c *cluster) untilListed(ctx context.Context, crd *apiextensionsv1.CustomResourceDefinition) error {
-	for _, v := range crd.Spec.Versions {
-		if !v.Served {
-			continue
-		}
-		gv := schema.GroupVersion{Group: crd.Spec.Group, Version: v.Name}
-		var last error
-		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
-			list, err := c.clients.Discovery().ServerResourcesForGroupVersion(gv.String())
-			if last = err; err != nil {
-				return false, nil
-			}
-			return slices.ContainsFunc(list.APIResources, func(r metav1.APIResource) bool { return r.Name == crd.Spec.Names.Plural }), nil
-		})
-		if err != nil {
-			return fmt.Errorf("the API server does not list %s of %s: %w", crd.Spec.Names.Plural, gv, errors.Join(err, last))
+// createCRDs creates the CRDs that are not there, and waits until the API server
+// serves all. Those that are there stay as they are.
+//
+// Helm would create them, too, but reads the lists of kinds once afterwards: an
+// API server that is slow has not listed all of them by then, and the
+// installation ends with "no matches for kind".
+func (c *cluster) createCRDs(ctx context.Context, crds []document) error {
+	for _, d := range crds {
+		if err := c.client.Create(ctx, d.object.DeepCopy(), fieldOwner); err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("create CRD %s: %w", d.object.GetName(), err)
 		}
 	}
-	return nil
+	return c.untilServed(ctx, crds)
+}
+
+// crdTime is how long an API server may take to serve new kinds.
+const crdTime = time.Minute
+
+// untilServed waits until all CRDs are established and the API server lists their
+// kinds, which it does a moment later: Helm finds kinds by these lists.
+func (c *cluster) untilServed(ctx context.Context, crds []document) error {
+	missing := "no answer yet"
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, crdTime, true, func(ctx context.Context) (bool, error) {
+		var have apiextensionsv1.CustomResourceDefinitionList
+		if err := c.client.List(ctx, &have); err != nil {
+			missing = err.Error()
+			return false, nil
+		}
+		// An error is that of an API server behind this one; the lists are there.
+		_, lists, err := c.clients.Discovery().ServerGroupsAndResources()
+		if err != nil && !discovery.IsGroupDiscoveryFailedError(err) {
+			missing = err.Error()
+			return false, nil
+		}
+		for _, d := range crds {
+			want, err := d.crd()
+			if err != nil {
+				return false, err
+			}
+			if missing = notServed(want, have.Items, lists); missing != "" {
+				return false, nil
+			}
+		}
+		return true, nil
+	})
+	if wait.Interrupted(err) && ctx.Err() == nil {
+		return fmt.Errorf("the API server does not serve all kinds after %v: %s", crdTime, missing)
+	}
+	return err
+}
+
+// notServed says what an API server with these CRDs and lists of kinds does not
+// serve of a CRD yet; empty: nothing.
+func notServed(want *apiextensionsv1.CustomResourceDefinition, have []apiextensionsv1.CustomResourceDefinition, lists []*metav1.APIResourceList) string {
+	i := slices.IndexFunc(have, func(h apiextensionsv1.CustomResourceDefinition) bool { return h.Name == want.Name })
+	if i < 0 {
+		return "there is no CRD " + want.Name
+	}
+	established := slices.ContainsFunc(have[i].Status.Conditions, func(cond apiextensionsv1.CustomResourceDefinitionCondition) bool {
+		return cond.Type == apiextensionsv1.Established && cond.Status == apiextensionsv1.ConditionTrue
+	})
+	if !established {
+		return "CRD " + want.Name + " is not established"
+	}
+	for _, v := range want.Spec.Versions {
+		gv := schema.GroupVersion{Group: want.Spec.Group, Version: v.Name}.String()
+		listed := slices.ContainsFunc(lists, func(l *metav1.APIResourceList) bool {
+			return l.GroupVersion == gv && slices.ContainsFunc(l.APIResources, func(r metav1.APIResource) bool { return r.Name == want.Spec.Names.Plural })
+		})
+		if v.Served && !listed {
+			return fmt.Sprintf("%s of %s are not listed", want.Spec.Names.Plural, gv)
+		}
+	}
+	return ""
 }
 
 // deleteCRDs deletes the CRDs with all their objects, and waits until they are

@@ -305,11 +305,13 @@ func (i *installation) apply(ctx context.Context, cl *cluster, helm *action.Conf
 	} else if !apierrors.IsAlreadyExists(err) {
 		return nil, fmt.Errorf("create Namespace %s: %w", cl.namespace, err)
 	}
+	crds := cl.createCRDs
 	if i.upgrade || i.replaceCRDs {
 		p.say("bringing %d CRDs up to date", len(m.crds))
-		if err := cl.applyCRDs(ctx, m.crds); err != nil {
-			return nil, err
-		}
+		crds = cl.applyCRDs
+	}
+	if err := crds(ctx, m.crds); err != nil {
+		return nil, err
 	}
 	p.say("%s Isthmus %s in namespace %s", map[bool]string{false: "installing", true: "upgrading"}[i.upgrade], c.Metadata.AppVersion, cl.namespace)
 	err = p.during(ctx, cl.notReady, func() error {
@@ -322,7 +324,7 @@ func (i *installation) apply(ctx context.Context, cl *cluster, helm *action.Conf
 			return err
 		}
 		a := action.NewInstall(helm)
-		a.ReleaseName, a.Namespace, a.Wait, a.Timeout, a.TakeOwnership = release, cl.namespace, i.wait, i.timeout, i.takeOwnership
+		a.ReleaseName, a.Namespace, a.Wait, a.Timeout, a.TakeOwnership, a.SkipCRDs = release, cl.namespace, i.wait, i.timeout, i.takeOwnership, true
 		rel, err = a.RunWithContext(ctx, c, given)
 		return err
 	})

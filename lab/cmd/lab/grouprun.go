@@ -46,7 +46,6 @@ func (r *groupRun) all(ctx context.Context) {
 		}
 	}
 	if r.dead != nil {
-		r.result.Error = r.dead.Error()
 		fmt.Fprintf(r.out, "   the lab failed: %v\n", r.dead)
 	}
 	built := time.Now()
@@ -67,6 +66,9 @@ func (r *groupRun) all(ctx context.Context) {
 		}
 		fmt.Fprintf(r.out, "   %s: %s\n", g.name(), strings.Join(parts, ", "))
 		r.close()
+	}
+	if r.dead != nil { // from the beginning, or since some row
+		r.result.Error = r.dead.Error()
 	}
 	r.result.Took = report.Duration(time.Since(start))
 }

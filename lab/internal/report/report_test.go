@@ -16,11 +16,14 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 )
 
+const deadLab = "the appliance did not come up: no matches for kind Network"
+
 func sample() report.Run {
 	ms := func(n int) report.Duration { return report.Duration(time.Duration(n) * time.Millisecond) }
 	return report.Run{
 		Seed: "8f3a", World: "vm", Version: "v0", Started: time.Unix(0, 0).UTC(), Took: ms(65100), Slowdown: 2.25,
-		Labs: []report.Lab{{Name: "two-clusters-vm-geneve", Topology: "two-clusters", World: "vm", Overlay: "geneve", Retried: []string{"the machine did not boot"}, Phases: []report.Phase{{"converged", ms(21000)}}}},
+		Labs: []report.Lab{{Name: "two-clusters-vm-geneve", Topology: "two-clusters", World: "vm", Overlay: "geneve", Retried: []string{"the machine did not boot"}, Phases: []report.Phase{{"converged", ms(21000)}}},
+			{Name: "flat-native-vxlan", Topology: "flat", World: "native", Overlay: "vxlan", Error: deadLab}},
 		Scenarios: []report.Scenario{
 			{Name: "geneve-ping", File: "scenarios/geneve-ping.yaml", Rows: []report.Row{
 				{Name: "geneve-ping/milan", Verdict: report.Pass, Took: ms(310), Retried: []string{"the agent does not answer"}, Steps: []report.Step{{Name: "the node reaches the gateway", Took: ms(300), Notes: []string{"rtt 1.2ms"}}}},
@@ -40,6 +43,8 @@ func sample() report.Run {
 			}},
 			{Name: "broken-lab", World: "vm", Rows: []report.Row{{Name: "broken-lab", Verdict: report.Infra, Reason: "the agent does not answer"}}},
 			{Name: "needs-more", Rows: []report.Row{{Name: "needs-more", Verdict: report.Skip, Reason: "this kernel has no geneve; run it with --world vm"}}},
+			{Name: "flat-ping", World: "native", Overlay: "vxlan", Rows: []report.Row{{Name: "flat-ping/rome", Verdict: report.Fail, Reason: deadLab}, {Name: "flat-ping/milan", Verdict: report.Fail, Reason: deadLab}}},
+			{Name: "flat-ping", World: "native", Overlay: "vxlan", Sabotage: true, Rows: []report.Row{{Name: "flat-ping/rome", Sabotage: "withhold routeconfiguration/rome-node-gw in milan", Verdict: report.Fail, Reason: deadLab}}},
 			{Name: "pod-to-pod", World: "vm", Sabotage: true, Rows: []report.Row{
 				{Name: "pod-to-pod/tcp/milan-web/rome-web", Sabotage: "withhold routeconfiguration/rome-node-gw in milan", Verdict: report.Fail, Reason: "it stayed green", Took: ms(4000)},
 			}},
@@ -55,6 +60,20 @@ func TestTerminal(t *testing.T) {
 	}
 	report.PrintSummary(&b, run)
 	golden.Assert(t, b.String(), "terminal.golden")
+}
+
+// TestLongReasons: the line of a lab that failed keeps the end of a long error,
+// where the cause is.
+func TestLongReasons(t *testing.T) {
+	run := sample()
+	why := "the appliance did not come up: " + strings.Repeat("waiting for a pod; ", 200) + "no matches for kind Network"
+	run.Labs = []report.Lab{{Name: "flat", Error: why}}
+	var b strings.Builder
+	report.PrintSummary(&b, run)
+	line, _, _ := strings.Cut(b.String(), "\n")
+	assert.Check(t, strings.HasPrefix(line, "failed: lab flat: the appliance did not come up: waiting"), "%s", line)
+	assert.Check(t, strings.HasSuffix(line, "; no matches for kind Network"), "%s", line)
+	assert.Check(t, len(line) < 1600, "%d characters", len(line))
 }
 
 // TestSkipped: every reason is said, and the last line counts the rows, also

@@ -234,13 +234,19 @@ func PrintSummary(w io.Writer, run Run) {
 	fmt.Fprintf(w, "%s · %s\n", strings.Join(parts, "; "), run.Took)
 }
 
-// printFailures prints a line for each row that failed and for each error of the
-// lab after which something was tried again. Where labs run beside each other,
-// nobody could find them between the others.
+// printFailures prints a line for each lab and row that failed, and for each error
+// of the lab after which something was tried again. Where labs run beside each
+// other, nobody could find them between the others. What failed with its lab is
+// counted in the line of the lab, which says why.
 func printFailures(w io.Writer, run Run) {
+	dead := map[string]bool{}
 	for _, l := range run.Labs {
 		for _, why := range l.Retried {
-			fmt.Fprintf(w, "again: lab %s: %s\n", l.Name, brief(why))
+			fmt.Fprintf(w, "again: lab %s: %s\n", l.Name, brief(why, lineOfLab))
+		}
+		if l.Error != "" {
+			dead[l.Error] = true
+			fmt.Fprintf(w, "failed: lab %s%s: %s\n", l.Name, withIt(run, l.Error), brief(l.Error, lineOfLab))
 		}
 	}
 	for _, s := range run.Scenarios {
@@ -250,29 +256,65 @@ func printFailures(w io.Writer, run Run) {
 				name += fmt.Sprintf(" (%s)", strings.TrimSuffix(s.World+" "+s.Overlay, " "))
 			}
 			if r.Sabotage != "" {
-				name += fmt.Sprintf(" [%s]", brief(r.Sabotage))
+				name += fmt.Sprintf(" [%s]", brief(r.Sabotage, lineOfRow))
 			}
 			for _, why := range r.Retried {
-				fmt.Fprintf(w, "again: %s: %s\n", name, brief(why))
+				fmt.Fprintf(w, "again: %s: %s\n", name, brief(why, lineOfRow))
 			}
-			switch r.Verdict {
-			case Fail, XPass:
-				fmt.Fprintf(w, "failed: %s: %s\n", name, brief(r.FirstFault()))
-			case Infra:
-				fmt.Fprintf(w, "not judged: %s: %s\n", name, brief(r.Reason))
+			switch {
+			case dead[r.Reason]:
+			case r.Verdict == Fail, r.Verdict == XPass:
+				fmt.Fprintf(w, "failed: %s: %s\n", name, brief(r.FirstFault(), lineOfRow))
+			case r.Verdict == Infra:
+				fmt.Fprintf(w, "not judged: %s: %s\n", name, brief(r.Reason, lineOfRow))
 			}
 		}
 	}
 }
 
-// brief is a text in one line of at most 160 characters.
-func brief(s string) string {
-	const most = 160
-	r := []rune(strings.Join(strings.Fields(s), " "))
-	if len(r) > most {
-		r = append(r[:most-1], '…')
+// withIt counts the rows and sabotages that failed for the reason of their lab.
+func withIt(run Run, why string) string {
+	rows, sabotages := 0, 0
+	for _, s := range run.Scenarios {
+		for _, r := range s.Rows {
+			switch {
+			case r.Reason != why:
+			case s.Sabotage:
+				sabotages++
+			default:
+				rows++
+			}
+		}
 	}
-	return string(r)
+	var parts []string
+	if rows > 0 {
+		parts = append(parts, times(rows, "row", "rows"))
+	}
+	if sabotages > 0 {
+		parts = append(parts, times(sabotages, "sabotage", "sabotages"))
+	}
+	if len(parts) == 0 {
+		return ""
+	}
+	return " with its " + strings.Join(parts, " and ")
+}
+
+// How many characters of a reason are printed in the line of a row, and in that of
+// a lab, which stands for many rows.
+const (
+	lineOfRow = 240
+	lineOfLab = 1500
+)
+
+// brief is a text in one line of so many characters at most. What is left out is
+// in the middle: an error has its cause at the end.
+func brief(s string, most int) string {
+	r := []rune(strings.Join(strings.Fields(s), " "))
+	if len(r) <= most {
+		return string(r)
+	}
+	start, end := r[:most/3], r[len(r)-(most-most/3-3):]
+	return strings.TrimSpace(string(start)) + " … " + strings.TrimSpace(string(end))
 }
 
 // verdicts says how many rows ended how.
