@@ -90,6 +90,11 @@ func (o Operator) Uninstall(ctx context.Context, cluster string, purge bool) err
 	return o.run(ctx, cluster, nil, argv...)
 }
 
+// installTime is how long isthmusctl waits for what it has installed. Its default
+// of 5 minutes is for machines of a cluster's size; here all nodes of all clusters
+// share two processors with other labs.
+const installTime = "15m"
+
 // apply runs the command install or upgrade. An upgrade keeps the values that
 // were given before, which helm has to be told.
 func (o Operator) apply(ctx context.Context, cluster, command string, values map[string]any) error {
@@ -98,7 +103,11 @@ func (o Operator) apply(ctx context.Context, cluster, command string, values map
 		return err
 	}
 	if o.By != ByHelm {
-		return o.run(ctx, cluster, text, ByIsthmusctl, command, "--values", "-")
+		argv := []string{ByIsthmusctl, command, "--values", "-"}
+		if command == "install" {
+			argv = append(argv, "--timeout", installTime)
+		}
+		return o.run(ctx, cluster, text, argv...)
 	}
 	also := map[string]string{"install": "--create-namespace", "upgrade": "--reset-then-reuse-values"}[command]
 	return o.run(ctx, cluster, text, ByHelm, command, Release, o.ChartDir, "--namespace", Namespace, also, "--wait", "--values", "-")

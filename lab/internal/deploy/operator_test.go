@@ -80,7 +80,7 @@ func TestOperator(t *testing.T) {
 		commands = append(commands, r.Target+": "+strings.Join(r.Argv, " "))
 	}
 	assert.DeepEqual(t, commands, []string{
-		"milan/control-plane: isthmusctl install --values -",
+		"milan/control-plane: isthmusctl install --values - --timeout 15m",
 		"milan/control-plane: isthmusctl upgrade --values -",
 		"milan/control-plane: isthmusctl uninstall",
 		"milan/control-plane: helm install isthmus /isthmus/k8s/chart --namespace liqo --create-namespace --wait --values -",
