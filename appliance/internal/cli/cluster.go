@@ -10,8 +10,13 @@ import (
 	"helm.sh/helm/v3/pkg/action"
 	"helm.sh/helm/v3/pkg/chartutil"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/cli-runtime/pkg/genericclioptions"
+	"k8s.io/client-go/discovery"
+	"k8s.io/client-go/discovery/cached/memory"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/restmapper"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
@@ -61,8 +66,47 @@ func (p *program) connect() (*cluster, error) {
 func (p *program) helm() (*action.Configuration, error) {
 	cfg := new(action.Configuration)
 	// What Helm has to say is either in its error or in ours.
-	err := cfg.Init(p.cluster, *p.cluster.Namespace, "secret", func(string, ...any) {})
+	err := cfg.Init(&discoveryInMemory{ConfigFlags: p.cluster}, *p.cluster.Namespace, "secret", func(string, ...any) {})
 	return cfg, err
+}
+
+// discoveryInMemory tells Helm which cluster it works on, and keeps the kinds that
+// the cluster serves for this one run. The flags alone would keep them for six hours
+// in ~/.kube/cache by the API server's address, which may be another cluster's by
+// then.
+type discoveryInMemory struct {
+	*genericclioptions.ConfigFlags
+	once   sync.Once
+	cached discovery.CachedDiscoveryInterface
+	err    error
+}
+
+// ToDiscoveryClient returns the one client that all share, so that what one of
+// them invalidates is read anew for all.
+func (m *discoveryInMemory) ToDiscoveryClient() (discovery.CachedDiscoveryInterface, error) {
+	m.once.Do(func() {
+		config, err := m.ToRESTConfig()
+		if err != nil {
+			m.err = err
+			return
+		}
+		client, err := discovery.NewDiscoveryClientForConfig(config)
+		if err != nil {
+			m.err = err
+			return
+		}
+		m.cached = memory.NewMemCacheClient(client)
+	})
+	return m.cached, m.err
+}
+
+// ToRESTMapper finds kinds in what that client has read.
+func (m *discoveryInMemory) ToRESTMapper() (meta.RESTMapper, error) {
+	client, err := m.ToDiscoveryClient()
+	if err != nil {
+		return nil, err
+	}
+	return restmapper.NewDeferredDiscoveryRESTMapper(client), nil
 }
 
 // patience is how long something may take before it is said to go on.
