@@ -308,6 +308,7 @@ type InternalNode struct {
 	Local, Remote netip.Addr
 	Overlay       Overlay   // that joins it to gateways; empty: not decided
 	Overlays      []Overlay // that its kernel has; empty: not known yet
+	WireGuard     *bool     // whether its kernel has it; nil: not known yet
 	VTEP          VTEP      // of the VXLAN overlay; zero: not known
 	Needs         []Needed  // addresses that the node can't do without
 	Applied       []Applied

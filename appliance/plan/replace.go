@@ -62,17 +62,18 @@ func (p *planner) rollOut(list []rendered) {
 // turn says what the rollout has to know about r.
 func (p *planner) turn(r *rendered) turn {
 	r.labels = completePod(&r.deployment.Spec, GatewayName(r.Name), podLabels(r.Gateway))
-	r.digest = podDigest(r.deployment.Spec.Template)
 	r.node = p.nodeToStay(r.Gateway)
 	t := turn{name: r.Ref.String()}
 	i := slices.IndexFunc(p.s.Deployments, func(d cluster.Deployment) bool {
 		return d.Namespace == r.Namespace && d.Name == GatewayName(r.Name)
 	})
 	if i < 0 {
+		p.chooseTUN(r, nil)
 		return t
 	}
 	d := &p.s.Deployments[i]
 	r.live, t.exists = d, true
+	tunBack := p.chooseTUN(r, d)
 	was, known := d.Annotations[v1beta1.AnnotationPodTemplate]
 	sameTemplate := d.Annotations[v1beta1.AnnotationTemplate] == r.version
 	sameController := d.Annotations[v1beta1.AnnotationController] == p.s.Options.Revision
@@ -82,7 +83,7 @@ func (p *planner) turn(r *rendered) turn {
 	// A user who names another template means this gateway.
 	uid, _, _ := strings.Cut(r.version, ".")
 	named := t.edited && !strings.HasPrefix(d.Annotations[v1beta1.AnnotationTemplate], uid+".")
-	t.own = sameController && (sameTemplate || named)
+	t.own = sameController && (sameTemplate || named) && !tunBack
 	if !known && sameTemplate {
 		// A controller that did not say made it from this very template, so that what
 		// there was to replace it has replaced.

@@ -65,7 +65,7 @@ removed: isthmus teardown has the pods of all nodes started with it.`,
 			cfg.Logger = log
 			cfg.WriteStatus = func(ctx context.Context, st daemon.NodeStatus) error {
 				return source.WriteStatus(ctx, kube.NodeStatus{
-					Local: st.Local, Remote: st.Remote, Kernel: st.Kernel, Overlays: st.Overlays, VTEP: st.VTEP, Needs: st.Needs,
+					Local: st.Local, Remote: st.Remote, Kernel: st.Kernel, Overlays: st.Overlays, WireGuard: st.WireGuard, VTEP: st.VTEP, Needs: st.Needs,
 					Addresses: st.Addresses,
 					Applied:   st.Applied, Conditions: conditions(st.Conditions),
 				})

@@ -57,7 +57,8 @@ var kubernetes = []string{
 
 // typesOnly may import what is after the colon of Kubernetes and no more.
 var typesOnly = map[string][]string{
-	"appliance/plan": {"k8s.io/api/", "k8s.io/apimachinery/"},
+	// What nodes a pod may run on is the scheduler's to say.
+	"appliance/plan": {"k8s.io/api/", "k8s.io/apimachinery/", "k8s.io/component-helpers/scheduling/"},
 }
 
 // pure packages import each other and those parts of the standard library

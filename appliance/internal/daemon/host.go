@@ -89,12 +89,12 @@ func (h *host) probeFeatures(ctx context.Context) {
 // featureInterval is how often a feature that is missing is looked for again.
 const featureInterval = 30 * time.Second
 
-// watchFeatures looks for overlays again as long as one is missing, and has
-// what it finds published.
+// watchFeatures looks for overlays and WireGuard again as long as one of them is
+// missing, and has what it finds published.
 func (h *host) watchFeatures(ctx context.Context, publish func()) error {
 	tick := time.NewTicker(featureInterval)
 	defer tick.Stop()
-	for len(h.overlays()) < len(overlayFeatures()) {
+	for len(h.overlays()) < len(overlayFeatures()) || h.feature(kernel.FeatureWireGuard) != nil {
 		select {
 		case <-ctx.Done():
 			return nil

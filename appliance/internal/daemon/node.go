@@ -40,6 +40,7 @@ type NodeStatus struct {
 	Local, Remote netip.Addr // invalid: not known
 	Kernel        string     // release
 	Overlays      []cluster.Overlay
+	WireGuard     bool             // whether the kernel has it
 	VTEP          cluster.VTEP     // zero: the node has no end of the VXLAN overlay
 	Needs         []cluster.Needed // addresses of other hosts that it can't do without
 	Addresses     []netip.Addr     // that the node has
@@ -49,7 +50,7 @@ type NodeStatus struct {
 
 func (a NodeStatus) equal(b NodeStatus) bool {
 	return a.Local == b.Local && a.Remote == b.Remote && a.Kernel == b.Kernel &&
-		slices.Equal(a.Overlays, b.Overlays) && a.VTEP == b.VTEP && slices.Equal(a.Needs, b.Needs) && slices.Equal(a.Addresses, b.Addresses) &&
+		slices.Equal(a.Overlays, b.Overlays) && a.WireGuard == b.WireGuard && a.VTEP == b.VTEP && slices.Equal(a.Needs, b.Needs) && slices.Equal(a.Addresses, b.Addresses) &&
 		equalApplied(a.Applied, b.Applied) && slices.Equal(a.Conditions, b.Conditions)
 }
 
@@ -299,7 +300,7 @@ func (n *node) publish() {
 	n.mu.Lock()
 	st := NodeStatus{
 		Local: n.sources.local, Remote: n.sources.remote, Kernel: n.release,
-		Overlays: n.overlays(), VTEP: n.vtep, Needs: n.needs, Addresses: n.addresses,
+		Overlays: n.overlays(), WireGuard: n.feature(kernel.FeatureWireGuard) == nil, VTEP: n.vtep, Needs: n.needs, Addresses: n.addresses,
 		Applied: slices.Clone(n.applied),
 	}
 	s, ready, overlay, refused := n.sources, n.ready, n.overlay, n.refused

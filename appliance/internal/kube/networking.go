@@ -272,6 +272,7 @@ func InternalNode(o *v1beta1.InternalNode) (cluster.InternalNode, []cluster.Inva
 	for _, kind := range o.Status.Overlays {
 		n.Overlays = append(n.Overlays, cluster.Overlay(kind))
 	}
+	n.WireGuard = o.Status.WireGuard
 	if v := o.Status.VTEP; v != nil {
 		n.VTEP = r.vtep("status.vtep", *v)
 	}

@@ -37,6 +37,7 @@ type NodeStatus struct {
 	Local, Remote netip.Addr
 	Kernel        string
 	Overlays      []cluster.Overlay // that the kernel has
+	WireGuard     bool              // whether the kernel has it
 	VTEP          cluster.VTEP      // zero: there is none
 	Needs         []cluster.Needed  // addresses of other hosts that it can't do without
 	Addresses     []netip.Addr      // that it has
@@ -60,6 +61,7 @@ func (s *NodeSource) WriteStatus(ctx context.Context, want NodeStatus) error {
 	status := v1beta1.InternalNodeStatus{
 		NodeIP:     v1beta1.InternalNodeStatusNodeIP{Local: ip(want.Local), Remote: ip(want.Remote)},
 		Kernel:     want.Kernel,
+		WireGuard:  &want.WireGuard,
 		Applied:    appliedStatus(want.Applied, have.Status.Applied),
 		Conditions: conditions(want.Conditions, have.Status.Conditions, have.Generation),
 	}
@@ -76,7 +78,7 @@ func (s *NodeSource) WriteStatus(ctx context.Context, want NodeStatus) error {
 		status.Addresses = append(status.Addresses, *ip(a))
 	}
 	if equality.Semantic.DeepEqual(status.NodeIP, have.Status.NodeIP) && status.Kernel == have.Status.Kernel &&
-		slices.Equal(status.Overlays, have.Status.Overlays) && equality.Semantic.DeepEqual(status.VTEP, have.Status.VTEP) &&
+		slices.Equal(status.Overlays, have.Status.Overlays) && equality.Semantic.DeepEqual(status.WireGuard, have.Status.WireGuard) && equality.Semantic.DeepEqual(status.VTEP, have.Status.VTEP) &&
 		slices.Equal(status.Needs, have.Status.Needs) && slices.Equal(status.Addresses, have.Status.Addresses) && equality.Semantic.DeepEqual(status.Applied, sortedApplied(have.Status.Applied)) &&
 		holds(have.Status.Conditions, status.Conditions) && s.said.last("InternalNode", status) {
 		return nil

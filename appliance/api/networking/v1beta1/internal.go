@@ -215,6 +215,10 @@ type InternalNodeStatus struct {
 	// +optional
 	// +listType=set
 	Overlays []Overlay `json:"overlays,omitempty"`
+	// WireGuard says whether the node's kernel has WireGuard. Where all kernels have it, gateways do
+	// without /dev/net/tun. Absent: not known yet.
+	// +optional
+	WireGuard *bool `json:"wireGuard,omitempty"`
 	// VTEP is the node's end of the VXLAN overlay, where that is in use.
 	// +optional
 	VTEP *VTEP `json:"vtep,omitempty"`

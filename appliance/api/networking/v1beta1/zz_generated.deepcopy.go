@@ -1281,6 +1281,11 @@ func (in *InternalNodeStatus) DeepCopyInto(out *InternalNodeStatus) {
 		*out = make([]Overlay, len(*in))
 		copy(*out, *in)
 	}
+	if in.WireGuard != nil {
+		in, out := &in.WireGuard, &out.WireGuard
+		*out = new(bool)
+		**out = **in
+	}
 	if in.VTEP != nil {
 		in, out := &in.VTEP, &out.VTEP
 		*out = new(VTEP)

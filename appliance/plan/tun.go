@@ -1,0 +1,110 @@
+package plan
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+)
+
+// tunDevice is what WireGuard in userspace needs of its node.
+const tunDevice = "/dev/net/tun"
+
+// chooseTUN leaves the device out of r's pods where WireGuard is the kernel's on every
+// node that they may run on. It sets r's digest, and reports whether they get the
+// device back because of a node: that is nothing that a user has changed in the
+// gateway's own object.
+//
+// What a gateway has once it keeps until its pods are replaced anyway, so that a
+// node that has just joined, and has not said yet what it has, costs no connection.
+// A node that says that it has no WireGuard does: a gateway that came there without
+// the device would not work.
+func (p *planner) chooseTUN(r *rendered, live *cluster.Deployment) (back bool) {
+	with := r.deployment.Spec.Template
+	r.digest = podDigest(with)
+	without := withoutTUN(with)
+	if without == nil {
+		return false
+	}
+	digest := podDigest(*without)
+	has := p.kernelWireGuard(&with.Spec)
+	switch was := annotation(live, v1beta1.AnnotationPodTemplate); {
+	case was == digest && has != wireGuardMissing:
+	case was == digest:
+		return true
+	case was == r.digest, has != wireGuardEverywhere:
+		return false
+	}
+	r.deployment.Spec.Template, r.digest = *without, digest
+	return false
+}
+
+func annotation(d *cluster.Deployment, key string) string {
+	if d == nil {
+		return ""
+	}
+	return d.Annotations[key]
+}
+
+// What the nodes of a gateway say of the kernel's WireGuard.
+const (
+	wireGuardUnknown    = iota // at least one has not said yet, and none says that it has none
+	wireGuardEverywhere        // all have it
+	wireGuardMissing           // at least one says that it has none
+)
+
+// kernelWireGuard says what is known of the nodes that a pod may run on.
+func (p *planner) kernelWireGuard(pod *corev1.PodSpec) int {
+	may := nodeaffinity.GetRequiredNodeAffinity(&corev1.Pod{Spec: *pod})
+	nodes, unknown := 0, false
+	for _, n := range p.s.Nodes {
+		if ok, err := may.Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: n.Labels}}); err == nil && !ok {
+			continue
+		}
+		nodes++
+		switch i := p.internalNode(n.Name); {
+		case i == nil || i.WireGuard == nil:
+			unknown = true
+		case !*i.WireGuard:
+			return wireGuardMissing
+		}
+	}
+	if nodes == 0 || unknown {
+		return wireGuardUnknown
+	}
+	return wireGuardEverywhere
+}
+
+// withoutTUN returns a template of pods without the device; nil if it has none, or
+// if a container says that WireGuard is to be in userspace.
+func withoutTUN(t corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
+	of := func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == tunDevice }
+	if !slices.ContainsFunc(t.Spec.Volumes, of) {
+		return nil
+	}
+	out := t.DeepCopy()
+	containers := slices.Concat(out.Spec.InitContainers, out.Spec.Containers)
+	for _, c := range containers {
+		if slices.Contains(c.Args, "--implementation=userspace") || strings.Contains(strings.Join(c.Args, " "), "--implementation userspace") {
+			return nil
+		}
+	}
+	names := map[string]bool{}
+	for _, v := range out.Spec.Volumes {
+		names[v.Name] = of(v)
+	}
+	out.Spec.Volumes = slices.DeleteFunc(out.Spec.Volumes, of)
+	unmount := func(list []corev1.Container) {
+		for i := range list {
+			list[i].VolumeMounts = slices.DeleteFunc(list[i].VolumeMounts, func(m corev1.VolumeMount) bool { return names[m.Name] })
+		}
+	}
+	unmount(out.Spec.InitContainers)
+	unmount(out.Spec.Containers)
+	return out
+}
