@@ -27,7 +27,8 @@ func (p *planner) mappedAddresses() map[netip.Addr]bool {
 // runs in its mode ipvs.
 func (p *planner) openToPeers(n cluster.Node, mapped map[netip.Addr]bool) []netip.Prefix {
 	has := slices.Clone(n.Addresses)
-	if x := p.internalNode(n.Name); x != nil {
+	x := p.internalNode(n.Name)
+	if x != nil {
 		has = append(append(has, x.Local, x.Remote, x.VTEP.IP), x.Addresses...)
 	}
 	out := slices.Clone(p.local.ofType(v1beta1.NetworkTypeService))
@@ -38,7 +39,14 @@ func (p *planner) openToPeers(n cluster.Node, mapped map[netip.Addr]bool) []neti
 	}
 	slices.SortFunc(out, netip.Prefix.Compare)
 	out = slices.Compact(out)
-	return out[:min(len(out), maxOpen)]
+	if len(out) > maxOpen {
+		if x != nil {
+			p.remark(x.Meta, Warning, ReasonNotUsed, "spec.openToPeers has room for %d of the %d networks that peers may reach on this node (addresses that IPs map, and those of Services): peers do not reach %v and what follows it; delete IPs that map addresses of this node",
+				maxOpen, len(out), out[maxOpen])
+		}
+		out = out[:maxOpen]
+	}
+	return out
 }
 
 // peerCIDRs returns the networks of all peers, as this cluster calls them.

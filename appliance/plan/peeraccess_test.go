@@ -1,9 +1,12 @@
 package plan_test
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
 	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
@@ -41,6 +44,20 @@ func TestOpenToPeers(t *testing.T) {
 
 	delete(w.objects, "IP default/bridge")
 	assert.DeepEqual(t, open("node-1"), []v1beta1.CIDR{"10.96.0.0/16"})
+
+	// More than there is room for: who can't be reached is said.
+	n = get[*v1beta1.InternalNode](w, "", "node-2")
+	n.Status.Addresses = nil
+	for i := range 256 {
+		a := address("192.168.41.0/24", i)
+		n.Status.Addresses = append(n.Status.Addresses, v1beta1.IP(a))
+		ip(fmt.Sprintf("many-%d", i), a)
+	}
+	r := w.settle()
+	assert.Equal(t, len(open("node-2")), 256)
+	said := strings.Join(warnings(r, "InternalNode", "", "node-2"), "; ")
+	assert.Check(t, is.Contains(said, "room for 256 of the 257 networks"))
+	assert.Check(t, is.Contains(said, "peers do not reach 192.168.41.255/32"))
 
 	f := get[*v1beta1.InternalFabric](w, "liqo-tenant-rome", "rome")
 	assert.DeepEqual(t, f.Spec.PeerCIDRs, f.Spec.RemoteCIDRs)
