@@ -84,7 +84,14 @@ func (a *app) kubectl(ctx context.Context, c labClient, binary, cluster string, 
 	}
 	defer os.Remove(file)
 	run := exec.CommandContext(ctx, binary, append([]string{"kubectl"}, args...)...)
-	run.Env = append(os.Environ(), "KUBECONFIG="+file)
+	// The API server is at another port each time: what kubectl would keep of it in the
+	// home directory nobody finds again.
+	cache, err := os.MkdirTemp("", "isthmus-lab-kubectl-")
+	if err != nil {
+		return infraError(err)
+	}
+	defer os.RemoveAll(cache)
+	run.Env = append(os.Environ(), "KUBECONFIG="+file, "KUBECACHEDIR="+cache)
 	run.Stdin, run.Stdout, run.Stderr = a.stdin, a.stdout, a.stderr
 	err = run.Run()
 	var exit *exec.ExitError

@@ -263,6 +263,13 @@ func (l *lab) controlPlaneTarget(target string) (*cluster, bool) {
 	return c, ok
 }
 
+// clientEnv is what kubectl, helm and isthmusctl find a cluster by. They keep the
+// kinds that it serves by the address of its API server, which is the same in every
+// lab: in the home directory one lab would find those of another.
+func (l *lab) clientEnv(cluster string) []string {
+	return []string{"KUBECONFIG=" + l.kubeconfigFile(cluster), "KUBECACHEDIR=" + l.state("control-plane", cluster, "kube-cache")}
+}
+
 // execControlPlane runs a command in a control plane's namespace, with its
 // administrator's kubeconfig.
 func (l *lab) execControlPlane(ctx context.Context, req world.ExecRequest, s world.Streams) (int, error) {
@@ -270,7 +277,7 @@ func (l *lab) execControlPlane(ctx context.Context, req world.ExecRequest, s wor
 	if !ok {
 		return 0, fmt.Errorf("%w: %q", world.ErrNoTarget, req.Target)
 	}
-	req.Env = append([]string{"KUBECONFIG=" + l.kubeconfigFile(c.spec.Name)}, req.Env...)
+	req.Env = append(l.clientEnv(c.spec.Name), req.Env...)
 	if err := world.OwnTemp(&req, l.state()); err != nil {
 		return 0, err
 	}

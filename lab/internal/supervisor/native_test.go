@@ -42,6 +42,7 @@ func TestTheNetworkIsAsPlanned(t *testing.T) {
 		{"a node reaches a node of the other cluster", "milan/node-1", "busybox ping -c1 -W2 172.18.2.11"},
 		{"a control plane reaches outside", "rome/control-plane", "busybox ping -c1 -W2 203.0.113.101"},
 		{"the host outside reaches a node", "user", "busybox ping -c1 -W2 172.18.2.11"},
+		{"what clients keep of a cluster is the lab's", "rome/control-plane", `[ "$KUBECACHEDIR" = "$(dirname "$KUBECONFIG")/kube-cache" ]`},
 	} {
 		t.Run(tt.name, func(t *testing.T) { sh(t, c, tt.from, tt.script) })
 	}
