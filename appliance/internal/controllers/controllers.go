@@ -10,6 +10,7 @@ package controllers
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -120,6 +121,7 @@ func Run(ctx context.Context, cfg Config) error {
 		HealthProbeBindAddress: cmp.Or(cfg.HealthAddress, "0"),
 		Metrics: metricsserver.Options{
 			BindAddress: cmp.Or(cfg.MetricsAddress, "0"), SecureServing: true, FilterProvider: kube.MetricsFilter,
+			TLSOpts: []func(*tls.Config){kube.ServeSelfSigned},
 		},
 	})
 	if err != nil {

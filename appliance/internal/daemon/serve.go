@@ -10,7 +10,7 @@ import (
 	"net/http"
 	"time"
 
-	certutil "k8s.io/client-go/util/cert"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 )
 
 // off is the address of a server that is not wanted, as in controller-runtime.
@@ -52,18 +52,6 @@ func listen(ctx context.Context, log *slog.Logger, addr string, certificate *tls
 		ReadHeaderTimeout: 5 * time.Second,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}}, nil
-}
-
-// selfSigned returns a certificate that is made here and nowhere kept: it keeps
-// tokens and answers from being read on the way. It proves nothing about who
-// answers, as that of controller-runtime does not.
-func selfSigned() (*tls.Certificate, error) {
-	cert, key, err := certutil.GenerateSelfSignedCertKey("localhost", []net.IP{net.IPv4(127, 0, 0, 1)}, nil)
-	if err != nil {
-		return nil, err
-	}
-	pair, err := tls.X509KeyPair(cert, key)
-	return &pair, err
 }
 
 // run serves until ctx is done.
@@ -118,7 +106,7 @@ func (h *host) listenMetrics(ctx context.Context, cfg Serving) (server, error) {
 	if err != nil {
 		return server{}, err
 	}
-	certificate, err := selfSigned()
+	certificate, err := kube.SelfSigned()
 	if err != nil {
 		return server{}, fmt.Errorf("make a certificate: %w", err)
 	}

@@ -152,15 +152,16 @@ func (s *source) isSynced() bool {
 // change them.
 type lists func(context.Context, client.ObjectList) error
 
-// lists returns where all objects of one reading are from: half of them of today, and
-// half of what was remembered, would contradict each other.
-func (s *source) lists() lists {
+// lists returns where all objects of one reading are from, and whether they are of
+// today: half of them of today, and half of what was remembered, would contradict each
+// other. So whoever reads asks once, for everything may be read any moment.
+func (s *source) lists() (known lists, today bool) {
 	if !s.isSynced() {
-		return s.memory.list
+		return s.memory.list, false
 	}
 	return func(ctx context.Context, l client.ObjectList) error {
 		return s.cache.List(ctx, l, client.UnsafeDisableDeepCopy)
-	}
+	}, true
 }
 
 // remembered are the lists that the next process needs, by kind.
@@ -359,7 +360,7 @@ func (s *NodeSource) Read(ctx context.Context) (NodeView, error) {
 		return NodeView{}, err
 	}
 	var p problems
-	known := s.lists()
+	known, today := s.lists()
 	v := NodeView{Input: desired.NodeInput{
 		Name:      s.cfg.Node,
 		Label:     plan.Label(s.cfg.Node),
@@ -375,10 +376,11 @@ func (s *NodeSource) Read(ctx context.Context) (NodeView, error) {
 			return NodeView{}, fmt.Errorf("read the InternalNodes of all nodes: %w", err)
 		}
 		own := v.Input.Nodes
-		v.Input.Nodes = slices.DeleteFunc(list(ctx, all.lists(), &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
+		others, _ := all.lists()
+		v.Input.Nodes = slices.DeleteFunc(list(ctx, others, &p, &networkingv1beta1.InternalNodeList{}, InternalNode),
 			func(n cluster.InternalNode) bool { return n.Name == s.cfg.Node })
 		v.Input.Nodes = append(v.Input.Nodes, own...)
-	} else if s.isSynced() {
+	} else if today {
 		s.forgetOthers()
 	}
 	for _, pod := range list(ctx, known, &p, &corev1.PodList{}, Pod) {
@@ -491,7 +493,7 @@ func (s *GatewaySource) Read(ctx context.Context) (GatewayView, error) {
 		return GatewayView{}, err
 	}
 	var p problems
-	known := s.lists()
+	known, today := s.lists()
 	v := GatewayView{Input: desired.GatewayInput{
 		Name:           s.cfg.Name,
 		Namespace:      s.cfg.Namespace,
@@ -519,7 +521,7 @@ func (s *GatewaySource) Read(ctx context.Context) (GatewayView, error) {
 	for _, c := range list(ctx, known, &p, &networkingv1beta1.ConnectionList{}, Connection) {
 		v.Connection = &c
 	}
-	if s.isSynced() { // it is not among what is remembered
+	if today { // it is not among what is remembered
 		for _, r := range list(ctx, known, &p, &networkingv1beta1.GatewayReportList{}, GatewayReport) {
 			v.Applied = r.Applied
 		}
