@@ -39,7 +39,7 @@ type clusterFile struct {
 	Absent          []int         `lab:"absent" min:"1" max:"200" doc:"numbers of nodes that join later, by nodeJoins"`
 	RPFilter        *int          `lab:"rpFilter" min:"0" max:"2" doc:"of the nodes' links: 0 off, 1 strict, 2 loose; default 2"`
 	LoadBalancer    netip.Prefix  `lab:"loadBalancerCIDR" doc:"of Services of type LoadBalancer; default 198.51.100.<16 × index from 0>/28"`
-	MTU             int           `lab:"mtu" min:"1280" max:"1500" doc:"of the links of the cluster's machines; default 1500"`
+	MTU             int           `lab:"mtu" min:"1280" max:"9000" doc:"of the links of the cluster's machines; default 1500"`
 	WANMTU          int           `lab:"wanMTU" min:"1280" max:"1500" doc:"of the router's link to the wide area network: routers before it send ICMP errors; default 1500"`
 	WAN             Impairment    `lab:"wan" doc:"what the router's link to the wide area network does to what is sent into it; needs netem"`
 	ICMP            string        `lab:"icmp" enum:"drop" doc:"drop: the router drops all ICMP, what it would send itself included, as firewalls do that know no better; default: it forwards and sends it"`

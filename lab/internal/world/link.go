@@ -125,6 +125,20 @@ func (n *Namespace) addNarrowRoute(dst netip.Prefix, via netip.Addr, mtu int) er
 	return nil
 }
 
+// addNarrowNeighbour is addNarrowRoute to an address on a link of n itself.
+func (n *Namespace) addNarrowNeighbour(a netip.Addr, mtu int) error {
+	ways, err := n.nl.RouteGet(a.AsSlice())
+	if err != nil || len(ways) != 1 {
+		return fmt.Errorf("ip route get %s: %d ways: %w", a, len(ways), err)
+	}
+	dst := netip.PrefixFrom(a, a.BitLen())
+	r := &netlink.Route{Dst: ipNet(dst), LinkIndex: ways[0].LinkIndex, Scope: netlink.SCOPE_LINK, MTU: mtu, MTULock: true}
+	if err := n.nl.RouteReplace(r); err != nil {
+		return fmt.Errorf("ip route replace %s mtu lock %d: %w", dst, mtu, err)
+	}
+	return nil
+}
+
 func (n *Namespace) deleteRoute(dst netip.Prefix, via netip.Addr) error {
 	r := &netlink.Route{Dst: ipNet(dst), Gw: via.AsSlice()}
 	if err := n.nl.RouteDel(r); err != nil {

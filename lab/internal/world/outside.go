@@ -61,6 +61,11 @@ func (n *network) routeWAN(ns *Namespace, own ClusterSpec) error {
 		if peer.Name == own.Name {
 			continue
 		}
+		if mtu := narrowest(own.WANMTU, peer.WANMTU); mtu > 0 { // its router's own address, which it gives to pods
+			if err := ns.addNarrowNeighbour(peer.RouterWAN, mtu); err != nil {
+				return err
+			}
+		}
 		if peer.LoadBalancer.IsValid() {
 			if err := add(peer.LoadBalancer, peer); err != nil {
 				return err
