@@ -17,6 +17,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/poll"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
@@ -378,6 +379,40 @@ func TestSources(t *testing.T) {
 			return false
 		})
 		assert.Equal(t, len(gv.Input.Problems), 0)
+	})
+
+	// What does not fit into an object of etcd would not be written at all, addresses
+	// included (etcd --max-request-bytes, 1.5 MiB).
+	t.Run("more objects than a status has room for", func(t *testing.T) {
+		want := kube.NodeStatus{Local: netip.MustParseAddr("10.127.65.7"), Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Applied"}}}
+		for i := range 6000 {
+			want.Applied = append(want.Applied, cluster.Applied{
+				Object:             cluster.Ref{Kind: "FirewallConfiguration", Namespace: "liqo-tenant-rome", Name: fmt.Sprintf("some-service-%04d-remap-ipmapping-fabric", i)},
+				ObservedGeneration: 1, OK: i%1000 != 999, Message: strings.Repeat("x", i%1000/999*500),
+			})
+		}
+		assert.NilError(t, node.WriteStatus(ctx, want))
+		have := &v1beta1.InternalNode{}
+		assert.NilError(t, admin.Get(ctx, client.ObjectKey{Name: "node-1"}, have))
+		assert.Equal(t, string(*have.Status.NodeIP.Local), "10.127.65.7")
+		failed := 0
+		for _, a := range have.Status.Applied {
+			if !a.OK {
+				failed++
+			}
+		}
+		assert.Check(t, is.Equal(failed, 6))
+		n := len(have.Status.Applied)
+		assert.Check(t, n > 1500 && n < 3000, "%d entries", n)
+		i := slices.IndexFunc(have.Status.Conditions, func(c metav1.Condition) bool { return c.Type == "AppliedListed" })
+		assert.Assert(t, i >= 0)
+		assert.Check(t, is.Contains(have.Status.Conditions[i].Message, fmt.Sprintf("room for %d of the 6000 objects", n)))
+
+		want.Applied = want.Applied[:2]
+		assert.NilError(t, node.WriteStatus(ctx, want))
+		assert.NilError(t, admin.Get(ctx, client.ObjectKey{Name: "node-1"}, have))
+		assert.Check(t, is.Len(have.Status.Applied, 2))
+		assert.Check(t, !slices.ContainsFunc(have.Status.Conditions, func(c metav1.Condition) bool { return c.Type == "AppliedListed" }))
 	})
 
 	t.Run("another node's status", func(t *testing.T) {

@@ -59,12 +59,12 @@ func (s *NodeSource) WriteStatus(ctx context.Context, want NodeStatus) error {
 		return fmt.Errorf("InternalNode %s: %w", s.cfg.Node, err)
 	}
 	status := v1beta1.InternalNodeStatus{
-		NodeIP:     v1beta1.InternalNodeStatusNodeIP{Local: ip(want.Local), Remote: ip(want.Remote)},
-		Kernel:     want.Kernel,
-		WireGuard:  &want.WireGuard,
-		Applied:    appliedStatus(want.Applied, have.Status.Applied),
-		Conditions: conditions(want.Conditions, have.Status.Conditions, have.Generation),
+		NodeIP:    v1beta1.InternalNodeStatusNodeIP{Local: ip(want.Local), Remote: ip(want.Remote)},
+		Kernel:    want.Kernel,
+		WireGuard: &want.WireGuard,
 	}
+	status.Applied, want.Conditions = appliedStatus(want.Applied, have.Status.Applied, want.Conditions)
+	status.Conditions = conditions(want.Conditions, have.Status.Conditions, have.Generation)
 	for _, o := range want.Overlays {
 		status.Overlays = append(status.Overlays, v1beta1.Overlay(o))
 	}
@@ -140,9 +140,9 @@ func (s *GatewaySource) WriteReport(ctx context.Context, want ReportStatus) erro
 		Implementation:     want.Implementation,
 		MTU:                want.MTU,
 		Endpoint:           want.Endpoint,
-		Applied:            appliedStatus(want.Applied, have.Status.Applied),
-		Conditions:         conditions(want.Conditions, have.Status.Conditions, have.Generation),
 	}
+	status.Applied, want.Conditions = appliedStatus(want.Applied, have.Status.Applied, want.Conditions)
+	status.Conditions = conditions(want.Conditions, have.Status.Conditions, have.Generation)
 	if !want.LastHandshake.IsZero() {
 		t := stamp(want.LastHandshake)
 		status.LastHandshake = &t
@@ -234,43 +234,6 @@ func ip(a netip.Addr) *v1beta1.IP {
 	}
 	text := v1beta1.IP(a.Unmap().String())
 	return &text
-}
-
-// appliedStatus returns the report on objects as the API has it. An entry
-// whose verdict has not changed keeps its time.
-func appliedStatus(want []cluster.Applied, have []v1beta1.AppliedStatus) []v1beta1.AppliedStatus {
-	type key struct{ kind, namespace, name string }
-	before := make(map[key]v1beta1.AppliedStatus, len(have))
-	for _, a := range have {
-		before[key{a.Kind, a.Namespace, a.Name}] = a
-	}
-	var out []v1beta1.AppliedStatus
-	for _, a := range want {
-		since := a.Since
-		if since.IsZero() {
-			since = time.Now()
-		}
-		s := v1beta1.AppliedStatus{
-			Kind: a.Object.Kind, Namespace: a.Object.Namespace, Name: a.Object.Name,
-			ObservedGeneration: a.ObservedGeneration, OK: a.OK, Message: a.Message,
-			LastTransitionTime: stamp(since),
-		}
-		if old, ok := before[key{s.Kind, s.Namespace, s.Name}]; ok && old.OK == s.OK && !old.LastTransitionTime.IsZero() {
-			s.LastTransitionTime = old.LastTransitionTime
-		}
-		out = append(out, s)
-	}
-	return sortedApplied(out)
-}
-
-func sortedApplied(list []v1beta1.AppliedStatus) []v1beta1.AppliedStatus {
-	list = slices.Clone(list)
-	slices.SortFunc(list, func(a, b v1beta1.AppliedStatus) int {
-		return compareNames(
-			cluster.Meta{Ref: cluster.Ref{Namespace: a.Kind + "/" + a.Namespace, Name: a.Name}},
-			cluster.Meta{Ref: cluster.Ref{Namespace: b.Kind + "/" + b.Namespace, Name: b.Name}})
-	})
-	return list
 }
 
 // conditions returns conditions with their times: one whose status has not
