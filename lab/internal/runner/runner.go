@@ -402,8 +402,8 @@ func (r *Runner) hygiene(ctx context.Context, s *scenario.Scenario, row *expect.
 }
 
 // lateLease is what client-go logs when the API server does not answer within the
-// lockTimeout of the controllers' lease, 3 s.
-var lateLease = regexp.MustCompile(`rror retrieving (lease|resource) lock|Failed to (update|release) lease`)
+// lockTimeout of the controllers' lease, 3 s; the last one when the answer has begun.
+var lateLease = regexp.MustCompile(`rror retrieving (lease|resource) lock|Failed to (update|release) lease|Unexpected error when reading response body`)
 
 // slowPace is how many times as long as at best a machine takes that may be late
 // for a lease.

@@ -44,6 +44,8 @@ func TestLateLease(t *testing.T) {
 	const name = "milan/node-1/log/liqo_isthmus-controller-abcde_1-2-3/controller/0"
 	for text, want := range map[string][2]int{ // on a slow machine, and elsewhere
 		`level=ERROR msg="Error retrieving lease lock" err="Get \"https://10.96.0.1/…\": context deadline exceeded"`: {0, 1},
+		`level=ERROR msg="Unexpected error when reading response body" err="context deadline exceeded"`:              {0, 1},
+		`level=ERROR msg="Unexpected error when reading response body" err="unexpected EOF"`:                         {1, 1},
 		`level=ERROR msg="error retrieving resource lock" err="context deadline exceeded"`:                           {0, 1},
 		`level=ERROR msg="Failed to release lease" err="Put \"https://10.96.0.1/…\": context deadline exceeded"`:     {0, 1},
 		`level=ERROR msg="Error retrieving lease lock" err="leases is forbidden"`:                                    {1, 1},
