@@ -47,6 +47,16 @@ func (ns *NetNS) Features(ctx context.Context) []Feature {
 	return out
 }
 
+// ErrNotInKernel says that the kernel lacks a feature for certain: that the process may
+// not use it, or could not find out, is another error.
+var ErrNotInKernel = errors.New("not in the kernel")
+
+// notInKernel is an error that is ErrNotInKernel, too.
+type notInKernel struct{ error }
+
+func (e notInKernel) Is(target error) bool { return target == ErrNotInKernel }
+func (e notInKernel) Unwrap() error        { return e.error }
+
 // Missing returns the error of a feature by name, nil if it is there.
 func Missing(features []Feature, name string) error {
 	for _, f := range features {
@@ -87,7 +97,7 @@ func (ns *NetNS) probeLink(kind string) error {
 	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE):
 		return nil
 	case errors.Is(err, unix.EOPNOTSUPP):
-		return fmt.Errorf("%w: the kernel has no %s links: load the module %s or build the kernel with it", ErrUnsupported, kind, kind)
+		return notInKernel{fmt.Errorf("%w: the kernel has no %s links: load the module %s or build the kernel with it", ErrUnsupported, kind, kind)}
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		return fmt.Errorf("%w: making links needs CAP_NET_ADMIN: %w", ErrUnsupported, err)
 	case err == nil:

@@ -73,7 +73,7 @@ func (p *planner) turn(r *rendered) turn {
 	}
 	d := &p.s.Deployments[i]
 	r.live, t.exists = d, true
-	tunBack := p.chooseTUN(r, d)
+	t.back = p.chooseTUN(r, d)
 	was, known := d.Annotations[v1beta1.AnnotationPodTemplate]
 	sameTemplate := d.Annotations[v1beta1.AnnotationTemplate] == r.version
 	sameController := d.Annotations[v1beta1.AnnotationController] == p.s.Options.Revision
@@ -83,7 +83,7 @@ func (p *planner) turn(r *rendered) turn {
 	// A user who names another template means this gateway.
 	uid, _, _ := strings.Cut(r.version, ".")
 	named := t.edited && !strings.HasPrefix(d.Annotations[v1beta1.AnnotationTemplate], uid+".")
-	t.own = sameController && (sameTemplate || named) && !tunBack
+	t.own = sameController && (sameTemplate || named) && !t.back
 	if !known && sameTemplate {
 		// A controller that did not say made it from this very template, so that what
 		// there was to replace it has replaced.

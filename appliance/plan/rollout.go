@@ -40,12 +40,15 @@ type turn struct {
 	// own says that nothing but its own object has changed since, edited that this has,
 	// whatever else did.
 	own, edited bool
-	connected   bool      // its peering works; by a report of its new pod, if it was rolled
-	rolled      time.Time // when its pod was replaced while Connected, if it has not been since
-	newPod      time.Time // when the pod came that is there now; zero: it is not there
-	override    string    // how a user has the rollout go on without it
-	pull        pullState
-	pullWhat    string // image, node and reason
+	// back says that its pods get a device because of a node on which they would not
+	// work without it.
+	back      bool
+	connected bool      // its peering works; by a report of its new pod, if it was rolled
+	rolled    time.Time // when its pod was replaced while Connected, if it has not been since
+	newPod    time.Time // when the pod came that is there now; zero: it is not there
+	override  string    // how a user has the rollout go on without it
+	pull      pullState
+	pullWhat  string // image, node and reason
 }
 
 // A pullState is how far the images of a new template are.
@@ -111,8 +114,9 @@ func rollout(list []turn, now time.Time) []step {
 	slices.SortStableFunc(staged, func(i, j int) int { return cmp.Compare(list[i].rank(), list[j].rank()) })
 	for _, i := range staged {
 		t, s := list[i], &out[i]
-		// A peering that is down and whose user has changed something about it can't wait.
-		urgent := t.edited && !t.connected
+		// A peering that is down and whose user has changed something about it can't wait,
+		// nor one that may be down for want of what it gets.
+		urgent := (t.edited || t.back) && !t.connected
 		switch {
 		case stopped != "" && !urgent:
 			*s = step{action: hold, rolled: t.rolled, reason: ReasonRolloutStopped, message: "its pod stays as it is, since the rollout has stopped at " + stopped}

@@ -55,6 +55,7 @@ func TestRollout(t *testing.T) {
 		{"what is down waits for what was Connected", []turn{came(rolled(100), 110), down}, "write WaitingForConnection, hold WaitingForTurn"},
 		{"what is down stays after a stop", []turn{came(rolled(0), 1), down}, "write RolloutStopped, hold RolloutStopped"},
 		{"its user changes it meanwhile", []turn{came(rolled(0), 1), edited(down)}, "write RolloutStopped, roll RolledOut"},
+		{"one may be down for want of what it gets", []turn{came(rolled(0), 1), with(down, func(t *turn) { t.back = true })}, "write RolloutStopped, roll RolledOut"},
 		{"one that works can wait, whatever its user changes", []turn{came(rolled(0), 1), edited(old)}, "write RolloutStopped, hold RolloutStopped"},
 		{"users' changes are done at once", []turn{own(old), own(old), own(down)}, "write RolledOut, write RolledOut, write RolledOut"},
 		{"also during a rollout", []turn{came(rolled(100), 110), own(old), old}, "write WaitingForConnection, write RolledOut, hold WaitingForTurn"},

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,7 +36,7 @@ func (p *planner) chooseTUN(r *rendered, live *cluster.Deployment) (back bool) {
 	case was == digest && has != wireGuardMissing:
 	case was == digest:
 		return true
-	case was == r.digest, has != wireGuardEverywhere:
+	case was == r.digest, live != nil && was == "", has != wireGuardEverywhere: // empty: made by a controller that did not say of what
 		return false
 	}
 	r.deployment.Spec.Template, r.digest = *without, digest
@@ -69,7 +68,7 @@ func (p *planner) kernelWireGuard(pod *corev1.PodSpec) int {
 		nodes++
 		switch i := p.internalNode(n.Name); {
 		case i == nil || i.WireGuard == nil:
-			unknown = true
+			unknown = unknown || n.Ready // one that is not may be away for long
 		case !*i.WireGuard:
 			return wireGuardMissing
 		}
@@ -81,30 +80,26 @@ func (p *planner) kernelWireGuard(pod *corev1.PodSpec) int {
 }
 
 // withoutTUN returns a template of pods without the device; nil if it has none, or
-// if a container says that WireGuard is to be in userspace.
+// if it is not clear that the one container that mounts it asks for WireGuard by
+// --implementation=auto, from the kernel of its node.
 func withoutTUN(t corev1.PodTemplateSpec) *corev1.PodTemplateSpec {
-	of := func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == tunDevice }
-	if !slices.ContainsFunc(t.Spec.Volumes, of) {
+	device := func(v corev1.Volume) bool { return v.HostPath != nil && v.HostPath.Path == tunDevice }
+	i := slices.IndexFunc(t.Spec.Volumes, device)
+	if i < 0 || t.Spec.RuntimeClassName != nil { // whose kernel that is, nobody here knows
 		return nil
 	}
+	of := func(m corev1.VolumeMount) bool { return m.Name == t.Spec.Volumes[i].Name }
+	mounts := func(c corev1.Container) bool { return slices.ContainsFunc(c.VolumeMounts, of) }
 	out := t.DeepCopy()
-	containers := slices.Concat(out.Spec.InitContainers, out.Spec.Containers)
-	for _, c := range containers {
-		if slices.Contains(c.Args, "--implementation=userspace") || strings.Contains(strings.Join(c.Args, " "), "--implementation userspace") {
-			return nil
-		}
+	n := slices.IndexFunc(out.Spec.Containers, mounts)
+	if n < 0 || slices.ContainsFunc(out.Spec.InitContainers, mounts) || slices.ContainsFunc(out.Spec.Containers[n+1:], mounts) {
+		return nil
 	}
-	names := map[string]bool{}
-	for _, v := range out.Spec.Volumes {
-		names[v.Name] = of(v)
+	c := &out.Spec.Containers[n]
+	if !slices.Contains(c.Args, "--implementation=auto") {
+		return nil
 	}
-	out.Spec.Volumes = slices.DeleteFunc(out.Spec.Volumes, of)
-	unmount := func(list []corev1.Container) {
-		for i := range list {
-			list[i].VolumeMounts = slices.DeleteFunc(list[i].VolumeMounts, func(m corev1.VolumeMount) bool { return names[m.Name] })
-		}
-	}
-	unmount(out.Spec.InitContainers)
-	unmount(out.Spec.Containers)
+	c.VolumeMounts = slices.DeleteFunc(c.VolumeMounts, of)
+	out.Spec.Volumes = slices.Delete(out.Spec.Volumes, i, i+1)
 	return out
 }

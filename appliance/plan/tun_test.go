@@ -14,6 +14,9 @@ import (
 
 // withTUN adds the device to the template of clients.
 func withTUN(w *world) {
+	if !strings.Contains(string(get[*v1beta1.WgGatewayClientTemplate](w, "liqo", "wireguard-client").Spec.Template.Raw), "--implementation=") {
+		w.change(`"--mode=client"`, `"--mode=client","--implementation=auto"`)
+	}
 	w.change(`"volumes":[`, `"volumes":[{"name":"tun","hostPath":{"path":"/dev/net/tun","type":"CharDevice"}},`)
 	w.change(`"containers":[{`, `"containers":[{"volumeMounts":[{"name":"tun","mountPath":"/dev/net/tun"},{"name":"keys","mountPath":"/keys"}],`)
 }
@@ -50,6 +53,9 @@ func TestTUN(t *testing.T) {
 	both := map[string]bool{"node-1": true, "node-2": true}
 	started := func(t *testing.T, reports map[string]bool) *world {
 		w := connected(t)
+		for _, node := range []string{"node-1", "node-2"} {
+			get[*corev1.Node](w, "", node).Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
+		}
 		w.reports(reports)
 		withTUN(w)
 		for _, remote := range []string{"oslo", "paris", "rome"} { // a new template: each in its turn
@@ -97,6 +103,13 @@ func TestTUN(t *testing.T) {
 	t.Run("one has not said", func(t *testing.T) {
 		assert.Equal(t, started(t, map[string]bool{"node-1": true}).devices(), all)
 	})
+	t.Run("one that is not ready has not said", func(t *testing.T) {
+		w := connected(t)
+		w.reports(map[string]bool{"node-1": true})
+		withTUN(w)
+		w.settle()
+		assert.Check(t, is.Equal(w.devices(), ""))
+	})
 	t.Run("one has none", func(t *testing.T) {
 		assert.Equal(t, started(t, map[string]bool{"node-1": true, "node-2": false}).devices(), all)
 	})
@@ -108,6 +121,14 @@ func TestTUN(t *testing.T) {
 		withTUN(w)
 		w.settle()
 		assert.Check(t, is.Equal(w.devices(), ""))
+	})
+	t.Run("somebody else needs it, too", func(t *testing.T) {
+		w := connected(t)
+		w.reports(both)
+		withTUN(w)
+		w.change(`"containers":[{`, `"initContainers":[{"name":"other","image":"other","volumeMounts":[{"name":"tun","mountPath":"/dev/net/tun"}]}],"containers":[{`)
+		w.settle()
+		assert.Check(t, is.Contains(w.devices(), "oslo"))
 	})
 	t.Run("userspace", func(t *testing.T) {
 		w := connected(t)

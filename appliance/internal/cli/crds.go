@@ -142,7 +142,7 @@ const crdTime = time.Minute
 // kinds, which it does a moment later: Helm finds kinds by these lists.
 func (c *cluster) untilServed(ctx context.Context, crds []document) error {
 	missing := "no answer yet"
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, crdTime, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 500*time.Millisecond, crdTime, true, func(ctx context.Context) (bool, error) {
 		var have apiextensionsv1.CustomResourceDefinitionList
 		if err := c.client.List(ctx, &have); err != nil {
 			missing = err.Error()
@@ -177,6 +177,9 @@ func notServed(want *apiextensionsv1.CustomResourceDefinition, have []apiextensi
 	i := slices.IndexFunc(have, func(h apiextensionsv1.CustomResourceDefinition) bool { return h.Name == want.Name })
 	if i < 0 {
 		return "there is no CRD " + want.Name
+	}
+	if have[i].DeletionTimestamp != nil {
+		return "CRD " + want.Name + " is being deleted"
 	}
 	established := slices.ContainsFunc(have[i].Status.Conditions, func(cond apiextensionsv1.CustomResourceDefinitionCondition) bool {
 		return cond.Type == apiextensionsv1.Established && cond.Status == apiextensionsv1.ConditionTrue

@@ -46,6 +46,8 @@ type host struct {
 
 	mu       sync.Mutex
 	features []kernel.Feature
+	// noWireGuard is how many probes in turn have said that the kernel has no WireGuard.
+	noWireGuard int
 }
 
 // openHost opens the kernel, in the network namespace of the calling thread,
@@ -83,7 +85,27 @@ func (h *host) probeFeatures(ctx context.Context) {
 	features := h.ns.Features(ctx)
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if features == nil {
+		return // ctx is done
+	}
 	h.features = features
+	h.noWireGuard++
+	if !errors.Is(kernel.Missing(features, kernel.FeatureWireGuard), kernel.ErrNotInKernel) {
+		h.noWireGuard = 0
+	}
+}
+
+// wireGuard reports whether the kernel has WireGuard; nil: not known. Gateways are
+// replaced where a kernel has none, so that two probes have to say so: a module may not
+// be loaded at once when a machine boots.
+func (h *host) wireGuard() *bool {
+	has := h.feature(kernel.FeatureWireGuard) == nil
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if !has && h.noWireGuard < 2 {
+		return nil
+	}
+	return &has
 }
 
 // featureInterval is how often a feature that is missing is looked for again.

@@ -16,22 +16,30 @@ const leftoverAfter = 30 * time.Second
 
 // leftovers finds the links of gateways that are gone.
 type leftovers struct {
-	node  string
-	since map[string]time.Time // by name: when a link was first seen without a gateway
+	node string
+	// since is when a link was first seen without a gateway, by name; seen the same, as far
+	// as the present look has come.
+	since, seen map[string]time.Time
 }
 
-// of returns what tells by a link's name that nobody wants it.
-func (l leftovers) of(gateways []cluster.Pod, now time.Time) func(name string) bool {
+// of returns what tells by a link's name that nobody wants it. It begins a new look: a
+// link that was not there at the last one is new.
+func (l *leftovers) of(gateways []cluster.Pod, now time.Time) func(name string) bool {
+	l.since, l.seen = l.seen, map[string]time.Time{}
 	return func(name string) bool {
 		if slices.ContainsFunc(gateways, func(p cluster.Pod) bool {
 			return p.Node == l.node && p.Labels[v1beta1.LabelHostInterface] == name
 		}) {
-			delete(l.since, name)
 			return false
 		}
-		if _, seen := l.since[name]; !seen {
-			l.since[name] = now
+		since, before := l.since[name]
+		if !before {
+			since = now
 		}
-		return now.Sub(l.since[name]) >= leftoverAfter
+		if now.Sub(since) >= leftoverAfter {
+			return true // and with it what is known of it
+		}
+		l.seen[name] = since
+		return false
 	}
 }

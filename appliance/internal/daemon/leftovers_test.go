@@ -17,7 +17,7 @@ func TestLeftovers(t *testing.T) {
 		return cluster.Pod{Meta: cluster.Meta{Labels: map[string]string{v1beta1.LabelHostInterface: link}}, Node: node}
 	}
 	here, elsewhere := gateway("node-1", "liqo.host"), gateway("node-2", "liqo.host")
-	l := leftovers{node: "node-1", since: map[string]time.Time{}}
+	l := leftovers{node: "node-1"}
 	for _, tt := range []struct {
 		after time.Duration
 		pods  []cluster.Pod
@@ -29,6 +29,7 @@ func TestLeftovers(t *testing.T) {
 		{time.Hour + time.Second, []cluster.Pod{elsewhere}, false}, // it has moved
 		{time.Hour + 30*time.Second, nil, false},
 		{time.Hour + 31*time.Second, []cluster.Pod{elsewhere}, true},
+		{25 * time.Hour, nil, false}, // a new one starts
 	} {
 		assert.Equal(t, l.of(tt.pods, start.Add(tt.after))("liqo.host"), tt.want, "after %v", tt.after)
 	}

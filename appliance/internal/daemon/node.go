@@ -40,7 +40,7 @@ type NodeStatus struct {
 	Local, Remote netip.Addr // invalid: not known
 	Kernel        string     // release
 	Overlays      []cluster.Overlay
-	WireGuard     bool             // whether the kernel has it
+	WireGuard     *bool            // whether the kernel has it; nil: not known
 	VTEP          cluster.VTEP     // zero: the node has no end of the VXLAN overlay
 	Needs         []cluster.Needed // addresses of other hosts that it can't do without
 	Addresses     []netip.Addr     // that the node has
@@ -50,9 +50,11 @@ type NodeStatus struct {
 
 func (a NodeStatus) equal(b NodeStatus) bool {
 	return a.Local == b.Local && a.Remote == b.Remote && a.Kernel == b.Kernel &&
-		slices.Equal(a.Overlays, b.Overlays) && a.WireGuard == b.WireGuard && a.VTEP == b.VTEP && slices.Equal(a.Needs, b.Needs) && slices.Equal(a.Addresses, b.Addresses) &&
+		slices.Equal(a.Overlays, b.Overlays) && equalBool(a.WireGuard, b.WireGuard) && a.VTEP == b.VTEP && slices.Equal(a.Needs, b.Needs) && slices.Equal(a.Addresses, b.Addresses) &&
 		equalApplied(a.Applied, b.Applied) && slices.Equal(a.Conditions, b.Conditions)
 }
+
+func equalBool(a, b *bool) bool { return (a == nil) == (b == nil) && (a == nil || *a == *b) }
 
 // NodeConfig is what the node daemon needs. NodeName, API and WriteStatus are
 // required.
@@ -228,7 +230,7 @@ func (n *node) report(r agent.Result[desired.NodeInput]) {
 func (n *node) detectSources(ctx context.Context, changed <-chan struct{}) error {
 	tick := time.NewTicker(detectInterval)
 	defer tick.Stop()
-	left := leftovers{node: n.cfg.NodeName, since: map[string]time.Time{}}
+	left := leftovers{node: n.cfg.NodeName}
 	once := newOnce(n.log)
 	var refused refusedWatch
 	for {
@@ -300,7 +302,7 @@ func (n *node) publish() {
 	n.mu.Lock()
 	st := NodeStatus{
 		Local: n.sources.local, Remote: n.sources.remote, Kernel: n.release,
-		Overlays: n.overlays(), WireGuard: n.feature(kernel.FeatureWireGuard) == nil, VTEP: n.vtep, Needs: n.needs, Addresses: n.addresses,
+		Overlays: n.overlays(), WireGuard: n.wireGuard(), VTEP: n.vtep, Needs: n.needs, Addresses: n.addresses,
 		Applied: slices.Clone(n.applied),
 	}
 	s, ready, overlay, refused := n.sources, n.ready, n.overlay, n.refused

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -56,7 +55,8 @@ func appliedStatus(want []cluster.Applied, have []v1beta1.AppliedStatus, beside 
 	if fit := fitting(out); len(fit) < len(out) {
 		beside = append(slices.Clone(beside), metav1.Condition{
 			Type: conditionAppliedListed, Status: metav1.ConditionFalse, Reason: "TooMany",
-			Message: fmt.Sprintf("status.applied has room for %d of the %d objects that this host was asked to apply. Objects that are not in force are listed first; of the others some have no condition of this host", len(fit), len(out)),
+			// No numbers: with every other object they would be news of every host.
+			Message: "status.applied has not room for all objects that this host was asked to apply. Those that are not in force are kept before the others, so that some that are in force have no condition of this host",
 		})
 		out = fit
 	}

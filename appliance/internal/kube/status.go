@@ -37,7 +37,7 @@ type NodeStatus struct {
 	Local, Remote netip.Addr
 	Kernel        string
 	Overlays      []cluster.Overlay // that the kernel has
-	WireGuard     bool              // whether the kernel has it
+	WireGuard     *bool             // whether the kernel has it; nil: not known
 	VTEP          cluster.VTEP      // zero: there is none
 	Needs         []cluster.Needed  // addresses of other hosts that it can't do without
 	Addresses     []netip.Addr      // that it has
@@ -61,7 +61,7 @@ func (s *NodeSource) WriteStatus(ctx context.Context, want NodeStatus) error {
 	status := v1beta1.InternalNodeStatus{
 		NodeIP:    v1beta1.InternalNodeStatusNodeIP{Local: ip(want.Local), Remote: ip(want.Remote)},
 		Kernel:    want.Kernel,
-		WireGuard: &want.WireGuard,
+		WireGuard: want.WireGuard,
 	}
 	status.Applied, want.Conditions = appliedStatus(want.Applied, have.Status.Applied, want.Conditions)
 	status.Conditions = conditions(want.Conditions, have.Status.Conditions, have.Generation)
@@ -260,8 +260,11 @@ func conditions(want, have []metav1.Condition, generation int64) []metav1.Condit
 
 // holds reports whether all wanted conditions are there. That one of ours is
 // there and no longer wanted shows in nothing, so the callers always write the
-// same types.
+// same types, but for conditionAppliedListed.
 func holds(have, want []metav1.Condition) bool {
+	if apimeta.FindStatusCondition(want, conditionAppliedListed) == nil && apimeta.FindStatusCondition(have, conditionAppliedListed) != nil {
+		return false
+	}
 	for _, c := range want {
 		old := apimeta.FindStatusCondition(have, c.Type)
 		if old == nil || !equality.Semantic.DeepEqual(*old, c) {

@@ -67,8 +67,10 @@ func (r *groupRun) all(ctx context.Context) {
 		fmt.Fprintf(r.out, "   %s: %s\n", g.name(), strings.Join(parts, ", "))
 		r.close()
 	}
-	if r.dead != nil { // from the beginning, or since some row
-		r.result.Error = r.dead.Error()
+	if r.dead != nil && slices.ContainsFunc(r.scenarios, func(s report.Scenario) bool {
+		return slices.ContainsFunc(s.Rows, func(row report.Row) bool { return row.Reason == r.dead.Error() })
+	}) {
+		r.result.Error = r.dead.Error() // after the last row it would be no news
 	}
 	r.result.Took = report.Duration(time.Since(start))
 }

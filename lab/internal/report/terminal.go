@@ -239,14 +239,15 @@ func PrintSummary(w io.Writer, run Run) {
 // other, nobody could find them between the others. What failed with its lab is
 // counted in the line of the lab, which says why.
 func printFailures(w io.Writer, run Run) {
-	dead := map[string]bool{}
+	dead := func(s Scenario, r Row) bool {
+		return slices.ContainsFunc(run.Labs, func(l Lab) bool { return l.ended(s, r) })
+	}
 	for _, l := range run.Labs {
 		for _, why := range l.Retried {
 			fmt.Fprintf(w, "again: lab %s: %s\n", l.Name, brief(why, lineOfLab))
 		}
 		if l.Error != "" {
-			dead[l.Error] = true
-			fmt.Fprintf(w, "failed: lab %s%s: %s\n", l.Name, withIt(run, l.Error), brief(l.Error, lineOfLab))
+			fmt.Fprintf(w, "failed: lab %s%s: %s\n", l.Name, withIt(run, l), brief(l.Error, lineOfLab))
 		}
 	}
 	for _, s := range run.Scenarios {
@@ -262,7 +263,7 @@ func printFailures(w io.Writer, run Run) {
 				fmt.Fprintf(w, "again: %s: %s\n", name, brief(why, lineOfRow))
 			}
 			switch {
-			case dead[r.Reason]:
+			case dead(s, r):
 			case r.Verdict == Fail, r.Verdict == XPass:
 				fmt.Fprintf(w, "failed: %s: %s\n", name, brief(r.FirstFault(), lineOfRow))
 			case r.Verdict == Infra:
@@ -272,13 +273,18 @@ func printFailures(w io.Writer, run Run) {
 	}
 }
 
-// withIt counts the rows and sabotages that failed for the reason of their lab.
-func withIt(run Run, why string) string {
+// ended reports whether a row was not run because l had failed.
+func (l Lab) ended(s Scenario, r Row) bool {
+	return l.Error != "" && r.Reason == l.Error && s.World == l.World && s.Overlay == l.Overlay
+}
+
+// withIt counts the rows and sabotages that failed with a lab.
+func withIt(run Run, l Lab) string {
 	rows, sabotages := 0, 0
 	for _, s := range run.Scenarios {
 		for _, r := range s.Rows {
 			switch {
-			case r.Reason != why:
+			case !l.ended(s, r):
 			case s.Sabotage:
 				sabotages++
 			default:
