@@ -126,7 +126,7 @@ func TestTUN(t *testing.T) {
 		w := connected(t)
 		w.reports(both)
 		withTUN(w)
-		w.change(`"containers":[{`, `"initContainers":[{"name":"other","image":"other","volumeMounts":[{"name":"tun","mountPath":"/dev/net/tun"}]}],"containers":[{`)
+		w.change(`"containers":[{`, `"initContainers":[{"name":"other","image":"isthmus:dev","volumeMounts":[{"name":"tun","mountPath":"/dev/net/tun"}]}],"containers":[{`)
 		w.settle()
 		assert.Check(t, is.Contains(w.devices(), "oslo"))
 	})
