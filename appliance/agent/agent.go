@@ -17,6 +17,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -272,6 +273,21 @@ func Guard(f func() error) (err error) {
 // relog is how often a failure that stays the same is logged.
 const relog = time.Minute
 
+// onlyMissesLinks reports whether nothing failed but for links that are not there. What
+// leads to a pod goes by the pod's link, which may go between the look at the host and
+// the change of it. That is no fault unless the next pass misses it, too.
+func onlyMissesLinks(err error) bool {
+	switch e := err.(type) {
+	case *netstate.NoLinkError:
+		return true
+	case interface{ Unwrap() error }:
+		return onlyMissesLinks(e.Unwrap())
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !onlyMissesLinks(err) })
+	}
+	return false
+}
+
 // log writes what changed, and what failed: a failure that repeats itself only
 // once a minute.
 func (l *loop[In]) log(ctx context.Context, res Result[In]) {
@@ -283,6 +299,10 @@ func (l *loop[In]) log(ctx context.Context, res Result[In]) {
 		if !res.Changes.Empty() {
 			l.Logger.InfoContext(ctx, "changed", "changes", shorten(res.Changes), "took", res.Duration.Round(time.Microsecond))
 		}
+		return
+	}
+	if l.failures == 0 && onlyMissesLinks(res.Err) {
+		l.Logger.WarnContext(ctx, "a link went away during the pass, looking again", "err", res.Err)
 		return
 	}
 	if text := res.Err.Error(); text != l.lastErr || time.Since(l.loggedAt) >= relog {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -263,6 +264,41 @@ func TestRetryBacksOff(t *testing.T) {
 		assert.Assert(t, b.target.has("10.1.0.0/16"))
 		assert.Assert(t, strings.Contains(b.log.String(), "in order again"))
 	})
+}
+
+// TestLinkThatGoes: a link that is not there any more when a route by it is made is no
+// error, unless the next pass misses it, too, or something else failed beside it.
+func TestLinkThatGoes(t *testing.T) {
+	gone := fmt.Errorf("route 10.1.0.0/16: %w", &netstate.NoLinkError{Name: "veth1"})
+	for _, tc := range []struct {
+		name  string
+		err   error
+		stays bool
+		logs  string
+	}{
+		{"it goes once", gone, false, "WARN INFO INFO"},
+		{"two at once", errors.Join(gone, gone), false, "WARN INFO INFO"},
+		{"it stays away", gone, true, "WARN ERROR"},
+		{"beside something else", errors.Join(gone, errors.New("network is unreachable")), false, "ERROR INFO INFO"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := start(t, func(c *Config[prefixes]) { c.Target.(*memoryTarget).setRefuse("10.1.0.0/16", tc.err) })
+				b.after(100 * time.Millisecond)
+				if !tc.stays {
+					b.target.setRefuse("10.1.0.0/16", nil)
+				}
+				b.after(10 * time.Second)
+				var levels []string
+				for line := range strings.Lines(b.log.String()) {
+					_, level, _ := strings.Cut(line, "level=")
+					level, _, _ = strings.Cut(level, " ")
+					levels = append(levels, level)
+				}
+				assert.Equal(t, strings.Join(levels, " "), tc.logs, b.log.String())
+			})
+		})
+	}
 }
 
 // TestOneBadRoute: what can be done is done, drift of it is repaired in time

@@ -211,7 +211,7 @@ func (ns *NetNS) LinkMTU(name string) (int, error) {
 	if err != nil {
 		var missing netlink.LinkNotFoundError
 		if errors.As(err, &missing) {
-			return 0, fmt.Errorf("there is no link %s", name)
+			return 0, &netstate.NoLinkError{Name: name}
 		}
 		return 0, fmt.Errorf("link %s: %w", name, err)
 	}

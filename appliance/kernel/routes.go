@@ -231,7 +231,7 @@ func encodeRoute(r netstate.Route, index map[string]int) ([]byte, error) {
 	if r.Dev != "" {
 		i, ok := index[r.Dev]
 		if !ok {
-			return nil, fmt.Errorf("there is no link %s", r.Dev)
+			return nil, &netstate.NoLinkError{Name: r.Dev}
 		}
 		a.u32(unix.RTA_OIF, uint32(i))
 	}

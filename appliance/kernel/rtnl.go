@@ -10,6 +10,8 @@ import (
 
 	nl "github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
 const (
@@ -132,7 +134,7 @@ func each[T fmt.Stringer](n *rtnl, what string, vs []T, encode func(T) (request,
 func indexOf(index map[string]int, dev string) (int, error) {
 	i, ok := index[dev]
 	if !ok {
-		return 0, fmt.Errorf("there is no link %s", dev)
+		return 0, &netstate.NoLinkError{Name: dev}
 	}
 	return i, nil
 }

@@ -16,13 +16,12 @@ const tunDevice = "/dev/net/tun"
 
 // chooseTUN leaves the device out of r's pods where WireGuard is the kernel's on every
 // node that they may run on. It sets r's digest, and reports whether they get the
-// device back because of a node: that is nothing that a user has changed in the
-// gateway's own object.
+// device back because of a node.
 //
-// What a gateway has once it keeps until its pods are replaced anyway, so that a
-// node that has just joined, and has not said yet what it has, costs no connection.
-// A node that says that it has no WireGuard does: a gateway that came there without
-// the device would not work.
+// A gateway keeps what it has until its pods are replaced for another reason. So a node
+// that has just joined, and has not reported yet, costs no connection. A node that
+// reports that it has no WireGuard does cost one: a gateway that came there without the
+// device would not work.
 func (p *planner) chooseTUN(r *rendered, live *cluster.Deployment) (back bool) {
 	with := r.deployment.Spec.Template
 	r.digest = podDigest(with)

@@ -17,8 +17,8 @@ const leftoverAfter = 30 * time.Second
 // leftovers finds the links of gateways that are gone.
 type leftovers struct {
 	node string
-	// since is when a link was first seen without a gateway, by name; seen the same, as far
-	// as the present look has come.
+	// By name, when a link was first seen without a gateway: as the look before found
+	// it, and as far as this one has come.
 	since, seen map[string]time.Time
 }
 

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/utils/ptr"
+
 	"github.com/isthmus-net/isthmus/appliance/agent"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/desired"
@@ -50,11 +52,9 @@ type NodeStatus struct {
 
 func (a NodeStatus) equal(b NodeStatus) bool {
 	return a.Local == b.Local && a.Remote == b.Remote && a.Kernel == b.Kernel &&
-		slices.Equal(a.Overlays, b.Overlays) && equalBool(a.WireGuard, b.WireGuard) && a.VTEP == b.VTEP && slices.Equal(a.Needs, b.Needs) && slices.Equal(a.Addresses, b.Addresses) &&
+		slices.Equal(a.Overlays, b.Overlays) && ptr.Equal(a.WireGuard, b.WireGuard) && a.VTEP == b.VTEP && slices.Equal(a.Needs, b.Needs) && slices.Equal(a.Addresses, b.Addresses) &&
 		equalApplied(a.Applied, b.Applied) && slices.Equal(a.Conditions, b.Conditions)
 }
-
-func equalBool(a, b *bool) bool { return (a == nil) == (b == nil) && (a == nil || *a == *b) }
 
 // NodeConfig is what the node daemon needs. NodeName, API and WriteStatus are
 // required.
