@@ -402,6 +402,7 @@ func TestFeatures(t *testing.T) {
 	}
 	assert.Equal(t, test.Run("ip", "link"), before)
 	assert.ErrorContains(t, ns.probeLink("no-such-kind"), "the kernel has no no-such-kind links")
+	assert.ErrorIs(t, ns.probeLink("no-such-kind"), ErrNotInKernel)
 	assert.NilError(t, ns.probeLink("bridge"))
 }
 

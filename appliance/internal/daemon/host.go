@@ -82,12 +82,15 @@ func newHost(cfg kernel.Config, log *slog.Logger) (*host, error) {
 // probeFeatures asks what the kernel can do. It is asked again while something
 // is missing, because modules can be loaded.
 func (h *host) probeFeatures(ctx context.Context) {
-	features := h.ns.Features(ctx)
+	if features := h.ns.Features(ctx); features != nil { // ctx is not done
+		h.probed(features)
+	}
+}
+
+// probed takes the result of a probe.
+func (h *host) probed(features []kernel.Feature) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if features == nil {
-		return // ctx is done
-	}
 	h.features = features
 	h.noWireGuard++
 	if !errors.Is(kernel.Missing(features, kernel.FeatureWireGuard), kernel.ErrNotInKernel) {
