@@ -25,6 +25,15 @@ import (
 // a peer that was begun anew with initiates every 5 s on its own
 // (REKEY_TIMEOUT).
 //
+// A handshake also loses all that is on its way, which nobody can decrypt any
+// more. Where a machine is so busy, or a line so full, that packets wait in queues
+// for seconds, a second of silence is nothing, and new handshakes would make it
+// worse. So nobody waits for less than three round trips of the latest answer,
+// which is what TCP waits for after the first one that it has measured (RFC 6298,
+// §2.2). And a gateway that was stopped itself, with its virtual machine or
+// because its container had used up its processor time, has not listened
+// meanwhile: that time is no silence of the peer's.
+//
 // A peer that may be at several places is tried at the next one after 5 s at the
 // latest: WireGuard by itself stays where it is, and asks no place more often.
 //
@@ -46,19 +55,26 @@ const (
 	ownPatience     = 15 * time.Second // KEEPALIVE_TIMEOUT + REKEY_TIMEOUT
 	placePatience   = 5 * time.Second  // REKEY_TIMEOUT
 	regainEvery     = 10 * time.Second
+	roundTrips      = 3
 )
 
 // A patience says how long a peer may be silent before WireGuard is told to
 // begin anew. It has no clock of its own.
 type patience struct {
-	quick time.Duration // after which the first handshakes come
-	spent int           // handshakes in a row, less what came back
-	since time.Time     // the last one
+	quick     time.Duration // after which the first handshakes come
+	roundTrip time.Duration // of the latest answer
+	spent     int           // handshakes in a row, less what came back
+	since     time.Time     // the last one
+}
+
+// first is how long the peer may be silent before the first handshakes.
+func (p *patience) first() time.Duration {
+	return min(max(p.quick, roundTrips*p.roundTrip), ownPatience)
 }
 
 // silence is how long the peer may be silent.
 func (p *patience) silence() time.Duration {
-	d := p.quick
+	d := p.first()
 	for i := quickHandshakes; i <= p.spent && d < ownPatience; i++ {
 		d *= 2
 	}
@@ -74,15 +90,17 @@ func (p *patience) spend(now time.Time) {
 }
 
 // begin notes that the tunnel, which was in order since the last handshake, is
-// silent from now on, and returns what is spent.
-func (p *patience) begin(now time.Time) (spent int) {
+// silent from now on, and how long the latest answer took. It returns what is
+// spent.
+func (p *patience) begin(now time.Time, roundTrip time.Duration) (spent int) {
+	p.roundTrip = roundTrip
 	p.spent = max(0, p.spent-int(now.Sub(p.since)/regainEvery))
 	return p.spent
 }
 
 // end notes an answer, in an outage that began with so much spent.
 func (p *patience) end(answer time.Time, spent int) {
-	if answer.Sub(p.since) <= p.quick {
+	if answer.Sub(p.since) <= p.first() {
 		p.spent = spent
 	}
 }
@@ -105,6 +123,24 @@ type outage struct {
 func (o *outage) listen(rx uint64, now time.Time) {
 	if rx != o.rx {
 		o.rx, o.heard = rx, now
+	}
+}
+
+// listened is since when the gateway has listened for the answer to a probe that
+// left at began: it looks at every interval, and is told of silence with the next
+// look but one. If more time has gone by, it did not run.
+func listened(began, now time.Time, interval time.Duration) time.Time {
+	if at := now.Add(-2 * interval); at.After(began) {
+		return at
+	}
+	return began
+}
+
+// stopped notes a pause that was to take so long and took longer: the gateway did
+// not run, and what the peer sent meanwhile waits to be counted.
+func (o *outage) stopped(pause, took time.Duration) {
+	if took > 2*pause {
+		o.heard = o.heard.Add(took - pause)
 	}
 }
 
@@ -178,18 +214,21 @@ func (gw *gateway) watchSession(ctx context.Context) error {
 
 // endSilence lasts until the peer answers.
 func (gw *gateway) endSilence(ctx context.Context, p *patience) {
-	o := outage{began: gw.prober.Status().Waiting, configured: gw.endpoints()}
+	status := gw.prober.Status()
+	o := outage{began: status.Waiting, configured: gw.endpoints()}
 	if o.began.IsZero() {
 		return // it has answered meanwhile
 	}
 	gw.lookUp()
-	spent := p.begin(o.began)
-	o.heard = o.began
+	spent := p.begin(o.began, status.RoundTrip)
+	o.heard = listened(o.began, time.Now(), gw.prober.Hurry())
 	if peer, ok := gw.peer(); ok {
 		o.rx, o.learned = peer.Rx, peer.Endpoint
 	}
 	for ctx.Err() == nil {
+		before := time.Now()
 		pause(ctx, gw.prober.Hurry())
+		o.stopped(gw.prober.Hurry(), time.Since(before))
 		if last := gw.prober.Status().LastReply; last.After(o.began) {
 			if o.handshakes > 0 {
 				p.end(last, spent)

@@ -49,21 +49,25 @@ func TestPatience(t *testing.T) {
 		{"until it is all there", time.Hour, second},
 	} {
 		q := p
-		q.begin(now.Add(tc.well))
+		q.begin(now.Add(tc.well), 0)
 		assert.Equal(t, q.silence(), tc.want, tc.name)
 	}
 
 	for _, tc := range []struct {
-		name   string
-		answer time.Duration // after the last handshake
-		last   time.Duration // how long the peer may be silent in the end
+		name      string
+		roundTrip time.Duration
+		answer    time.Duration // after the last handshake
+		last      time.Duration // how long the peer may be silent in the end
 	}{
-		{"a server that moves again and again, each time three handshakes away", second / 2, second},
-		{"a tunnel that loses many packets", 2 * second, ownPatience},
+		{"a server that moves again and again, each time three handshakes away", 0, second / 2, second},
+		{"a tunnel that loses many packets", 0, 2 * second, ownPatience},
+		{"a short way", second / 10, second / 2, second},
+		{"packets wait in queues", 2 * second, 5 * second, 6 * second},
+		{"as long as WireGuard itself, and no longer", time.Minute, 5 * second, ownPatience},
 	} {
 		p, now = patience{quick: second}, start
 		for range 20 {
-			spent := p.begin(now)
+			spent := p.begin(now, tc.roundTrip)
 			spend(3)
 			now = now.Add(tc.answer)
 			p.end(now, spent)
@@ -74,12 +78,23 @@ func TestPatience(t *testing.T) {
 }
 
 func TestOutage(t *testing.T) {
+	const second = time.Second
 	start := time.Unix(1000, 0)
 	o := outage{began: start, heard: start, rx: 100}
 	o.listen(100, start.Add(time.Second))
 	assert.Equal(t, o.heard, start)
 	o.listen(132, start.Add(2*time.Second)) // a keepalive: the session works
 	assert.Equal(t, o.heard, start.Add(2*time.Second))
+
+	// A gateway that did not run has not listened.
+	const look = second / 2
+	o = outage{heard: start}
+	o.stopped(look, look+second/10)
+	assert.Equal(t, o.heard, start)
+	o.stopped(look, 3*second)
+	assert.Equal(t, o.heard, start.Add(3*second-look))
+	assert.Equal(t, listened(start, start.Add(second), look), start)
+	assert.Equal(t, listened(start, start.Add(4*second), look), start.Add(3*second))
 
 	learned, configured, later := netip.MustParseAddrPort("192.0.2.1:7"), netip.MustParseAddrPort("192.0.2.2:51840"), netip.MustParseAddrPort("192.0.2.3:51840")
 	only, both := []netip.AddrPort{configured}, []netip.AddrPort{configured, later}

@@ -109,6 +109,9 @@ func TestTrackerLate(t *testing.T) {
 		assert.Equal(t, tr.late(at(s.at), after), s.late, s.name)
 		assert.Equal(t, tr.status(at(s.at)).Waiting, s.waiting, s.name)
 	}
+	tr.check(at(60000))
+	assert.Equal(t, tr.status(at(60000)).Latency, time.Duration(0), "nobody is connected")
+	assert.Equal(t, tr.status(at(60000)).RoundTrip, time.Millisecond, "and yet that is what it took")
 }
 
 // TestTrackerExtra sends more probes while one is missing. The loss is that of

@@ -20,6 +20,9 @@ const (
 type Status struct {
 	State   State
 	Latency time.Duration // round trip of the latest answer; 0 unless Connected
+	// RoundTrip is that of the latest answer, however long ago it came; 0: none
+	// has come.
+	RoundTrip time.Duration
 	// Loss is the share, 0 to 1, of the latest probes that were not answered
 	// in time, out of those whose time is over.
 	Loss      float64
@@ -65,13 +68,14 @@ type sent struct {
 type tracker struct {
 	timeout time.Duration
 	state   State
-	since   time.Time // when the silence began: the start, or the latest answer
-	latency time.Duration
-	last    time.Time // latest answer
-	newest  int64     // stamp of the newest probe answered
-	waiting time.Time // see Status
-	extras  int       // probes sent in a hurry since the latest answer
-	ring    []sent    // at most window entries, oldest first
+	since   time.Time     // when the silence began: the start, or the latest answer
+	latency time.Duration // 0 after an Error
+	took    time.Duration // round trip of the latest answer
+	last    time.Time     // latest answer
+	newest  int64         // stamp of the newest probe answered
+	waiting time.Time     // see Status
+	extras  int           // probes sent in a hurry since the latest answer
+	ring    []sent        // at most window entries, oldest first
 	sent    uint64
 	recv    uint64
 }
@@ -116,7 +120,7 @@ func (t *tracker) receive(now, stamp time.Time) (took time.Duration, counts bool
 		t.recv++
 		took = max(now.Sub(s.at), 1)
 		if n >= t.newest {
-			t.newest, t.latency = n, took
+			t.newest, t.latency, t.took = n, took, took
 		}
 		t.state, t.since, t.last = Connected, now, now
 		t.waiting, t.extras = time.Time{}, 0
@@ -140,7 +144,7 @@ func (t *tracker) check(now time.Time) {
 
 // status is the reading at now.
 func (t *tracker) status(now time.Time) Status {
-	st := Status{State: t.state, Latency: t.latency, Sent: t.sent, Received: t.recv, LastReply: t.last, Waiting: t.waiting}
+	st := Status{State: t.state, Latency: t.latency, RoundTrip: t.took, Sent: t.sent, Received: t.recv, LastReply: t.last, Waiting: t.waiting}
 	var over, lost int
 	for _, s := range t.ring {
 		switch {
