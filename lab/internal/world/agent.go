@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -81,6 +82,7 @@ func ServeAgent(ctx context.Context, cfg AgentConfig) error {
 	defer a.close()
 	stopWatch := a.registry.Watch(a.podEvent)
 	defer stopWatch()
+	go a.readCaptures(ctx)
 
 	defer a.nodes.wait()
 	server := newServer(a.routes(ctx), cfg.Logger)
@@ -237,6 +239,38 @@ func (a *agent) addCapture(c *podCapture) {
 	}
 	if err := c.pause(); err != nil {
 		a.cfg.Logger.Error("capture goes on", "err", err)
+	}
+}
+
+// captureEvery is how long packets may wait in the captures' sockets, and
+// machineCaptureEvery in a virtual machine: there each time that a process wakes
+// is dear, and there are fewer packets.
+const (
+	captureEvery        = 25 * time.Millisecond
+	machineCaptureEvery = 200 * time.Millisecond
+)
+
+// readCaptures empties the captures' sockets until ctx ends. Who asks for
+// packets does not wait for it.
+func (a *agent) readCaptures(ctx context.Context) {
+	every := captureEvery
+	if a.cfg.Machine {
+		every = machineCaptureEvery
+	}
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		a.mu.Lock()
+		open := slices.DeleteFunc(slices.Clone(a.captures), func(c *podCapture) bool { return c.gone })
+		a.mu.Unlock()
+		for _, c := range open {
+			c.catchUp()
+		}
 	}
 }
 

@@ -1,14 +1,11 @@
 package world
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"sync"
-	"syscall"
 	"time"
-	"unsafe"
 
 	"github.com/vishvananda/netlink"
 	nsfd "github.com/vishvananda/netns"
@@ -22,9 +19,6 @@ const (
 	snapLength = 2048
 	// ringBytes is the memory for the packets of one namespace.
 	ringBytes = 8 << 20
-	// socketBuffer bridges the time in which nobody reads, in an emulated
-	// machine.
-	socketBuffer = 8 << 20
 )
 
 // AgentPort is where the agent listens in a virtual machine.
@@ -35,77 +29,47 @@ const AgentPort = 7000
 // question to the agent about a token is no sighting of the token.
 var controlPorts = []uint32{APIServerPort, 10250, AgentPort}
 
-// A capture reads all packets of one network namespace into a ring, from all
-// of its interfaces, those that come later included.
+// A capture has the packets of one network namespace in a ring, from all of its
+// interfaces, those that come later included.
 type capture struct {
-	host  string
-	ring  *ring
-	file  *os.File
-	links sync.Map // ifindex int32 → name string
-	done  chan struct{}
-	wg    sync.WaitGroup
+	host   string
+	ring   *ring
+	socket *packetSocket
+	links  sync.Map // ifindex int32 → name string
+	done   chan struct{}
+	wg     sync.WaitGroup
 }
 
 // startCapture captures in the namespace until close. When it returns the
 // socket is in place. The API server's service address is left out like its
-// own.
+// own. Somebody has to call catchUp now and then.
 func startCapture(ns *os.File, hostName string, api []netip.AddrPort) (*capture, error) {
+	filter, err := captureFilter(api)
+	if err != nil {
+		return nil, err
+	}
 	c := &capture{host: hostName, ring: newRing(ringBytes), done: make(chan struct{})}
 	n := &Namespace{File: ns}
-	var fd int
-	err := n.Do(func() error {
+	if err := n.Do(func() error {
 		var err error
-		// Protocol 0: nothing arrives before the filter is in place.
-		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+		c.socket, err = openPacketSocket()
 		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("capture on %s: packet socket: %w", hostName, err)
-	}
-	if err := prepareSocket(fd, api); err != nil {
-		unix.Close(fd)
+	}); err != nil {
 		return nil, fmt.Errorf("capture on %s: %w", hostName, err)
 	}
-	c.file = os.NewFile(uintptr(fd), "packet:"+hostName)
+	if err := c.socket.start(filter); err != nil {
+		c.socket.close()
+		return nil, fmt.Errorf("capture on %s: %w", hostName, err)
+	}
 
 	updates := make(chan netlink.LinkUpdate, 64)
 	handle := nsfd.NsHandle(ns.Fd())
 	if err := netlink.LinkSubscribeWithOptions(updates, c.done, netlink.LinkSubscribeOptions{Namespace: &handle, ListExisting: true, ErrorCallback: func(error) {}}); err != nil {
-		c.file.Close()
+		c.socket.close()
 		return nil, fmt.Errorf("capture on %s: link events: %w", hostName, err)
 	}
 	c.wg.Go(func() { c.followLinks(updates) })
-	c.wg.Go(c.read)
 	return c, nil
-}
-
-func prepareSocket(fd int, api []netip.AddrPort) error {
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, socketBuffer); err != nil {
-		return fmt.Errorf("receive buffer: %w", err)
-	}
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1); err != nil {
-		return fmt.Errorf("time stamps: %w", err)
-	}
-	filter, err := captureFilter(api)
-	if err != nil {
-		return err
-	}
-	raw := make([]unix.SockFilter, len(filter))
-	for i, f := range filter {
-		raw[i] = unix.SockFilter{Code: f.Op, Jt: f.Jt, Jf: f.Jf, K: f.K}
-	}
-	prog := unix.SockFprog{Len: uint16(len(raw)), Filter: &raw[0]}
-	if err := unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &prog); err != nil {
-		return fmt.Errorf("filter: %w", err)
-	}
-	return bindCapture(fd, unix.ETH_P_ALL)
-}
-
-func bindCapture(fd int, protocol uint16) error {
-	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(protocol)}); err != nil {
-		return fmt.Errorf("bind to all interfaces: %w", err)
-	}
-	return nil
 }
 
 // nobodysProtocol is for local experiments (IEEE 802, EtherType 88-B5): the
@@ -124,13 +88,7 @@ func (c *capture) resume() error {
 }
 
 func (c *capture) bind(protocol uint16) error {
-	conn, err := c.file.SyscallConn()
-	if err != nil {
-		return fmt.Errorf("capture on %s: %w", c.host, err)
-	}
-	var bindErr error
-	err = conn.Control(func(fd uintptr) { bindErr = bindCapture(int(fd), protocol) })
-	if err = errors.Join(err, bindErr); err != nil {
+	if err := c.socket.bind(protocol); err != nil {
 		return fmt.Errorf("capture on %s: %w", c.host, err)
 	}
 	return nil
@@ -208,75 +166,27 @@ func (c *capture) linkName(index int32) string {
 	return fmt.Sprintf("if%d", index)
 }
 
-func (c *capture) read() {
-	conn, err := c.file.SyscallConn()
-	if err != nil {
+// catchUp reads what has passed up to now.
+func (c *capture) catchUp() {
+	if c.socket == nil { // of a test
 		return
 	}
-	buf := make([]byte, snapLength)
-	oob := make([]byte, unix.CmsgSpace(int(unsafe.Sizeof(unix.Timespec{}))))
-	lastStats := time.Now()
-	for {
-		var n, oobn int
-		var from unix.Sockaddr
-		var rerr error
-		err := conn.Read(func(fd uintptr) bool {
-			n, oobn, _, from, rerr = unix.Recvmsg(int(fd), buf, oob, unix.MSG_TRUNC)
-			return rerr != unix.EAGAIN
-		})
-		switch {
-		case err != nil: // closed
-			return
-		case errors.Is(rerr, syscall.EINTR), errors.Is(rerr, syscall.ENETDOWN): // an interface went down
-			continue
-		case rerr != nil:
-			return
-		}
-		ll, ok := from.(*unix.SockaddrLinklayer)
-		if !ok {
-			continue
-		}
-		p := packet{time: stamp(oob[:oobn]), ifindex: int32(ll.Ifindex), hatype: ll.Hatype, protocol: htons(ll.Protocol), direction: In, length: n}
-		if ll.Pkttype == unix.PACKET_OUTGOING {
-			p.direction = Out
-		}
-		p.data = append([]byte(nil), buf[:min(n, len(buf))]...)
-		c.ring.add(p)
-		if p.time.Sub(lastStats) > time.Second {
-			lastStats = p.time
-			c.countDrops(conn)
-		}
+	if n := c.socket.read(c.ring.add); n > 0 {
+		c.ring.dropped(n)
 	}
 }
 
-// countDrops asks the kernel how many packets it had no room for. Asking
-// resets its counter.
-func (c *capture) countDrops(conn syscall.RawConn) {
-	conn.Control(func(fd uintptr) {
-		if stats, err := unix.GetsockoptTpacketStats(int(fd), unix.SOL_PACKET, unix.PACKET_STATISTICS); err == nil && stats.Drops > 0 {
-			c.ring.dropped(int(stats.Drops))
-		}
-	})
+// between are the packets of a time, up to now, and how many of that time are
+// lost, as those of a ring.
+func (c *capture) between(since, until time.Time) (packets []packet, lost int) {
+	c.catchUp()
+	return c.ring.between(since, until)
 }
 
-// close ends the capture. What is in the ring stays.
+// close ends the capture. What has passed is in the ring, and stays.
 func (c *capture) close() {
+	c.catchUp()
 	close(c.done)
-	c.file.Close()
+	c.socket.close()
 	c.wg.Wait()
 }
-
-func stamp(oob []byte) time.Time {
-	messages, err := unix.ParseSocketControlMessage(oob)
-	if err == nil {
-		for _, m := range messages {
-			if m.Header.Level == unix.SOL_SOCKET && m.Header.Type == unix.SCM_TIMESTAMPNS && len(m.Data) >= int(unsafe.Sizeof(unix.Timespec{})) {
-				ts := *(*unix.Timespec)(unsafe.Pointer(&m.Data[0]))
-				return time.Unix(ts.Unix())
-			}
-		}
-	}
-	return time.Now()
-}
-
-func htons(v uint16) uint16 { return v<<8 | v>>8 }

@@ -198,7 +198,7 @@ func TestCaptureOfANamespace(t *testing.T) {
 		return poll.Success()
 	})
 	assert.DeepEqual(t, ports(), []uint16{9, 11})
-	_, lost := c.ring.between(paused, time.Time{})
+	_, lost := c.between(paused, time.Time{})
 	assert.Assert(t, lost > 0)
 
 	c.close()
@@ -216,8 +216,47 @@ func TestCaptureOfANamespace(t *testing.T) {
 		last = ci.Timestamp
 		n++
 	}
-	packets, _ := c.ring.between(time.Time{}, time.Time{})
+	packets, _ := c.between(time.Time{}, time.Time{})
 	assert.Equal(t, n, len(packets))
+}
+
+// TestCaptureOfABurst sends many packets while nobody reads them. Who asks has
+// all of them, at once.
+func TestCaptureOfABurst(t *testing.T) {
+	nettest.NeedRoot(t)
+	n, err := NewNamespace()
+	assert.NilError(t, err)
+	defer n.Close()
+	c, err := startCapture(n.File, "a", nil)
+	assert.NilError(t, err)
+	defer c.close()
+	const many = 5000
+	began := time.Now()
+	assert.NilError(t, n.Do(func() error {
+		to, err := net.ListenPacket("udp", "127.0.0.1:0") // so that nothing is refused
+		if err != nil {
+			return err
+		}
+		defer to.Close()
+		conn, err := net.Dial("udp", to.LocalAddr().String())
+		if err != nil {
+			return err
+		}
+		defer conn.Close()
+		for range many {
+			if _, err := conn.Write([]byte(token + ">")); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	directions := map[Direction]int{}
+	for _, s := range c.sightings("a", SightingQuery{Token: token}) {
+		directions[s.Direction]++
+	}
+	assert.DeepEqual(t, directions, map[Direction]int{In: many, Out: many})
+	_, lost := c.between(began, time.Time{})
+	assert.Equal(t, lost, 0)
 }
 
 // TestPauseCaptures pauses by a request, and goes on when it has ended, also

@@ -147,7 +147,7 @@ const (
 // innermost payload, or are the SYN that is asked for.
 func (c *capture) sightings(host string, q SightingQuery) []Sighting {
 	token := []byte(q.Token)
-	packets, _ := c.ring.between(q.Since, q.Until)
+	packets, _ := c.between(q.Since, q.Until)
 	var out []Sighting
 	if q.SYN.IsValid() {
 		for _, p := range packets {
@@ -195,10 +195,7 @@ func (c *capture) sighting(host string, p packet, d decoded) Sighting {
 // passed when ports is nil: so a packet that a bridge passed on is there once.
 // lost is as that of a ring, with what the kernel dropped up to now.
 func (c *capture) entered(since, until time.Time, ports []string) (packets []packet, lost int) {
-	if conn, err := c.file.SyscallConn(); err == nil {
-		c.countDrops(conn)
-	}
-	all, lost := c.ring.between(since, until)
+	all, lost := c.between(since, until)
 	for _, p := range all {
 		if ports == nil || p.direction == In && slices.Contains(ports, c.linkName(p.ifindex)) {
 			packets = append(packets, p)

@@ -31,7 +31,7 @@ func writePcap(w io.Writer, captures []namedCapture) error {
 	}
 	var entries []entry
 	for _, c := range captures {
-		packets, _ := c.ring.between(time.Time{}, time.Time{})
+		packets, _ := c.between(time.Time{}, time.Time{})
 		for _, p := range packets {
 			link := layers.LinkTypeRaw
 			if p.hasEthernet() {

@@ -119,7 +119,7 @@ func sealed(captures []namedCapture, q SealedQuery, passed []packet) SealedRepor
 	packets, sent := map[string][]packet{}, map[string][]*passage{}
 	var came []*passage
 	for _, c := range captures {
-		all, _ := c.ring.between(q.Since, time.Time{})
+		all, _ := c.between(q.Since, time.Time{})
 		packets[c.host] = append(packets[c.host], all...)
 		for _, p := range all {
 			if !p.throughTunnel() {
