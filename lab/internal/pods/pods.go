@@ -120,6 +120,9 @@ type NodeConfig struct {
 	// Nice is added to the niceness of this process for containers and
 	// kube-proxy; commands that are executed in containers have its own.
 	Nice int
+	// ReadyPeriod is how far apart readiness probes of a container are at least
+	// that was ready at the last one. 0: as its spec says.
+	ReadyPeriod time.Duration
 
 	Labels   map[string]string // further labels of the Node, optional
 	Registry *Registry         // optional

@@ -114,9 +114,7 @@ func (c *container) readiness(ctx context.Context, p *corev1.Probe) {
 			wait = soon
 		}
 		if successes >= max(p.SuccessThreshold, 1) {
-			if first {
-				wait = period(p)
-			}
+			wait = max(period(p), c.pod.node.cfg.ReadyPeriod)
 			first = false
 			c.setReady(true)
 		}

@@ -197,6 +197,15 @@ func (a *agent) niceOfDaemons() int {
 	return 0
 }
 
+// readyPeriod: to ask ten daemons each second whether they are still ready takes a
+// fifth of an emulated processor, by this agent and by them.
+func (a *agent) readyPeriod() time.Duration {
+	if a.cfg.Machine {
+		return 3 * time.Second
+	}
+	return 0
+}
+
 // images are the names under which the lab's binaries are known in pods.
 func images(binDir string) map[string]pods.Image {
 	return map[string]pods.Image{
