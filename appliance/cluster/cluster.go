@@ -286,6 +286,7 @@ type InternalFabric struct {
 	GatewayIP     netip.Addr     // address of the gateway pod
 	InternalIP    netip.Addr     // the gateway's address of the internal CIDR
 	GatewayNode   string         // Node of the gateway pod
+	GatewayGone   bool           // that pod has ended, and there is no other one yet
 	Overlay       Overlay        // empty: Geneve
 	HostInterface string         // link of GatewayNode to a gateway in a namespace of it; empty: the gateway is a pod
 	PeerCIDRs     []netip.Prefix // of all peers of the cluster, remapped

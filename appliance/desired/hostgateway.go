@@ -15,13 +15,14 @@ const GatewayInterface = "liqo.gateway"
 
 // hostGateway joins a gateway in a network namespace of its node to the node:
 // what comes from there may be forwarded, and what is for nobody else goes
-// there. It answers to its address of the internal CIDR.
+// there. It answers to its address of the internal CIDR. Without an InternalFabric
+// there is no pair: the node would take it for what an earlier gateway has left.
 //
 //	ip link add liqo.gateway type veth peer name liqo.host netns …
 //	ip address add 10.80.0.7/32 dev liqo.gateway
 //	ip route add default via 10.80.0.4 dev liqo.gateway onlink
 func (h *host) hostGateway(in GatewayInput) {
-	if in.HostInterface == "" {
+	if in.HostInterface == "" || in.fabric().Name == "" {
 		return
 	}
 	h.addDev(netstate.Link{

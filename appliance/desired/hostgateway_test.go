@@ -103,12 +103,21 @@ func TestHostGatewayIsNotThereYet(t *testing.T) {
 	assert.Assert(t, i >= 0 && !results[i].OK)
 	assert.Assert(t, cmp.Contains(results[i].Message, "no link liqo.host yet"))
 
-	// A gateway without an address yet makes the pair all the same.
+	// A gateway without an address yet makes the pair all the same, but none that
+	// nodes have not been told of.
 	gw := hostGateway()
+	gw.Fabrics = slices.Clone(gw.Fabrics)
+	for i := range gw.Fabrics {
+		gw.Fabrics[i].InternalIP = netip.Addr{}
+	}
+	pair := func() bool {
+		state, _ := desired.Gateway(gw)
+		assert.NilError(t, state.Validate())
+		return slices.ContainsFunc(state.Links, func(l netstate.Link) bool { return l.Name == "liqo.gateway" && l.Peer == "liqo.host" })
+	}
+	assert.Assert(t, pair())
 	gw.Fabrics = nil
-	bare, _ := desired.Gateway(gw)
-	assert.NilError(t, bare.Validate())
-	assert.Assert(t, slices.ContainsFunc(bare.Links, func(l netstate.Link) bool { return l.Name == "liqo.gateway" && l.Peer == "liqo.host" }))
+	assert.Assert(t, !pair())
 }
 
 // A gateway whose Configuration is refused has no InternalFabric: what joins the nodes

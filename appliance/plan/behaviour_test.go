@@ -168,7 +168,7 @@ func TestEndpointAddress(t *testing.T) {
 }
 
 // The keys are announced only when they exist, and a gateway that is being
-// replaced keeps its fabric.
+// replaced keeps its fabric, which says so.
 func TestGatewayPodGone(t *testing.T) {
 	w := peered(t)
 	g := get[*v1beta1.GatewayServer](w, "liqo-tenant-rome", "rome")
@@ -178,7 +178,10 @@ func TestGatewayPodGone(t *testing.T) {
 	before := get[*v1beta1.InternalFabric](w, "liqo-tenant-rome", "rome").DeepCopy()
 	delete(w.objects, "Pod liqo-tenant-rome/gw-rome-0")
 	w.settle()
-	assert.DeepEqual(t, get[*v1beta1.InternalFabric](w, "liqo-tenant-rome", "rome"), before)
+	meanwhile := before.DeepCopy()
+	meanwhile.Generation++
+	meanwhile.Spec.GatewayGone = true
+	assert.DeepEqual(t, get[*v1beta1.InternalFabric](w, "liqo-tenant-rome", "rome"), meanwhile)
 	assert.Assert(t, get[*v1beta1.GatewayServer](w, "liqo-tenant-rome", "rome").Status.InternalEndpoint == nil)
 	get[*appsv1.Deployment](w, "liqo-tenant-rome", "gw-rome")
 
@@ -186,6 +189,7 @@ func TestGatewayPodGone(t *testing.T) {
 	w.settle()
 	after := get[*v1beta1.InternalFabric](w, "liqo-tenant-rome", "rome")
 	assert.Equal(t, after.Spec.GatewayIP, v1beta1.IP("10.10.0.11"))
+	assert.Assert(t, !after.Spec.GatewayGone)
 	assert.DeepEqual(t, after.Spec.Interface, before.Spec.Interface)
 }
 

@@ -349,6 +349,7 @@ func (p *planner) fabrics() {
 		o.Spec = v1beta1.InternalFabricSpec{MTU: g.MTU, RemoteCIDRs: apiCIDRs(peer.remapped()), GatewayIP: apiIP(p.gatewayIP(peer))}
 		o.Spec.Interface.Node.Name, o.Spec.Interface.Gateway.IP = p.fabricIface[peer.id], apiIP(ip)
 		o.Spec.Overlay, o.Spec.GatewayNode = v1beta1.Overlay(p.overlay), p.gatewayNode(peer)
+		o.Spec.GatewayGone = peer.pod == nil && o.Spec.GatewayIP != ""
 		o.Spec.HostInterface, o.Spec.TunnelMTU = p.hostInterface(peer), p.tunnelMTU(g)
 		o.Spec.PeerCIDRs, o.Spec.EndpointPorts = all, p.endpointPorts(peer)
 		p.add(o)

@@ -33,33 +33,33 @@ func (s sources) equal(o sources) bool {
 // InternalNode has one address for all gateways of a side. Where the routes
 // to several gateways have different sources, the one of the first gateway by
 // name wins, and a problem names the others.
-func detect(r router, node string, gateways []cluster.Pod) sources {
+func detect(r router, node string, gateways []cluster.InternalFabric) sources {
 	var s sources
 	gateways = slices.Clone(gateways)
-	slices.SortFunc(gateways, func(a, b cluster.Pod) int {
+	slices.SortFunc(gateways, func(a, b cluster.InternalFabric) int {
 		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 	})
 	var firstLocal, firstRemote string
-	for _, pod := range gateways {
-		if len(pod.IPs) == 0 || pod.Node == "" || pod.Deleting {
+	for _, g := range gateways {
+		if !g.GatewayIP.IsValid() || g.GatewayNode == "" || g.GatewayGone || g.Deleting {
 			continue
 		}
-		name, dst := pod.Namespace+"/"+pod.Name, pod.IPs[0]
+		name, dst := g.Namespace+"/"+g.Name, g.GatewayIP
 		side, addr, first := "remote", &s.remote, &firstRemote
-		if pod.Node == node {
+		if g.GatewayNode == node {
 			side, addr, first = "local", &s.local, &firstLocal
 		}
 		path, err := r.RouteTo(dst)
 		switch {
 		case err != nil:
-			s.problems = append(s.problems, fmt.Sprintf("route to gateway %s (%s): %v", name, dst, err))
+			s.problems = append(s.problems, fmt.Sprintf("route to the gateway of InternalFabric %s (%s): %v", name, dst, err))
 		case !path.Src.IsValid():
-			s.problems = append(s.problems, fmt.Sprintf("route to gateway %s (%s) has no source address: give the link %s an address, or the route a src",
+			s.problems = append(s.problems, fmt.Sprintf("route to the gateway of InternalFabric %s (%s) has no source address: give the link %s an address, or the route a src",
 				name, dst, path.Dev))
 		case !addr.IsValid():
 			*addr, *first = path.Src.Unmap(), name
 		case *addr != path.Src.Unmap():
-			s.problems = append(s.problems, fmt.Sprintf("%s: gateway %s is reached from %s, but gateway %s from %s, and an InternalNode has one %s address: give the routes to both the same src",
+			s.problems = append(s.problems, fmt.Sprintf("%s: the gateway of InternalFabric %s is reached from %s, but that of %s from %s, and an InternalNode has one %s address: give the routes to both the same src",
 				side, *first, *addr, name, path.Src, side))
 		}
 	}

@@ -28,13 +28,13 @@ func from(src, dev string, mtu int) kernel.Path {
 	return kernel.Path{Src: netip.MustParseAddr(src), Dev: dev, MTU: mtu}
 }
 
-func pod(ns, name, node string, ips ...string) cluster.Pod {
-	p := cluster.Pod{Node: node, Running: true}
-	p.Namespace, p.Name = ns, name
-	for _, ip := range ips {
-		p.IPs = append(p.IPs, netip.MustParseAddr(ip))
+// fabric is what a node knows of a gateway: where it is, if it is anywhere.
+func fabric(ns, name, node, ip string) cluster.InternalFabric {
+	f := cluster.InternalFabric{Meta: cluster.Meta{Ref: cluster.Ref{Kind: "InternalFabric", Namespace: ns, Name: name}}, GatewayNode: node}
+	if ip != "" {
+		f.GatewayIP = netip.MustParseAddr(ip)
 	}
-	return p
+	return f
 }
 
 func TestDetect(t *testing.T) {
@@ -45,26 +45,31 @@ func TestDetect(t *testing.T) {
 		"10.0.4.5":    {Dev: "eth0", MTU: 1500},
 		"2001:db8::5": from("2001:db8::11", "eth0", 1500),
 	}
-	deleting := pod("t", "old", "n1", "10.0.1.5")
+	gone := fabric("t", "a", "n2", "10.0.3.5")
+	gone.GatewayGone = true
+	deleting := fabric("t", "old", "n1", "10.0.1.5")
 	deleting.Deleting = true
 	for _, tc := range []struct {
 		name          string
-		pods          []cluster.Pod
+		gateways      []cluster.InternalFabric
 		local, remote string
 		problems      []string // one word of each
 	}{
 		{"no gateway", nil, "", "", nil},
-		{"on this node", []cluster.Pod{pod("t", "a", "n1", "10.0.1.5")}, "10.0.1.1", "", nil},
-		{"elsewhere", []cluster.Pod{pod("t", "a", "n2", "10.0.2.5")}, "", "172.18.1.11", nil},
-		{"both", []cluster.Pod{pod("t", "a", "n2", "10.0.2.5"), pod("t", "b", "n1", "10.0.1.5")}, "10.0.1.1", "172.18.1.11", nil},
-		{"ipv6", []cluster.Pod{pod("t", "a", "n2", "2001:db8::5")}, "", "2001:db8::11", nil},
-		{"going away", []cluster.Pod{deleting}, "", "", nil},
-		{"no address yet", []cluster.Pod{pod("t", "a", "n2")}, "", "", nil},
-		{"no route", []cluster.Pod{pod("t", "a", "n2", "10.9.9.9")}, "", "", []string{"unreachable"}},
-		{"no source", []cluster.Pod{pod("t", "a", "n2", "10.0.4.5")}, "", "", []string{"give the link eth0 an address"}},
-		{"a bad one beside a good one", []cluster.Pod{pod("t", "a", "n2", "10.9.9.9"), pod("t", "b", "n2", "10.0.2.5")}, "", "172.18.1.11", []string{"unreachable"}},
+		{"on this node", []cluster.InternalFabric{fabric("t", "a", "n1", "10.0.1.5")}, "10.0.1.1", "", nil},
+		{"elsewhere", []cluster.InternalFabric{fabric("t", "a", "n2", "10.0.2.5")}, "", "172.18.1.11", nil},
+		{"both", []cluster.InternalFabric{fabric("t", "a", "n2", "10.0.2.5"), fabric("t", "b", "n1", "10.0.1.5")}, "10.0.1.1", "172.18.1.11", nil},
+		{"ipv6", []cluster.InternalFabric{fabric("t", "a", "n2", "2001:db8::5")}, "", "2001:db8::11", nil},
+		{"going away", []cluster.InternalFabric{deleting}, "", "", nil},
+		{"its pod has ended", []cluster.InternalFabric{gone}, "", "", nil},
+		{"one whose pod has ended, before one that is there", []cluster.InternalFabric{gone, fabric("t", "b", "n2", "10.0.2.5")}, "", "172.18.1.11", nil},
+		{"on no node yet", []cluster.InternalFabric{fabric("t", "a", "", "10.0.2.5")}, "", "", nil},
+		{"no address yet", []cluster.InternalFabric{fabric("t", "a", "n2", "")}, "", "", nil},
+		{"no route", []cluster.InternalFabric{fabric("t", "a", "n2", "10.9.9.9")}, "", "", []string{"unreachable"}},
+		{"no source", []cluster.InternalFabric{fabric("t", "a", "n2", "10.0.4.5")}, "", "", []string{"give the link eth0 an address"}},
+		{"a bad one beside a good one", []cluster.InternalFabric{fabric("t", "a", "n2", "10.9.9.9"), fabric("t", "b", "n2", "10.0.2.5")}, "", "172.18.1.11", []string{"unreachable"}},
 		// In any order: the first by name wins, and it is said.
-		{"two links", []cluster.Pod{pod("t", "b", "n3", "10.0.3.5"), pod("t", "a", "n2", "10.0.2.5")}, "", "172.18.1.11", []string{"172.19.1.11"}},
+		{"two links", []cluster.InternalFabric{fabric("t", "b", "n3", "10.0.3.5"), fabric("t", "a", "n2", "10.0.2.5")}, "", "172.18.1.11", []string{"172.19.1.11"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			text := func(a netip.Addr) string {
@@ -73,7 +78,7 @@ func TestDetect(t *testing.T) {
 				}
 				return ""
 			}
-			s := detect(table, "n1", tc.pods)
+			s := detect(table, "n1", tc.gateways)
 			assert.Equal(t, text(s.local), tc.local)
 			assert.Equal(t, text(s.remote), tc.remote)
 			assert.Equal(t, len(s.problems), len(tc.problems), strings.Join(s.problems, "\n"))

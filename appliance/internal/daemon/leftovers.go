@@ -4,15 +4,15 @@ import (
 	"slices"
 	"time"
 
-	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 )
 
 // leftoverAfter is how long a link to a gateway in a namespace of the node is
 // there without a gateway before it is taken for what one that was ended by
 // force has left behind. A gateway that starts makes its link some time before
-// the API server tells that its pod has an address.
-const leftoverAfter = 30 * time.Second
+// the controller says in its InternalFabric that it is there; two controllers may have to
+// take over from each other meanwhile.
+const leftoverAfter = 2 * time.Minute
 
 // leftovers finds the links of gateways that are gone.
 type leftovers struct {
@@ -23,13 +23,12 @@ type leftovers struct {
 }
 
 // of returns what tells by a link's name that nobody wants it. It begins a new look: a
-// link that was not there at the last one is new.
-func (l *leftovers) of(gateways []cluster.Pod, now time.Time) func(name string) bool {
+// link that was not there at the last one is new. A gateway that has ended is the one
+// that its InternalFabric names until there is another one.
+func (l *leftovers) of(gateways []cluster.InternalFabric, now time.Time) func(name string) bool {
 	l.since, l.seen = l.seen, map[string]time.Time{}
 	return func(name string) bool {
-		if slices.ContainsFunc(gateways, func(p cluster.Pod) bool {
-			return p.Node == l.node && p.Labels[v1beta1.LabelHostInterface] == name
-		}) {
+		if slices.ContainsFunc(gateways, func(g cluster.InternalFabric) bool { return g.GatewayNode == l.node && g.HostInterface == name }) {
 			return false
 		}
 		since, before := l.since[name]

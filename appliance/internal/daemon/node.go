@@ -141,7 +141,7 @@ func (n *node) run(ctx context.Context, g *group) error {
 		// Before anything is reported: a daemon that starts would withdraw the
 		// addresses that the one before it has reported, and gateways would
 		// take their links to this node down.
-		n.update(detect(n.ns, n.cfg.NodeName, view.GatewayPods))
+		n.update(detect(n.ns, n.cfg.NodeName, view.Input.Fabrics))
 		n.lookAtItself(&refusedWatch{})
 	}
 	needs := newNeedsReader(n.ns, n.cfg.APIServer, needed)
@@ -237,8 +237,8 @@ func (n *node) detectSources(ctx context.Context, changed <-chan struct{}) error
 		once.report("look at this node's own addresses", n.lookAtItself(&refused))
 		// That the objects can't be read is the loop's to complain about.
 		if view, err := n.cfg.API.Read(ctx); err == nil {
-			n.update(detect(n.ns, n.cfg.NodeName, view.GatewayPods))
-			gone, err := n.ns.RemovePeers(left.of(view.GatewayPods, time.Now()))
+			n.update(detect(n.ns, n.cfg.NodeName, view.Input.Fabrics))
+			gone, err := n.ns.RemovePeers(left.of(view.Input.Fabrics, time.Now()))
 			once.report("remove the links of gateways that are gone", err)
 			if len(gone) > 0 {
 				n.log.Info("removed the links of gateways that are gone", "links", gone)

@@ -105,7 +105,7 @@ func TestNode(t *testing.T) {
 
 	// Gateways appear: one here, one elsewhere.
 	api.set(func(v *kube.NodeView) {
-		v.GatewayPods = []cluster.Pod{pod("t1", "gw-a", "n1", "10.0.1.5"), pod("t2", "gw-b", "n2", "10.0.2.5")}
+		v.Input.Fabrics = []cluster.InternalFabric{fabric("t1", "gw-a", "n1", "10.0.1.5"), fabric("t2", "gw-b", "n2", "10.0.2.5")}
 	})
 	sources := func(local, remote string) func() error {
 		return func() error {
@@ -138,7 +138,7 @@ func TestNode(t *testing.T) {
 		}
 		return nil
 	})
-	api.set(func(v *kube.NodeView) { v.GatewayPods = v.GatewayPods[1:] })
+	api.set(func(v *kube.NodeView) { v.Input.Fabrics = v.Input.Fabrics[1:] })
 	within(t, 2*time.Second, sources("", ""))
 
 	// A bad object beside the good one: its own entry says so, the other one

@@ -231,13 +231,10 @@ func TestSources(t *testing.T) {
 			InternalFabricRef: &corev1.ObjectReference{Name: "rome", Namespace: ns},
 		}}
 	}
-	pod := &corev1.Pod{
-		ObjectMeta: m(T, "gw-rome", v1beta1.LabelComponent, v1beta1.ComponentGateway, v1beta1.LabelActive, "true"),
-		Spec:       corev1.PodSpec{NodeName: "node-1", Containers: []corev1.Container{{Name: "gateway", Image: "isthmus"}}},
-	}
 	create(
 		inode("node-1", "10.80.0.2"), inode("node-2", "10.80.0.3"),
 		&v1beta1.InternalFabric{ObjectMeta: m(T, "rome"), Spec: v1beta1.InternalFabricSpec{
+			GatewayNode: "node-1",
 			RemoteCIDRs: []v1beta1.CIDR{"10.1.0.0/16"}, GatewayIP: "10.127.65.9",
 			Interface: v1beta1.InternalFabricSpecInterface{
 				Node:    v1beta1.InternalFabricNodeInterface{Name: "liqo.rome"},
@@ -265,18 +262,15 @@ func TestSources(t *testing.T) {
 		}},
 		&v1beta1.Connection{ObjectMeta: m(T, "gw-rome"), Spec: v1beta1.ConnectionSpec{Type: v1beta1.ConnectionTypeServer}},
 		&v1beta1.GatewayReport{ObjectMeta: m(T, "gw-rome")},
-		pod,
 	)
-	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.127.65.9", PodIPs: []corev1.PodIP{{IP: "10.127.65.9"}}}
-	assert.NilError(t, admin.Status().Update(ctx, pod))
 
 	nodeView := eventually(t, node, "the node's objects", func(v kube.NodeView) bool {
-		return len(v.GatewayPods) == 1 && len(v.Input.Tunnels) == 2 && len(v.Input.Routes) == 1 && len(v.Input.Nodes) == 1
+		return len(v.Input.Fabrics) == 1 && len(v.Input.Tunnels) == 2 && len(v.Input.Routes) == 1 && len(v.Input.Nodes) == 1
 	})
 	assert.Equal(t, nodeView.Input.Nodes[0].InternalIP, netip.MustParseAddr("10.80.0.2"))
 	assert.Equal(t, nodeView.Input.Routes[0].Rules[0].Dst, netip.MustParsePrefix("10.1.0.0/16"))
 	assert.Equal(t, len(nodeView.Input.Problems), 2) // the host bits of rule and route
-	assert.Equal(t, nodeView.GatewayPods[0].Node, "node-1")
+	assert.Equal(t, nodeView.Input.Fabrics[0].GatewayNode, "node-1")
 
 	gatewayView := eventually(t, gateway, "the gateway's objects", func(v kube.GatewayView) bool {
 		return v.Gateway != nil && v.Connection != nil && len(v.Input.Tunnels) == 2 && len(v.Input.Nodes) == 2 &&
@@ -556,7 +550,7 @@ func TestSources(t *testing.T) {
 		after, err := node.Read(ctx)
 		assert.NilError(t, err)
 		assert.Equal(t, len(after.Input.Tunnels), len(before.Input.Tunnels))
-		assert.Equal(t, len(after.GatewayPods), 1)
+		assert.Equal(t, len(after.Input.Fabrics), 1)
 		assert.ErrorContains(t, node.WriteStatus(ctx, kube.NodeStatus{Kernel: "new"}), "InternalNode node-1")
 
 		// One that starts in place of an earlier one goes on with what that one knew.

@@ -206,8 +206,6 @@ func bareList(ctx context.Context, from client.Reader, l client.ObjectList) ([]b
 	items := []client.Object{}
 	err := meta.EachListItem(l, func(o runtime.Object) error {
 		switch o := o.(type) {
-		case *corev1.Pod:
-			items = append(items, BarePod(o))
 		case *networkingv1beta1.InternalNode:
 			bare := *o
 			bare.Status.Applied, bare.Status.Conditions = nil, nil

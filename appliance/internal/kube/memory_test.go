@@ -87,8 +87,7 @@ func nodeObjects(v kube.NodeView) []string {
 	out = objectsOf(out, v.Input.Tunnels, func(x cluster.GeneveTunnel) cluster.Meta { return x.Meta })
 	out = objectsOf(out, v.Input.Nodes, func(x cluster.InternalNode) cluster.Meta { return x.Meta })
 	out = objectsOf(out, v.Input.Routes, func(x cluster.RouteConfiguration) cluster.Meta { return x.Meta })
-	out = objectsOf(out, v.Input.Firewalls, func(x cluster.FirewallConfiguration) cluster.Meta { return x.Meta })
-	return objectsOf(out, v.GatewayPods, func(x cluster.Pod) cluster.Meta { return x.Meta })
+	return objectsOf(out, v.Input.Firewalls, func(x cluster.FirewallConfiguration) cluster.Meta { return x.Meta })
 }
 
 func gatewayObjects(v kube.GatewayView) []string {

@@ -233,6 +233,7 @@ func InternalFabric(o *v1beta1.InternalFabric) (cluster.InternalFabric, []cluste
 		GatewayIP:     r.addr("spec.gatewayIP", string(o.Spec.GatewayIP)),
 		InternalIP:    r.addr("spec.interface.gateway.ip", string(o.Spec.Interface.Gateway.IP)),
 		GatewayNode:   o.Spec.GatewayNode,
+		GatewayGone:   o.Spec.GatewayGone,
 		Overlay:       cluster.Overlay(o.Spec.Overlay),
 		HostInterface: o.Spec.HostInterface,
 		PeerCIDRs:     prefixes(r, "spec.peerCIDRs", o.Spec.PeerCIDRs),

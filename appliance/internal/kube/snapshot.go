@@ -227,12 +227,6 @@ func Pod(o *corev1.Pod) (cluster.Pod, []cluster.InvalidError) {
 	return p, r.invalid
 }
 
-// IsActiveGateway reports whether a pod is the one of a gateway that forwards.
-func IsActiveGateway(p cluster.Pod) bool {
-	return p.Labels[v1beta1.LabelComponent] == v1beta1.ComponentGateway &&
-		p.Labels[v1beta1.LabelActive] == "true" && p.Running
-}
-
 // pods returns the pods that matter to routing: gateways, and those that the
 // podCIDRs of their node do not lead to. Pods in the host's network, on nodes
 // that are not real, and those that are over are not among them.

@@ -89,9 +89,6 @@ func TestPodsThatMatter(t *testing.T) {
 	assert.DeepEqual(t, nodes, []string{"bare", "node-1", "node-2"})
 	assert.Equal(t, names(s.Nodes, func(n cluster.Node) cluster.Meta { return n.Meta }), "bare node-1 node-2")
 	assert.Equal(t, names(s.Pods, func(p cluster.Pod) cluster.Meta { return p.Meta }), "dual-outside gw gw-pending on-bare outside")
-	for _, p := range s.Pods {
-		assert.Equal(t, kube.IsActiveGateway(p), p.Name == "gw", p.Name)
-	}
 }
 
 func TestSecretsKeepTheirPrivateKey(t *testing.T) {

@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/fields"
@@ -227,10 +226,6 @@ func matters(old, updated any) bool {
 		return true
 	}
 	switch b := b.(type) {
-	case *corev1.Pod:
-		a := a.(*corev1.Pod)
-		return a.Spec.NodeName != b.Spec.NodeName || a.Status.Phase != b.Status.Phase ||
-			!equality.Semantic.DeepEqual(a.Status.PodIPs, b.Status.PodIPs) || a.Status.PodIP != b.Status.PodIP
 	case *networkingv1beta1.InternalNode:
 		a := a.(*networkingv1beta1.InternalNode)
 		return !equality.Semantic.DeepEqual(a.Status.NodeIP, b.Status.NodeIP) || !equality.Semantic.DeepEqual(a.Status.VTEP, b.Status.VTEP)
@@ -267,17 +262,14 @@ type NodeSourceConfig struct {
 type NodeView struct {
 	// Input has the objects, and no host facts.
 	Input desired.NodeInput
-	// GatewayPods are the active pods of all gateways that have an address.
-	GatewayPods []cluster.Pod
 }
 
-// +kubebuilder:rbac:roleName=isthmus-node,groups="",resources=pods,verbs=list;watch
 // +kubebuilder:rbac:roleName=isthmus-node,groups=networking.liqo.io,resources=firewallconfigurations;genevetunnels;internalfabrics;internalnodes;routeconfigurations,verbs=list;watch
 
 // NewNodeSource returns a source that needs to list and watch, in all
 // namespaces: InternalNodes (its own; in the VXLAN overlay all), GeneveTunnels (those labelled with the
-// node), InternalFabrics, Route- and FirewallConfigurations of the category
-// fabric, and the pods of gateways.
+// node), InternalFabrics, and Route- and FirewallConfigurations of the category
+// fabric. Where gateways are it knows by their InternalFabrics, not by their pods.
 func NewNodeSource(cfg NodeSourceConfig) (*NodeSource, error) {
 	if cfg.Config == nil || cfg.Node == "" {
 		return nil, errors.New("kube: Config and Node are required")
@@ -294,7 +286,6 @@ func NewNodeSource(cfg NodeSourceConfig) (*NodeSource, error) {
 		&networkingv1beta1.InternalFabric{}:        {},
 		&networkingv1beta1.RouteConfiguration{}:    label(networkingv1beta1.LabelRouteCategory, networkingv1beta1.CategoryFabric),
 		&networkingv1beta1.FirewallConfiguration{}: label(networkingv1beta1.LabelFirewallCategory, networkingv1beta1.CategoryFabric),
-		&corev1.Pod{}: label(networkingv1beta1.LabelComponent, networkingv1beta1.ComponentGateway),
 	}, openMemory(inDir(cfg.StateDir, "node.json"), cfg.Node, cfg.Logger), cfg.Logger)
 	if err != nil {
 		return nil, err
@@ -382,11 +373,6 @@ func (s *NodeSource) Read(ctx context.Context) (NodeView, error) {
 		v.Input.Nodes = append(v.Input.Nodes, own...)
 	} else if today {
 		s.forgetOthers()
-	}
-	for _, pod := range list(ctx, known, &p, &corev1.PodList{}, Pod) {
-		if IsActiveGateway(pod) && len(pod.IPs) > 0 {
-			v.GatewayPods = append(v.GatewayPods, pod)
-		}
 	}
 	v.Input.Problems = p.invalid
 	return v, errors.Join(p.errs...)

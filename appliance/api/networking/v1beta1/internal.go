@@ -60,6 +60,10 @@ type InternalFabricSpec struct {
 	// GatewayNode is the node that this pod runs on.
 	// +optional
 	GatewayNode string `json:"gatewayNode,omitempty"`
+	// GatewayGone says that this pod has ended, and that there is no other one yet. Somebody else
+	// may have its address by now.
+	// +optional
+	GatewayGone bool `json:"gatewayGone,omitempty"`
 	// Overlay between nodes and gateway; absent: geneve.
 	// +optional
 	Overlay Overlay `json:"overlay,omitempty"`
