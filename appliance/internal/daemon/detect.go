@@ -28,7 +28,9 @@ func (s sources) equal(o sources) bool {
 }
 
 // detect asks the kernel for the way to every gateway. An address that no
-// gateway confirms is not known: a stale one would be worse.
+// gateway confirms is not known: a stale one would be worse. One that has ended, and
+// is about to come back, confirms an address as long as no other one does, so that
+// gateways keep their links meanwhile.
 //
 // InternalNode has one address for all gateways of a side. Where the routes
 // to several gateways have different sources, the one of the first gateway by
@@ -37,20 +39,32 @@ func detect(r router, node string, gateways []cluster.InternalFabric) sources {
 	var s sources
 	gateways = slices.Clone(gateways)
 	slices.SortFunc(gateways, func(a, b cluster.InternalFabric) int {
+		if a.GatewayGone != b.GatewayGone {
+			return map[bool]int{true: 1, false: -1}[a.GatewayGone]
+		}
 		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
 	})
 	var firstLocal, firstRemote string
 	for _, g := range gateways {
-		if !g.GatewayIP.IsValid() || g.GatewayNode == "" || g.GatewayGone || g.Deleting {
+		if !g.GatewayIP.IsValid() || g.Deleting {
 			continue
 		}
 		name, dst := g.Namespace+"/"+g.Name, g.GatewayIP
+		if g.GatewayNode == "" {
+			s.problems = append(s.problems, fmt.Sprintf("InternalFabric %s says that its gateway is %s, but not on which node: bring the CustomResourceDefinitions up to date, which may not know its field gatewayNode",
+				name, dst))
+			continue
+		}
 		side, addr, first := "remote", &s.remote, &firstRemote
 		if g.GatewayNode == node {
 			side, addr, first = "local", &s.local, &firstLocal
 		}
 		path, err := r.RouteTo(dst)
 		switch {
+		case g.GatewayGone:
+			if err == nil && path.Src.IsValid() && !addr.IsValid() {
+				*addr = path.Src.Unmap()
+			}
 		case err != nil:
 			s.problems = append(s.problems, fmt.Sprintf("route to the gateway of InternalFabric %s (%s): %v", name, dst, err))
 		case !path.Src.IsValid():

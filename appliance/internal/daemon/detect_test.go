@@ -47,6 +47,8 @@ func TestDetect(t *testing.T) {
 	}
 	gone := fabric("t", "a", "n2", "10.0.3.5")
 	gone.GatewayGone = true
+	nowhere := fabric("t", "a", "n2", "10.9.9.9")
+	nowhere.GatewayGone = true
 	deleting := fabric("t", "old", "n1", "10.0.1.5")
 	deleting.Deleting = true
 	for _, tc := range []struct {
@@ -61,9 +63,10 @@ func TestDetect(t *testing.T) {
 		{"both", []cluster.InternalFabric{fabric("t", "a", "n2", "10.0.2.5"), fabric("t", "b", "n1", "10.0.1.5")}, "10.0.1.1", "172.18.1.11", nil},
 		{"ipv6", []cluster.InternalFabric{fabric("t", "a", "n2", "2001:db8::5")}, "", "2001:db8::11", nil},
 		{"going away", []cluster.InternalFabric{deleting}, "", "", nil},
-		{"its pod has ended", []cluster.InternalFabric{gone}, "", "", nil},
-		{"one whose pod has ended, before one that is there", []cluster.InternalFabric{gone, fabric("t", "b", "n2", "10.0.2.5")}, "", "172.18.1.11", nil},
-		{"on no node yet", []cluster.InternalFabric{fabric("t", "a", "", "10.0.2.5")}, "", "", nil},
+		{"its pod has ended", []cluster.InternalFabric{gone}, "", "172.19.1.11", nil},
+		{"its pod has ended, and there is no way to its address", []cluster.InternalFabric{nowhere}, "", "", nil},
+		{"one whose pod has ended, and one that is there", []cluster.InternalFabric{gone, fabric("t", "b", "n2", "10.0.2.5")}, "", "172.18.1.11", nil},
+		{"the CRD is older", []cluster.InternalFabric{fabric("t", "a", "", "10.0.2.5")}, "", "", []string{"gatewayNode"}},
 		{"no address yet", []cluster.InternalFabric{fabric("t", "a", "n2", "")}, "", "", nil},
 		{"no route", []cluster.InternalFabric{fabric("t", "a", "n2", "10.9.9.9")}, "", "", []string{"unreachable"}},
 		{"no source", []cluster.InternalFabric{fabric("t", "a", "n2", "10.0.4.5")}, "", "", []string{"give the link eth0 an address"}},

@@ -35,7 +35,8 @@ import (
 // meanwhile: that time is no silence of the peer's.
 //
 // A peer that may be at several places is tried at the next one after 5 s at the
-// latest: WireGuard by itself stays where it is, and asks no place more often.
+// latest, or three round trips: WireGuard by itself stays where it is, and asks no
+// place more often.
 //
 // A server does not know where a client is that was replaced, so it waits for it. But
 // WireGuard takes no handshake that says that it is older than the last one (TAI64N
@@ -127,10 +128,11 @@ func (o *outage) listen(rx uint64, now time.Time) {
 }
 
 // listened is since when the gateway has listened for the answer to a probe that
-// left at began: it looks at every interval, and is told of silence with the next
-// look but one. If more time has gone by, it did not run.
-func listened(began, now time.Time, interval time.Duration) time.Time {
-	if at := now.Add(-2 * interval); at.After(began) {
+// left at began. It is told of silence by the second look after two round trips
+// ([probe.Prober.Late]), and looks at every interval; if more time has gone by, it
+// did not run.
+func listened(began, now time.Time, interval, roundTrip time.Duration) time.Time {
+	if at := now.Add(-2 * max(interval, roundTrip+interval/2)); at.After(began) {
 		return at
 	}
 	return began
@@ -162,7 +164,7 @@ func (o *outage) places(configured []netip.AddrPort) []netip.AddrPort {
 // tried. It is shorter where there are several.
 func (o *outage) silence(p *patience, configured []netip.AddrPort) time.Duration {
 	if len(o.places(configured)) > 1 {
-		return min(p.silence(), placePatience)
+		return min(p.silence(), max(placePatience, p.first()))
 	}
 	return p.silence()
 }
@@ -221,7 +223,7 @@ func (gw *gateway) endSilence(ctx context.Context, p *patience) {
 	}
 	gw.lookUp()
 	spent := p.begin(o.began, status.RoundTrip)
-	o.heard = listened(o.began, time.Now(), gw.prober.Hurry())
+	o.heard = listened(o.began, time.Now(), gw.prober.Hurry(), status.RoundTrip)
 	if peer, ok := gw.peer(); ok {
 		o.rx, o.learned = peer.Rx, peer.Endpoint
 	}

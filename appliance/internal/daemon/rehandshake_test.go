@@ -93,8 +93,10 @@ func TestOutage(t *testing.T) {
 	assert.Equal(t, o.heard, start)
 	o.stopped(look, 3*second)
 	assert.Equal(t, o.heard, start.Add(3*second-look))
-	assert.Equal(t, listened(start, start.Add(second), look), start)
-	assert.Equal(t, listened(start, start.Add(4*second), look), start.Add(3*second))
+	assert.Equal(t, listened(start, start.Add(second), look, second/100), start)
+	assert.Equal(t, listened(start, start.Add(4*second), look, 0), start.Add(3*second))
+	assert.Equal(t, listened(start, start.Add(4500*time.Millisecond), look, 2*second), start, "it was told after two round trips, with the next look")
+	assert.Equal(t, listened(start, start.Add(6500*time.Millisecond), look, 2*second), start.Add(2*second))
 
 	learned, configured, later := netip.MustParseAddrPort("192.0.2.1:7"), netip.MustParseAddrPort("192.0.2.2:51840"), netip.MustParseAddrPort("192.0.2.3:51840")
 	only, both := []netip.AddrPort{configured}, []netip.AddrPort{configured, later}
