@@ -247,15 +247,15 @@ func TestDaemons(t *testing.T) {
 			}}}},
 		},
 	)
-	pod := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: rome, Name: "gw-rome", Labels: map[string]string{
-			v1beta1.LabelComponent: v1beta1.ComponentGateway, v1beta1.LabelActive: "true",
-		}},
-		Spec: corev1.PodSpec{NodeName: "n2", Containers: []corev1.Container{{Name: "gateway", Image: "isthmus"}}},
-	}
-	create(pod)
-	pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "203.0.113.2", PodIPs: []corev1.PodIP{{IP: "203.0.113.2"}}}
-	assert.NilError(t, admin.Status().Update(ctx, pod))
+	create(&v1beta1.InternalFabric{ObjectMeta: metav1.ObjectMeta{Namespace: rome, Name: "rome", Labels: map[string]string{
+		v1beta1.LabelRemoteClusterID: "rome",
+	}}, Spec: v1beta1.InternalFabricSpec{
+		GatewayIP: "203.0.113.2", GatewayNode: "n2",
+		Interface: v1beta1.InternalFabricSpecInterface{
+			Node:    v1beta1.InternalFabricNodeInterface{Name: "liqo.rome"},
+			Gateway: v1beta1.InternalFabricGatewayInterface{IP: "10.80.0.9"},
+		},
+	}})
 
 	common := []string{"--kubeconfig", kubeconfig}
 	stopNode := start(t, host, append([]string{"node", "--node-name", "n1"}, common...)...)
