@@ -10,19 +10,25 @@ import (
 )
 
 const (
-	// unchangedFor is how long hosts have to stay the same before the first row, and
-	// unchangedWithin by when.
+	// unchangedFor is how long hosts have to stay the same before a row that begins
+	// with other hosts than the one before, and unchangedWithin by when.
 	unchangedFor    = time.Second
 	unchangedWithin = 30 * time.Second
 )
 
 // lookBefore looks at what there is before a row. Before the first one hosts may be about
 // to apply what statuses have already: no status says that a node knows the tunnel's MTU,
-// which its InternalFabric got last. So hosts are looked at until they stay the same.
+// which its InternalFabric got last. Before a later one they may have what is about to
+// go: a controller that is behind makes again what has just been deleted, for as long as
+// the API server takes to delete that, too. So hosts are looked at until they stay the
+// same, unless they are as they were before the row before.
 func (r *Runner) lookBefore(ctx context.Context, s *scenario.Scenario) (expect.Leftovers, error) {
 	now, err := expect.Observe(ctx, r.World, r.api, s.Topology)
-	if err != nil || r.looked {
-		return now, err
+	if err != nil {
+		return nil, err
+	}
+	if r.before != nil && same(r.before, now) {
+		return now, nil
 	}
 	since := time.Now()
 	err = until(ctx, r.allowAction(unchangedWithin), "hosts go on changing, though the clusters have converged", func(ctx context.Context) (bool, error) {
@@ -30,14 +36,19 @@ func (r *Runner) lookBefore(ctx context.Context, s *scenario.Scenario) (expect.L
 		if err != nil {
 			return false, err
 		}
-		if more, less := now.Compare(next); len(more)+len(less) > 0 {
+		if !same(now, next) {
 			now, since = next, time.Now()
 		}
 		return time.Since(since) >= r.patient(unchangedFor), nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("before the first row: %w", err)
+		return nil, fmt.Errorf("before the row: %w", err)
 	}
-	r.looked = true
+	r.before = now
 	return now, nil
+}
+
+func same(before, now expect.Leftovers) bool {
+	more, less := before.Compare(now)
+	return len(more)+len(less) == 0
 }

@@ -81,8 +81,9 @@ type Runner struct {
 	// needsConvergence: the row before may have disturbed the appliance, and has
 	// not waited until it was as before.
 	needsConvergence bool
-	// looked: hosts were seen to stay the same once.
-	looked bool
+	// before is what there was on hosts before the latest row that found them
+	// otherwise than the one before it; nil: no row has run yet.
+	before expect.Leftovers
 	// spoiled is why the lab is not what it was before its first row.
 	spoiled error
 	// green has, by row and step, how long each expectation took to hold in the
