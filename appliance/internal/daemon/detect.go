@@ -28,9 +28,9 @@ func (s sources) equal(o sources) bool {
 }
 
 // detect asks the kernel for the way to every gateway. An address that no
-// gateway confirms is not known: a stale one would be worse. One that has ended, and
-// is about to come back, confirms an address as long as no other one does, so that
-// gateways keep their links meanwhile.
+// gateway confirms is not known: a stale one would be worse. Where no gateway is there,
+// one that has ended confirms its side's address until it is back, so that links stay
+// as they are while the only gateway is replaced.
 //
 // InternalNode has one address for all gateways of a side. Where the routes
 // to several gateways have different sources, the one of the first gateway by
@@ -39,10 +39,13 @@ func detect(r router, node string, gateways []cluster.InternalFabric) sources {
 	var s sources
 	gateways = slices.Clone(gateways)
 	slices.SortFunc(gateways, func(a, b cluster.InternalFabric) int {
-		if a.GatewayGone != b.GatewayGone {
-			return map[bool]int{true: 1, false: -1}[a.GatewayGone]
+		switch {
+		case a.GatewayGone == b.GatewayGone:
+			return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
+		case a.GatewayGone: // after those that are there
+			return 1
 		}
-		return strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)
+		return -1
 	})
 	var firstLocal, firstRemote string
 	for _, g := range gateways {

@@ -28,7 +28,7 @@ import (
 // A handshake also loses all that is on its way, which nobody can decrypt any
 // more. Where a machine is so busy, or a line so full, that packets wait in queues
 // for seconds, a second of silence is nothing, and new handshakes would make it
-// worse. So nobody waits for less than three round trips of the latest answer,
+// worse. So a client waits for at least three round trips of the latest answer,
 // which is what TCP waits for after the first one that it has measured (RFC 6298,
 // §2.2). And a gateway that was stopped itself, with its virtual machine or
 // because its container had used up its processor time, has not listened

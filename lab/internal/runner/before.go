@@ -10,18 +10,20 @@ import (
 )
 
 const (
-	// unchangedFor is how long hosts have to stay the same before a row that begins
-	// with other hosts than the one before, and unchangedWithin by when.
+	// unchangedFor is how long hosts have to stay the same before a row begins that
+	// finds them changed, and unchangedWithin by when.
 	unchangedFor    = time.Second
 	unchangedWithin = 30 * time.Second
 )
 
-// lookBefore looks at what there is before a row. Before the first one hosts may be about
-// to apply what statuses have already: no status says that a node knows the tunnel's MTU,
-// which its InternalFabric got last. Before a later one they may have what is about to
-// go: a controller that is behind makes again what has just been deleted, for as long as
-// the API server takes to delete that, too. So hosts are looked at until they stay the
-// same, unless they are as they were before the row before.
+// lookBefore looks at what there is on hosts before a row. If that is not what an
+// earlier row waited for, it looks until hosts stay the same:
+//
+//   - Before the first row hosts may be about to apply what statuses have already: no
+//     status says that a node knows the tunnel's MTU, which its InternalFabric got last.
+//   - Before a later row a host may have something that is about to go. A controller
+//     whose informers are behind makes objects again that have just been deleted with
+//     their owner, and the garbage collector deletes them a moment later.
 func (r *Runner) lookBefore(ctx context.Context, s *scenario.Scenario) (expect.Leftovers, error) {
 	now, err := expect.Observe(ctx, r.World, r.api, s.Topology)
 	if err != nil {

@@ -81,8 +81,8 @@ type Runner struct {
 	// needsConvergence: the row before may have disturbed the appliance, and has
 	// not waited until it was as before.
 	needsConvergence bool
-	// before is what there was on hosts before the latest row that found them
-	// otherwise than the one before it; nil: no row has run yet.
+	// before is what there was on hosts when a row last waited until they stayed the
+	// same; nil: no row has done so yet.
 	before expect.Leftovers
 	// spoiled is why the lab is not what it was before its first row.
 	spoiled error

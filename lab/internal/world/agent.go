@@ -197,8 +197,9 @@ func (a *agent) niceOfDaemons() int {
 	return 0
 }
 
-// readyPeriod: to ask ten daemons each second whether they are still ready takes a
-// fifth of an emulated processor, by this agent and by them.
+// readyPeriod is how far apart kubelets ask containers at least that are ready. In
+// an emulated machine with two clusters questions every second took a tenth of a
+// processor, by this agent and by the daemons that answer.
 func (a *agent) readyPeriod() time.Duration {
 	if a.cfg.Machine {
 		return 3 * time.Second
@@ -259,8 +260,8 @@ const (
 	machineCaptureEvery = 200 * time.Millisecond
 )
 
-// readCaptures empties the captures' sockets until ctx ends. Who asks for
-// packets does not wait for it.
+// readCaptures empties the captures' sockets now and then until ctx ends. Whoever
+// asks for packets has them read at once.
 func (a *agent) readCaptures(ctx context.Context) {
 	every := captureEvery
 	if a.cfg.Machine {

@@ -17,9 +17,9 @@ import (
 const socketBuffer = 32 << 20
 
 // A packetSocket has the packets of all interfaces of a network namespace
-// (packet(7)). Nobody waits for them: the socket is read now and then, all that
-// there is at once. A reader that the kernel woke for each packet on each
-// interface took a tenth of an emulated machine that did nothing else.
+// (packet(7)). Nobody waits for them: the socket is read now and then, and to the
+// end. So the kernel need not wake a reader for each packet on each interface, and
+// who reads has all packets that have passed.
 type packetSocket struct {
 	mu     sync.Mutex
 	fd     int // -1: closed
@@ -69,8 +69,9 @@ func (s *packetSocket) bind(protocol uint16) error {
 	return nil
 }
 
-// read hands over all packets that wait. It tells how many others the kernel
-// had no room for since it was asked last. Of a closed socket there are none.
+// read calls each with every packet that waits. It returns how many more packets
+// the kernel has dropped since the last read, because the buffer was full. A closed
+// socket has no packets.
 func (s *packetSocket) read(each func(packet)) (dropped int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
