@@ -392,6 +392,8 @@ func (c *ControlPlane) flags(component string) ([]string, error) {
 			// default of 20 a second the first service account takes 5 s.
 			"--kube-api-qps=500", "--kube-api-burst=500",
 			"--node-monitor-grace-period=" + cfg.NodeGracePeriod.String(),
+			// It makes this directory, and by default one of the machine.
+			"--flex-volume-plugin-dir=" + filepath.Join(cfg.Dir, "flexvolume"),
 			noElection,
 			"--profiling=false",
 		}, nil
