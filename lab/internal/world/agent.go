@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
-	"slices"
 	"sync"
 	"time"
 
@@ -50,20 +49,12 @@ type agent struct {
 	registry *pods.Registry
 	end      func(error) // ends the agent
 
-	mu       sync.Mutex
-	cgroup   string // of the BuildRequest
-	network  *network
-	captures []*podCapture // of hosts and pods, those that are gone included
-	pauses   int           // requests that want no captures
+	mu      sync.Mutex
+	cgroup  string // of the BuildRequest
+	network *network
 
-	nodes nodes
-}
-
-// A podCapture is a capture of a host, or of a pod's own namespace.
-type podCapture struct {
-	*capture
-	pod  *pods.Pod // nil for hosts
-	gone bool
+	captures Captures
+	nodes    nodes
 }
 
 // ServeAgent serves requests until ctx ends. Then everything that the agent
@@ -82,7 +73,7 @@ func ServeAgent(ctx context.Context, cfg AgentConfig) error {
 	defer a.close()
 	stopWatch := a.registry.Watch(a.podEvent)
 	defer stopWatch()
-	go a.readCaptures(ctx)
+	go a.captures.Follow(ctx, a.captureEvery())
 
 	defer a.nodes.wait()
 	server := newServer(a.routes(ctx), cfg.Logger)
@@ -176,12 +167,7 @@ func (a *agent) build(ctx context.Context, req BuildRequest, progress func(Progr
 }
 
 func (a *agent) captureHost(spec Spec, h *host) error {
-	c, err := startCapture(h.ns.File, h.name, apiServices(spec))
-	if err != nil {
-		return err
-	}
-	a.addCapture(&podCapture{capture: c})
-	return nil
+	return a.captures.Start(h.ns.File, h.name, func() string { return h.name }, APIServices(spec))
 }
 
 // MachineNice is added to the niceness of daemons in a virtual machine.
@@ -230,9 +216,9 @@ func nameUplinks(root *Namespace, spec Spec) error {
 	return nil
 }
 
-// apiServices are the service addresses of the API servers: the first of each
+// APIServices are the service addresses of the API servers: the first of each
 // service CIDR.
-func apiServices(s Spec) []netip.AddrPort {
+func APIServices(s Spec) []netip.AddrPort {
 	var out []netip.AddrPort
 	for _, c := range s.Clusters {
 		out = append(out, netip.AddrPortFrom(nth(c.ServiceCIDR, 1), 443))
@@ -240,82 +226,15 @@ func apiServices(s Spec) []netip.AddrPort {
 	return out
 }
 
-func (a *agent) addCapture(c *podCapture) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.captures = append(a.captures, c)
-	if a.pauses == 0 {
-		return
-	}
-	if err := c.pause(); err != nil {
-		a.cfg.Logger.Error("capture goes on", "err", err)
-	}
-}
-
-// captureEvery is how long packets may wait in the captures' sockets, and
-// machineCaptureEvery in a virtual machine: there each time that a process wakes
-// is dear, and there are fewer packets.
-const (
-	captureEvery        = 25 * time.Millisecond
-	machineCaptureEvery = 200 * time.Millisecond
-)
-
-// readCaptures empties the captures' sockets now and then until ctx ends. Whoever
-// asks for packets has them read at once.
-func (a *agent) readCaptures(ctx context.Context) {
-	every := captureEvery
+// captureEvery is how long packets may wait in the captures' sockets: longer in a
+// virtual machine, where each time that a process wakes is dear, and there are
+// fewer packets.
+func (a *agent) captureEvery() time.Duration {
 	if a.cfg.Machine {
-		every = machineCaptureEvery
+		return 200 * time.Millisecond
 	}
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-		a.mu.Lock()
-		open := slices.DeleteFunc(slices.Clone(a.captures), func(c *podCapture) bool { return c.gone })
-		a.mu.Unlock()
-		for _, c := range open {
-			c.catchUp()
-		}
-	}
+	return 25 * time.Millisecond
 }
-
-// pauseCaptures stops all captures until resume is called, as often as it was.
-func (a *agent) pauseCaptures() (resume func(), err error) {
-	all := func(do func(*capture) error) error {
-		var errs []error
-		for _, c := range a.captures {
-			if !c.gone {
-				errs = append(errs, do(c.capture))
-			}
-		}
-		return errors.Join(errs...)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.pauses++
-	resume = func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		if a.pauses--; a.pauses > 0 {
-			return
-		}
-		if err := all((*capture).resume); err != nil {
-			a.cfg.Logger.Error("captures do not go on", "err", err)
-		}
-	}
-	if a.pauses == 1 {
-		err = all((*capture).pause)
-	}
-	return resume, err
-}
-
-// keepGone is how many captures of pods and nodes that are gone are kept.
-const keepGone = 16
 
 // podEvent starts and ends the captures of pods. The kubelet waits for it, so
 // no packet of a pod comes before its capture.
@@ -328,69 +247,26 @@ func (a *agent) podEvent(e pods.Event) {
 		a.mu.Lock()
 		var api []netip.AddrPort
 		if a.network != nil {
-			api = apiServices(a.network.spec)
+			api = APIServices(a.network.spec)
 		}
 		a.mu.Unlock()
-		c, err := startCapture(pod.Own(), pod.Cluster+"/"+pod.Name, api)
-		if err != nil {
+		name := func() string { return podHost(pod, gatewaysByCluster(a.registry.Pods())) }
+		if err := a.captures.Start(pod.Own(), pod.UID, name, api); err != nil {
 			a.cfg.Logger.Error("no capture in pod", "pod", pod.Cluster+"/"+pod.Namespace+"/"+pod.Name, "err", err)
-			return
 		}
-		a.addCapture(&podCapture{capture: c, pod: &pod})
 		return
 	}
-	a.endCaptures(func(c *podCapture) bool { return c.pod != nil && c.pod.UID == pod.UID })
-}
-
-// endCaptures ends those captures that are meant. What they have seen is kept,
-// until too many are gone.
-func (a *agent) endCaptures(meant func(*podCapture) bool) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	gone := 0
-	for i := len(a.captures) - 1; i >= 0; i-- {
-		c := a.captures[i]
-		if !c.gone && meant(c) {
-			c.gone = true
-			c.close()
-		}
-		if c.gone {
-			if gone++; gone > keepGone {
-				a.captures = append(a.captures[:i:i], a.captures[i+1:]...)
-			}
-		}
-	}
+	a.captures.End(pod.UID)
 }
 
 func (a *agent) close() {
+	a.captures.Close()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, c := range a.captures {
-		if !c.gone {
-			c.close()
-		}
-	}
 	if a.network != nil {
 		a.network.close()
 		a.network.root.Close()
 	}
-}
-
-// namedCaptures are all captures, under the names that operands have.
-func (a *agent) namedCaptures() []namedCapture {
-	// Before our lock: the registry calls podEvent with its own held.
-	gateways := gatewaysByCluster(a.registry.Pods())
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	var out []namedCapture
-	for _, c := range a.captures {
-		name := c.host
-		if c.pod != nil {
-			name = podHost(*c.pod, gateways)
-		}
-		out = append(out, namedCapture{name, c.capture})
-	}
-	return out
 }
 
 // setClock sets the machine's clock.

@@ -94,7 +94,7 @@ func (a *agent) endConnections() error {
 		return errNotBuilt
 	}
 	servers := map[netip.AddrPort]bool{}
-	for _, at := range apiServices(n.spec) {
+	for _, at := range APIServices(n.spec) {
 		servers[at] = true
 	}
 	for _, c := range n.spec.Clusters {

@@ -267,11 +267,9 @@ func TestPauseCaptures(t *testing.T) {
 	capture := func(name string) *Namespace {
 		n, err := NewNamespace()
 		assert.NilError(t, err)
-		c, err := startCapture(n.File, name, nil)
-		assert.NilError(t, err)
-		a.addCapture(&podCapture{capture: c})
+		assert.NilError(t, a.captures.Start(n.File, name, func() string { return name }, nil))
 		t.Cleanup(func() {
-			c.close()
+			a.captures.End(name)
 			assert.NilError(t, n.Close())
 		})
 		return n
@@ -293,7 +291,7 @@ func TestPauseCaptures(t *testing.T) {
 		return word
 	}
 	captured := func(word string) bool {
-		got, err := a.sightings(SightingQuery{Token: word})
+		got, err := a.captures.Sightings(SightingQuery{Token: word})
 		assert.NilError(t, err)
 		return len(got) > 0
 	}

@@ -204,9 +204,8 @@ func (c *capture) entered(since, until time.Time, ports []string) (packets []pac
 	return packets, lost
 }
 
-// wire counts the packets that entered.
-func (c *capture) wire(q WireQuery, ports []string) WireReport {
-	packets, lost := c.entered(q.Since, q.Until, ports)
+// count counts packets.
+func (q WireQuery) count(packets []packet, lost int) WireReport {
 	r := WireReport{Found: make([]int, len(q.Contains)), Lost: lost}
 	flows := map[WireFlow]*WireFlow{}
 	for _, p := range packets {

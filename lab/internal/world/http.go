@@ -5,11 +5,9 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
-	"slices"
 	"sync"
 	"time"
 )
@@ -162,12 +160,14 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 	mux.HandleFunc("POST "+pathFreeze, answer(func(context.Context, struct{}) (struct{}, error) { return struct{}{}, a.freeze() }))
 	mux.HandleFunc("POST "+pathThaw, answer(func(ctx context.Context, r thawRequest) (struct{}, error) { return struct{}{}, a.thaw(ctx, r) }))
 	mux.HandleFunc("GET "+pathPods, answer(func(context.Context, struct{}) (map[string][]PodStatus, error) { return a.podStatus(), nil }))
-	mux.HandleFunc("POST "+pathSightings, answer(func(_ context.Context, q SightingQuery) ([]Sighting, error) { return a.sightings(q) }))
-	mux.HandleFunc("POST "+pathWire, answer(func(_ context.Context, q WireQuery) (WireReport, error) { return a.wire(q) }))
-	mux.HandleFunc("POST "+pathSealed, answer(func(_ context.Context, q SealedQuery) (SealedReport, error) { return a.sealed(q) }))
+	mux.HandleFunc("POST "+pathSightings, answer(func(_ context.Context, q SightingQuery) ([]Sighting, error) { return a.captures.Sightings(q) }))
+	mux.HandleFunc("POST "+pathWire, answer(func(_ context.Context, q WireQuery) (WireReport, error) { return a.captures.Wire(q, a.portsInto(q.On)) }))
+	mux.HandleFunc("POST "+pathSealed, answer(func(_ context.Context, q SealedQuery) (SealedReport, error) {
+		return a.captures.Sealed(q, a.portsInto(q.On))
+	}))
 	mux.HandleFunc("GET "+pathPcap, func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/x-pcapng")
-		if err := writePcap(w, a.namedCaptures()); err != nil {
+		if err := a.captures.WritePcap(w); err != nil {
 			a.cfg.Logger.Error("capture file", "err", err)
 		}
 	})
@@ -194,7 +194,7 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 // servePause pauses the captures as long as the client holds the answer: also
 // one that is killed leaves them as they were.
 func (a *agent) servePause(w http.ResponseWriter, r *http.Request) {
-	resume, err := a.pauseCaptures()
+	resume, err := a.captures.Pause(a.cfg.Logger)
 	defer resume()
 	if err != nil {
 		WriteError(w, err)
@@ -219,56 +219,15 @@ func (a *agent) podStatus() map[string][]PodStatus {
 	return out
 }
 
-func (a *agent) sightings(q SightingQuery) ([]Sighting, error) {
-	if q.Token == "" && !q.SYN.IsValid() {
-		return nil, errors.New("sightings: say a token, or where a connection comes from")
+// portsInto are the interfaces by which packets enter a host, where that is asked
+// for: the WAN's.
+func (a *agent) portsInto(host string) []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if host != WANHost || a.network == nil {
+		return nil
 	}
-	var out []Sighting
-	for _, c := range a.namedCaptures() {
-		out = append(out, c.sightings(c.host, q)...)
-	}
-	sortSightings(out)
-	return out, nil
-}
-
-func (a *agent) wire(q WireQuery) (WireReport, error) {
-	c, ports, err := a.captureOf(q.On)
-	if err != nil {
-		return WireReport{}, err
-	}
-	return c.wire(q, ports), nil
-}
-
-func (a *agent) sealed(q SealedQuery) (SealedReport, error) {
-	if q.Token == "" {
-		return SealedReport{}, errors.New("sealed: say a token")
-	}
-	c, ports, err := a.captureOf(q.On)
-	if err != nil {
-		return SealedReport{}, err
-	}
-	passed, _ := c.entered(q.Since, time.Time{}, ports)
-	return sealed(a.namedCaptures(), q, passed), nil
-}
-
-// captureOf finds the capture of a host, and for the WAN the interfaces by which
-// packets enter it.
-func (a *agent) captureOf(host string) (c namedCapture, ports []string, err error) {
-	if host == WANHost {
-		a.mu.Lock()
-		if a.network != nil {
-			ports = a.network.wanPorts
-		}
-		a.mu.Unlock()
-	}
-	names := []string{}
-	for _, c := range slices.Backward(a.namedCaptures()) { // who came back has an older one, too
-		if c.host == host {
-			return c, ports, nil
-		}
-		names = append(names, c.host)
-	}
-	return c, nil, fmt.Errorf("%w: nothing is captured on %q; there are %s", ErrNoTarget, host, joinNames(names))
+	return a.network.wanPorts
 }
 
 // HandleExec serves commands.

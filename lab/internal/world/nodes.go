@@ -193,6 +193,6 @@ func (a *agent) leaveNode(req NodeRequest) error {
 	}
 	a.nodes.stop(h.name)
 	n.remove(h)
-	a.endCaptures(func(p *podCapture) bool { return p.pod == nil && p.host == h.name })
+	a.captures.End(h.name)
 	return h.ns.Close()
 }

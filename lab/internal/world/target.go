@@ -28,6 +28,10 @@ func gatewayFor(p pods.Pod) (remote string, ok bool) {
 	return p.Labels[netv1beta1.LabelRemoteClusterID], p.Labels[netv1beta1.LabelComponent] == netv1beta1.ComponentGateway
 }
 
+// PodHost is a pod's name as an operand, when these are all pods that there are;
+// see podHost.
+func PodHost(p pods.Pod, all []pods.Pod) string { return podHost(p, gatewaysByCluster(all)) }
+
 // podHost is a pod's name as an operand: "milan/web"; "milan/gateway" for the
 // gateway of the only peering, "milan/gateway.rome" when there are several.
 // Pods outside the default namespace that are no gateways have it in their
