@@ -77,11 +77,17 @@ func (n *node) conflist(dir string, podCIDRs []netip.Prefix) ([]byte, error) {
 	if n.cfg.CNI != CNIFlannel {
 		return Conflist(n.cfg.CNI, filepath.Join(dir, "ipam"), n.cfg.MTU, podCIDRs)
 	}
+	return FlannelConflist(n.subnetFile(), filepath.Join(dir, "flannel"), filepath.Join(dir, "ipam"))
+}
+
+// FlannelConflist is the CNI configuration that flannel's manifest installs.
+// flanneld writes subnetFile; the directories are the plug-in's own.
+func FlannelConflist(subnetFile, dir, ipamDir string) ([]byte, error) {
 	// The plug-in of that release speaks this version; it gives the
 	// delegate's own configuration (the subnet, the MTU) itself.
 	return pluginList("0.3.1", map[string]any{
-		"type": "flannel", "subnetFile": n.subnetFile(), "dataDir": filepath.Join(dir, "flannel"),
-		"ipam":     map[string]any{"dataDir": filepath.Join(dir, "ipam")},
+		"type": "flannel", "subnetFile": subnetFile, "dataDir": dir,
+		"ipam":     map[string]any{"dataDir": ipamDir},
 		"delegate": map[string]any{"hairpinMode": true, "isDefaultGateway": true},
 	})
 }
@@ -231,12 +237,19 @@ func (n *node) keepFlannel(ctx context.Context) {
 		return
 	}
 	n.keepProgram(ctx, "flanneld", func() (*exec.Cmd, error) {
-		cmd := exec.Command(filepath.Join(n.cfg.BinDir, "flanneld"),
-			"--kube-subnet-mgr", "--kubeconfig-file="+kubeconfig, "--net-config-path="+config, "--subnet-file="+n.subnetFile(),
-			"--iface=eth0", "--ip-masq")
+		cmd := exec.Command(filepath.Join(n.cfg.BinDir, "flanneld"), FlannelArguments(kubeconfig, config, n.subnetFile())...)
 		cmd.Env = append(os.Environ(), "NODE_NAME="+n.cfg.Name)
 		return cmd, nil
 	})
+}
+
+// FlannelArguments are those of flanneld in its manifest, with the files of a
+// node. NODE_NAME is in its environment.
+func FlannelArguments(kubeconfig, config, subnetFile string) []string {
+	return []string{
+		"--kube-subnet-mgr", "--kubeconfig-file=" + kubeconfig, "--net-config-path=" + config, "--subnet-file=" + subnetFile,
+		"--iface=eth0", "--ip-masq",
+	}
 }
 
 // FlannelConfig is the net-conf.json of flannel's manifest. Its rules are of
