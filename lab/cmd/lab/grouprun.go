@@ -10,6 +10,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
@@ -191,6 +192,12 @@ func (r *groupRun) keepPackets(ctx context.Context, row *report.Row) {
 func (r *groupRun) open(ctx context.Context) error {
 	if err := r.find(ctx); err != nil || r.lab == nil {
 		return err
+	}
+	// The other worlds capture from the start.
+	if l, ok := r.lab.client.(*kind.Lab); ok {
+		if err := l.Capture(ctx); err != nil && !errors.Is(err, world.ErrNoCaptures) {
+			return err
+		}
 	}
 	status, err := r.lab.client.Status(ctx)
 	if err == nil && status.VM != nil && status.VM.Retries > 0 {

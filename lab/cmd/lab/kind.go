@@ -12,14 +12,14 @@ import (
 // forKind leaves the rows that clusters of kind have everything for. The others,
 // and the sabotages that can't be made there, are listed as not selected, once
 // for each thing that is missing.
-func forKind(out io.Writer, selected []selection, sabotage bool) []selection {
+func forKind(out io.Writer, selected []selection, sabotage, captures bool) []selection {
 	var left []selection
 	for _, sel := range selected {
 		s := sel.scenario
 		var rows, broken []kind.Lack
 		kept := selection{scenario: s, overlay: sel.overlay}
 		for _, r := range sel.rows {
-			if lack, ok := kind.CannotRun(s, r); ok {
+			if lack, ok := kind.CannotRun(s, r, captures); ok {
 				rows = append(rows, lack)
 			} else {
 				kept.rows = append(kept.rows, r)

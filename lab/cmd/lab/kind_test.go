@@ -38,14 +38,14 @@ sabotage:
 	selected, err := choose(all, nil, o)
 	assert.NilError(t, err)
 	var out bytes.Buffer
-	left := forKind(&out, selected, true)
-	assert.Equal(t, out.String(), `not selected: both, 2 rows: no packets are captured in the world kind
+	left := forKind(&out, selected, true, false)
+	assert.Equal(t, out.String(), `not selected: both, 2 rows: packets are captured in the world kind by root only, where the engine's containers are processes of this machine
     step "nobody reads it": expect nothing readable on wan
-not selected: both, 2 rows: an echo's source is seen in captures only; no packets are captured in the world kind
+not selected: both, 2 rows: an echo's source is seen in captures only; packets are captured in the world kind by root only, where the engine's containers are processes of this machine
     step "it answers": expect rome/web sees milan/web
 not selected: both, 1 sabotage: all nodes of the world kind are on one network, without routers
     plant on milan/router: ip rule add to 10.0.0.0/8
-not selected: any, 1 row: no packets are captured in the world kind
+not selected: any, 1 row: packets are captured in the world kind by root only, where the engine's containers are processes of this machine
     step "it answers": expect path milan/web → rome/web
 `)
 	c, err := newChooser("kind", "auto", machine(t), nil)
@@ -57,7 +57,7 @@ not selected: any, 1 row: no packets are captured in the world kind
 
 	selected, err = choose(all, []string{"any@vxlan", "both@vxlan"}, o)
 	assert.NilError(t, err)
-	left = forKind(&out, selected, true)
+	left = forKind(&out, selected, true, false)
 	assert.DeepEqual(t, shown(groups(left, c, o)), []string{"of-this-test-kind-vxlan: both/vxlan/tcp both/vxlan/tcp[rome-node-gw]"})
 	assert.Equal(t, left[0].overlay, "vxlan")
 }

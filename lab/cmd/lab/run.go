@@ -143,7 +143,9 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 		out = a.stderr
 	}
 	if o.world == kind.World {
-		selected = forKind(out, selected, o.sabotage != "")
+		engine, err := kind.FindEngine(ctx)
+		captures := err == nil && kind.CanCapture(engine) // the doctor says what is missing
+		selected = forKind(out, selected, o.sabotage != "", captures)
 	}
 	if o.plan {
 		printPlan(a.stdout, selected, o)

@@ -154,15 +154,12 @@ func (b builder) startWorld(ctx context.Context, c labConfig, lab *builtLab, cfg
 	if c.world != kind.World {
 		return supervisor.Start(ctx, cfg)
 	}
-	for _, left := range kind.LeftOut(c.topology) {
-		fmt.Fprintln(b.out, "  ", left)
-	}
 	engine, err := kind.FindEngine(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return kind.Create(ctx, kind.Spec{
-		Name: c.name, Topology: c.topology, Dir: filepath.Join(kindLabs(), c.name), BinDir: b.place.bin(), Engine: engine.Name, Ephemeral: c.ephemeral,
+		Name: c.name, Topology: c.topology, Dir: filepath.Join(kindLabs(), c.name), BinDir: b.place.bin(), ChartDir: b.place.chart(), Engine: engine, Ephemeral: c.ephemeral,
 		Progress: func(message string, took time.Duration) { cfg.Progress(world.Progress{Message: message, Took: took}) },
 	})
 }

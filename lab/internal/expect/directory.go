@@ -188,6 +188,14 @@ func (d *Directory) stale(o operand.Operand, viewer string) bool {
 	return o.Kind == operand.Gateway || o.Kind == operand.Pod && !o.Host || viewer != "" && viewer != o.Cluster
 }
 
+// HasRouter tells whether a router leads to a cluster in this world.
+func (d *Directory) HasRouter(cluster string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c, _ := d.status.Spec.Cluster(cluster)
+	return c.Router.IsValid()
+}
+
 func (d *Directory) address(o operand.Operand) (netip.Addr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

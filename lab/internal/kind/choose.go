@@ -20,7 +20,8 @@ type Lack struct {
 
 // CannotRun says why a row of a scenario can't run in this world, or nothing:
 // what its topology has, or what one of its steps does, names or expects.
-func CannotRun(s *scenario.Scenario, r scenario.Row) (lack Lack, ok bool) {
+// captures tells whether packets can be captured; see CanCapture.
+func CannotRun(s *scenario.Scenario, r scenario.Row, captures bool) (lack Lack, ok bool) {
 	if s.World != scenario.WorldAuto {
 		return Lack{What: "the scenario asks for the " + s.World + " world"}, true
 	}
@@ -28,7 +29,7 @@ func CannotRun(s *scenario.Scenario, r scenario.Row) (lack Lack, ok bool) {
 	if errors.As(Refuse(s.Topology), &refused) {
 		return Lack{What: "of topology " + refused.Topology + ", " + strings.Join(refused.Problems, "; ")}, true
 	}
-	n := needed{topology: s.Topology, byICMP: map[string]bool{}}
+	n := needed{topology: s.Topology, captures: captures, byICMP: map[string]bool{}}
 	for _, st := range s.Build(r) {
 		for _, a := range st.Do {
 			if why := n.action(a); why != "" {
@@ -57,13 +58,13 @@ func CannotSabotage(t *topology.Topology, s scenario.Sabotage) (lack Lack, ok bo
 // needed walks through a row and says what of it this world has not.
 type needed struct {
 	topology *topology.Topology
+	captures bool
 	byICMP   map[string]bool // ends that an echo has reached last, by their host's name
 }
 
 const (
-	noCapture  = "no packets are captured in the world " + World
+	noCapture  = "packets are captured in the world " + World + " by root only, where the engine's containers are processes of this machine"
 	noRouter   = "all nodes of the world " + World + " are on one network, without routers"
-	noOutside  = "the world " + World + " has no hosts outside the clusters"
 	noBalancer = "nobody gives Services of the world " + World + " an address of a load balancer"
 )
 
@@ -81,7 +82,8 @@ func (n *needed) action(a scenario.Action) string {
 		return n.operand(a.Of.Operand)
 	case *scenario.Kubectl:
 		return first(n.text(a.Run), n.text(a.Undo))
-	case *scenario.Delete, *scenario.NodeDrained, *scenario.GatewayMoves, *scenario.PodMoves, *scenario.Connect, *scenario.Disconnect:
+	case *scenario.Install, *scenario.Upgrade, *scenario.Uninstall, *scenario.Remember,
+		*scenario.Delete, *scenario.NodeDrained, *scenario.GatewayMoves, *scenario.PodMoves, *scenario.Connect, *scenario.Disconnect:
 		return ""
 	case *scenario.Stop:
 		return "probes of the world " + World + " go by the API server, which such a step takes away"
@@ -107,7 +109,7 @@ func (n *needed) expectation(e expect.Expectation) string {
 	case *expect.Unreachable:
 		return first(n.operand(e.From.Operand), n.operand(e.To.Operand))
 	case *expect.Source:
-		if n.byICMP[e.SeenBy.HostName(n.topology)] {
+		if n.byICMP[e.SeenBy.HostName(n.topology)] && !n.captures {
 			return "an echo's source is seen in captures only; " + noCapture
 		}
 		return first(n.operand(e.SeenBy.Operand), n.operand(e.Is.Operand))
@@ -121,12 +123,35 @@ func (n *needed) expectation(e expect.Expectation) string {
 		return n.text(e.String())
 	case *expect.Log:
 		return n.operand(e.Of.Operand)
-	case *expect.Flow, *expect.Gone:
+	case *expect.Flow, *expect.Gone, *expect.Same:
 		return ""
-	case *expect.Path, *expect.Never, *expect.MSS:
-		return noCapture
+	case *expect.Path:
+		for _, v := range e.Via {
+			if v.Kind == operand.Router { // is no hop where there is none
+				continue
+			}
+			if why := n.operand(v.Operand); why != "" {
+				return why
+			}
+		}
+		return n.capture()
+	case *expect.Never:
+		if e.On.Kind == operand.WAN { // see Lab.between
+			return n.capture()
+		}
+		return first(n.operand(e.On.Operand), n.capture())
+	case *expect.MSS:
+		return n.capture()
 	}
 	return "the world " + World + " has no way to see that"
+}
+
+// capture says why no packets can be captured.
+func (n *needed) capture() string {
+	if n.captures {
+		return ""
+	}
+	return noCapture
 }
 
 // operand says why an operand stands for nothing.
@@ -134,8 +159,6 @@ func (n *needed) operand(o operand.Operand) string {
 	switch o.Kind {
 	case operand.Router, operand.WAN:
 		return noRouter
-	case operand.Outside:
-		return noOutside
 	case operand.Ingress:
 		return noBalancer
 	case operand.External:
@@ -155,8 +178,8 @@ func (n *needed) text(text string) string {
 }
 
 // missing finds programs, as the first word of a command, that hosts of other
-// worlds have and kind's node image has not.
-var missing = regexp.MustCompile(`(?m)(?:^|[;|&({]|\$\()\s*(wg|tcpdump|isthmus|isthmusctl)\s`)
+// worlds have, and containers have not.
+var missing = regexp.MustCompile(`(?m)(?:^|[;|&({]|\$\()\s*(isthmus)\s`)
 
 // commands says what shell commands need that nodes have not.
 func (n *needed) commands(texts ...string) string {
@@ -165,7 +188,7 @@ func (n *needed) commands(texts ...string) string {
 			return why
 		}
 		if m := missing.FindStringSubmatch(t); m != nil {
-			return "kind's node image has no " + m[1]
+			return "nodes have no " + m[1]
 		}
 	}
 	return ""

@@ -39,35 +39,35 @@ func ClusterName(lab, cluster string) string {
 	return cluster + "-" + hex.EncodeToString(sum[:])[:nameSum]
 }
 
+// oldCgroups is a patch by which kubelets start where the kernel has control
+// groups of version 1 only: as of Kubernetes 1.35 they refuse to.
+const oldCgroups = "kind: KubeletConfiguration\nfailCgroupV1: false\n"
+
 // Config is kind's configuration of a cluster: a control plane, and a worker for
-// each node of the topology that has its name.
-func Config(lab string, c topology.Cluster) *v1alpha4.Cluster {
+// each node of the topology that has its name, all from one image.
+func Config(lab, image string, c topology.Cluster) *v1alpha4.Cluster {
 	cfg := &v1alpha4.Cluster{
 		TypeMeta: v1alpha4.TypeMeta{Kind: "Cluster", APIVersion: "kind.x-k8s.io/v1alpha4"},
 		Name:     ClusterName(lab, c.Name),
-		Nodes:    []v1alpha4.Node{{Role: v1alpha4.ControlPlaneRole}},
+		Nodes:    []v1alpha4.Node{{Role: v1alpha4.ControlPlaneRole, Image: image}},
 		Networking: v1alpha4.Networking{
 			IPFamily:          v1alpha4.IPv4Family,
 			PodSubnet:         c.PodCIDR.String(),
 			ServiceSubnet:     c.ServiceCIDR.String(),
-			DisableDefaultCNI: !kindnet(c),
+			DisableDefaultCNI: true, // the image has none; see command nodeimage
 			KubeProxyMode:     v1alpha4.ProxyMode(c.KubeProxy),
 		},
+		KubeadmConfigPatches: []string{oldCgroups},
 	}
 	for n := range c.Nodes {
 		cfg.Nodes = append(cfg.Nodes, v1alpha4.Node{
 			Role:                 v1alpha4.WorkerRole,
+			Image:                image,
 			KubeadmConfigPatches: []string{nameNode(operand.NodeName(n + 1))},
 		})
 	}
 	v1alpha4.SetDefaultsCluster(cfg)
 	return cfg
-}
-
-// kindnet tells whether a cluster's network is what kind installs itself: ptp
-// and host-local, routes between the nodes, and an early rule that masquerades.
-func kindnet(c topology.Cluster) bool {
-	return c.CNI == topology.CNIPtP && c.Masquerade == topology.MasqueradeKindnet
 }
 
 // nameNode is a patch by which kubeadm gives a Node another name than that of

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/kind/pkg/cluster"
 	"sigs.k8s.io/kind/pkg/log"
 
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -22,15 +23,19 @@ import (
 type Engine struct {
 	Name    string // docker, nerdctl, finch or podman
 	Version string
+	Local   bool // its containers are processes of this machine
 }
 
+// podman is the engine that has no daemon: what it does a lab may have asked for.
+const podman = "podman"
+
 // engines are those that kind speaks to, in the order in which it looks for
-// them, each with what makes it say its server's version.
+// them, each with what makes its server say its version and the name of its machine.
 var engines = []struct{ name, format string }{
-	{"docker", "{{.ServerVersion}}"},
-	{"nerdctl", "{{.ServerVersion}}"},
-	{"finch", "{{.ServerVersion}}"},
-	{"podman", "{{.Version.Version}}"},
+	{"docker", "{{.ServerVersion}} {{.Name}}"},
+	{"nerdctl", "{{.ServerVersion}} {{.Name}}"},
+	{"finch", "{{.ServerVersion}} {{.Name}}"},
+	{podman, "{{.Version.Version}} {{.Host.Hostname}}"},
 }
 
 // engineVariable is how users tell kind which engine to take.
@@ -55,9 +60,11 @@ func FindEngine(ctx context.Context) (Engine, error) {
 		if _, err := exec.LookPath(e.name); err != nil {
 			continue
 		}
-		version, err := serverVersion(ctx, e.name, e.format)
+		answer, err := askServer(ctx, e.name, e.format)
 		if err == nil {
-			return Engine{e.name, version}, nil
+			version, machine, _ := strings.Cut(answer, " ")
+			here, err := os.Hostname()
+			return Engine{Name: e.name, Version: version, Local: err == nil && machine == here}, nil
 		}
 		errs = append(errs, err)
 	}
@@ -72,8 +79,8 @@ func FindEngine(ctx context.Context) (Engine, error) {
 	return Engine{}, errors.Join(errs...)
 }
 
-// serverVersion asks an engine's server, by its client.
-func serverVersion(ctx context.Context, name, format string) (string, error) {
+// askServer asks an engine's server, by its client.
+func askServer(ctx context.Context, name, format string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, engineTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, "info", "--format", format)
@@ -81,9 +88,9 @@ func serverVersion(ctx context.Context, name, format string) (string, error) {
 	cmd.Stdout, cmd.Stderr = &out, &problem
 	cmd.WaitDelay = time.Second // children may keep the pipes open
 	err := cmd.Run()
-	version := strings.TrimSpace(out.String())
-	if err == nil && version != "" {
-		return version, nil
+	answer := strings.TrimSpace(out.String())
+	if err == nil && answer != "" {
+		return answer, nil
 	}
 	why := strings.TrimSpace(problem.String())
 	switch {
@@ -105,7 +112,7 @@ func provider(name string, logger log.Logger) (*cluster.Provider, error) {
 		option = cluster.ProviderWithDocker()
 	case "nerdctl", "finch":
 		option = cluster.ProviderWithNerdctl(name)
-	case "podman":
+	case podman:
 		option = cluster.ProviderWithPodman()
 	default:
 		return nil, fmt.Errorf("container engine %q: kind knows docker, nerdctl, finch and podman", name)
@@ -125,7 +132,7 @@ func Doctor(ctx context.Context, binDir string) []world.Probe {
 	if err != nil {
 		engine.OK, engine.Detail = false, err.Error()
 	}
-	images := world.Probe{Name: "images for kind", OK: true, Detail: filepath.Join(binDir, world.ImagesDir), Needed: needed, Fix: "make node-images cni"}
+	images := world.Probe{Name: "images for kind", OK: true, Detail: filepath.Join(binDir, world.ImagesDir), Needed: needed, Fix: "make kind-image"}
 	var missing []string
 	for _, file := range needs(binDir) {
 		if _, err := os.Stat(file); err != nil {
@@ -135,7 +142,7 @@ func Doctor(ctx context.Context, binDir string) []world.Probe {
 	if len(missing) > 0 {
 		images.OK, images.Detail = false, "not in "+binDir+": "+strings.Join(missing, ", ")
 	}
-	return []world.Probe{engine, images}
+	return []world.Probe{engine, images, probeInotify()}
 }
 
 // archive is the file of an image for this machine's architecture. The
@@ -144,18 +151,14 @@ func archive(binDir, program string) string {
 	return filepath.Join(binDir, world.ImagesDir, program+"-"+runtime.GOARCH+".tar")
 }
 
-// plugins are the CNI plugins that nodes get, the same as in the other worlds:
-// kind's node image has no bridge.
-var plugins = []string{"bridge", "ptp", "host-local", "portmap"}
-
 // Files are the files of bin that a lab is made from, by their paths in it.
 func Files() []string { return needs("") }
 
 // needs are the files of bin that a lab needs.
 func needs(binDir string) []string {
-	files := []string{filepath.Join(binDir, "probe"), archive(binDir, "isthmus"), archive(binDir, "probe")}
-	for _, p := range plugins {
-		files = append(files, filepath.Join(binDir, "cni", p))
+	files := []string{nodeImage(binDir), archive(binDir, "isthmus"), archive(binDir, "probe")}
+	for _, p := range append([]string{expect.ProbeProgram, "flanneld", "cni/flannel"}, operatorPrograms...) {
+		files = append(files, filepath.Join(binDir, p))
 	}
 	return files
 }

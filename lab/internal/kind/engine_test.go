@@ -32,7 +32,7 @@ func TestEngine(t *testing.T) {
 		nettest.Built(t, rel)
 	}
 	l, err := Create(t.Context(), Spec{
-		Name: "engine-test", Dir: filepath.Join(t.TempDir(), "engine-test"), BinDir: bin, Engine: engine.Name, Ephemeral: true,
+		Name: "engine-test", Dir: filepath.Join(t.TempDir(), "engine-test"), BinDir: bin, Engine: engine, Ephemeral: true,
 		Topology: parse(t, "clusters: { milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 } }"),
 		Progress: func(message string, took time.Duration) { t.Log(message, took) },
 	})

@@ -88,6 +88,9 @@ func (l *Lab) exec(ctx context.Context, req world.ExecRequest, s streams) (int, 
 	if len(req.Argv) == 0 {
 		return 0, errors.New("exec: there is no command")
 	}
+	if container, ok := l.outside(req.Target); ok {
+		return l.onOutside(ctx, container, req, s)
+	}
 	cluster, name, _ := strings.Cut(req.Target, "/")
 	c, ok := l.cluster(cluster)
 	if !ok {

@@ -19,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/kind/pkg/cluster"
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
+	"sigs.k8s.io/kind/pkg/exec"
 	"sigs.k8s.io/kind/pkg/log"
 
 	"github.com/isthmus-net/isthmus/lab/internal/rundir"
@@ -31,8 +32,9 @@ type Spec struct {
 	Name     string
 	Topology *topology.Topology
 	Dir      string // its run directory, which is made
-	BinDir   string // has probe, images/ and cni/
-	Engine   string // an Engine's name
+	BinDir   string // has what Files says
+	ChartDir string // Isthmus' Helm chart
+	Engine   Engine // as FindEngine finds it
 	// Ephemeral labs end with Lab.Close. One whose process was killed stays,
 	// unlike those of other worlds: the engine keeps its containers.
 	Ephemeral bool
@@ -45,6 +47,9 @@ type Lab struct {
 	record    record
 	provider  *cluster.Provider
 	ephemeral bool
+
+	capture  sync.Mutex
+	follower *follower // nil: nothing is captured
 
 	mu      sync.Mutex
 	configs map[string]*rest.Config          // by cluster
@@ -64,7 +69,9 @@ type record struct {
 	Clusters []clusterRecord `json:"clusters"` // those that the lab has begun to make
 	// Spec is what a plan of the topology says, with the addresses that the
 	// engine gave the nodes.
-	Spec world.Spec `json:"spec"`
+	Spec    world.Spec      `json:"spec"`
+	Outside []outsideRecord `json:"outside,omitempty"` // those that the lab has begun to make
+	Host    host            `json:"host"`
 }
 
 // A clusterRecord is one cluster.
@@ -90,14 +97,14 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	}
 	for _, file := range needs(s.BinDir) {
 		if _, err := os.Stat(file); err != nil {
-			return nil, fmt.Errorf("%w: make build node-images cni makes it", err)
+			return nil, fmt.Errorf("%w: make kind-image makes it", err)
 		}
 	}
-	p, err := provider(s.Engine, progressLogger{s.Progress})
+	p, err := provider(s.Engine.Name, progressLogger{s.Progress})
 	if err != nil {
 		return nil, err
 	}
-	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
+	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine.Name, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
 	l.ephemeral = s.Ephemeral
 	var names []string
 	for _, c := range s.Topology.Clusters {
@@ -110,6 +117,9 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 		return nil, err
 	}
 	if err := rundir.Own(s.Dir); err != nil {
+		return nil, err
+	}
+	if l.record.Host, err = readHost(s.Engine); err != nil {
 		return nil, err
 	}
 	if err := l.save(); err != nil {
@@ -131,18 +141,27 @@ func newLab(dir string, r record, p *cluster.Provider) *Lab {
 // create makes one cluster after the other: each takes all processors that
 // there are while its control plane starts.
 func (l *Lab) create(ctx context.Context, s Spec) error {
+	if s.Engine.Name == podman {
+		if err := errors.Join(writePodmanSettings(l.dir), usePodmanSettings(l.dir)); err != nil {
+			return err
+		}
+	}
+	image, err := ensureNodeImage(ctx, s.Engine.Name, s.BinDir, s.say)
+	if err != nil {
+		return err
+	}
 	for i, c := range s.Topology.Clusters {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		cfg := Config(s.Name, c)
+		cfg := Config(s.Name, image, c)
 		if err := l.begin(c.Name, cfg.Name); err != nil {
 			return fmt.Errorf("cluster %s: %w", c.Name, err)
 		}
 		start := time.Now()
 		err := l.provider.Create(cfg.Name, cluster.CreateWithV1Alpha4Config(cfg), cluster.CreateWithKubeconfigPath(l.kubeconfig(c.Name)))
 		if err != nil {
-			return fmt.Errorf("cluster %s: %s: kind create: %w", c.Name, cfg.Name, err)
+			return fmt.Errorf("cluster %s: %s: kind create: %w", c.Name, cfg.Name, whole(err))
 		}
 		s.say("cluster "+c.Name+" created", start)
 		start = time.Now()
@@ -151,9 +170,23 @@ func (l *Lab) create(ctx context.Context, s Spec) error {
 		}
 		s.say("network, images and nodes of "+c.Name+" ready", start)
 	}
-	l.record.Spec.Outside = nil // see LeftOut
+	if len(s.Topology.Outside) > 0 {
+		start := time.Now()
+		if err := l.createOutside(ctx, s, image); err != nil {
+			return err
+		}
+		s.say("hosts outside the clusters ready", start)
+	}
 	l.record.Ready = true
 	return l.save()
+}
+
+// whole is an error of kind's library with what the command said that failed.
+func whole(err error) error {
+	if run := exec.RunErrorForError(err); run != nil && len(run.Output) > 0 {
+		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(run.Output)))
+	}
+	return err
 }
 
 // begin enters a cluster in the record: from then on the lab deletes what the
@@ -233,13 +266,16 @@ func Open(dir string) (*Lab, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lab %s: %w", r.Name, err)
 	}
+	if err := usePodmanSettings(dir); err != nil {
+		return nil, fmt.Errorf("lab %s: %w", r.Name, err)
+	}
 	return newLab(dir, r, p), nil
 }
 
 // Close ends an ephemeral lab; another one goes on.
 func (l *Lab) Close() error {
 	if !l.ephemeral {
-		return nil
+		return l.endCaptures()
 	}
 	return l.delete()
 }
@@ -250,8 +286,9 @@ func (l *Lab) Down(context.Context) error { return l.delete() }
 
 // delete deletes to the end: kind's library knows no contexts.
 func (l *Lab) delete() error {
-	var errs []error
+	errs := []error{l.endCaptures(), l.deleteOutside()}
 	for _, c := range l.record.Clusters {
+		l.kill(c)
 		if err := l.provider.Delete(c.Kind, l.kubeconfig(c.Name)); err != nil {
 			errs = append(errs, fmt.Errorf("cluster %s: kind delete %s: %w", c.Name, c.Kind, err))
 		}
@@ -259,7 +296,24 @@ func (l *Lab) delete() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
+	if err := l.restoreHost(); err != nil {
+		return err
+	}
 	return os.RemoveAll(l.dir)
+}
+
+// kill ends the nodes of a cluster at once: nobody wants what systemd saves in
+// the ten seconds that engines wait for it.
+func (l *Lab) kill(c clusterRecord) {
+	all, err := l.provider.ListInternalNodes(c.Kind)
+	if err != nil || len(all) == 0 {
+		return
+	}
+	args := []string{"kill"}
+	for _, n := range all {
+		args = append(args, n.String())
+	}
+	_, _ = run(context.Background(), l.record.Engine, args...) // they are deleted all the same
 }
 
 // RESTConfig is the administrator's access to a cluster's API server.

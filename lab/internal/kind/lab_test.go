@@ -96,7 +96,7 @@ func (e engine) containers(t *testing.T) []string {
 func binaries(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
-	for _, d := range []string{world.ImagesDir, "cni"} {
+	for _, d := range []string{world.ImagesDir, "cni", World} {
 		assert.NilError(t, os.Mkdir(filepath.Join(dir, d), 0o755))
 	}
 	for _, file := range needs(dir) {
@@ -107,6 +107,9 @@ func binaries(t *testing.T) string {
 		assert.NilError(t, err)
 		assert.NilError(t, tarball.WriteToFile(archive(dir, program), tag, empty.Image))
 	}
+	tag, err := name.NewTag("localhost/isthmus-lab/kind-node:1")
+	assert.NilError(t, err)
+	assert.NilError(t, tarball.WriteToFile(nodeImage(dir), tag, empty.Image))
 	return dir
 }
 
@@ -115,7 +118,13 @@ func TestFindEngine(t *testing.T) {
 	newEngine(t)
 	e, err := FindEngine(t.Context())
 	assert.NilError(t, err)
-	assert.DeepEqual(t, e, Engine{"docker", "28.2.2"})
+	assert.DeepEqual(t, e, Engine{Name: "docker", Version: "28.2.2"})
+	here, err := os.Hostname()
+	assert.NilError(t, err)
+	t.Setenv("ENGINE_MACHINE", here)
+	e, err = FindEngine(t.Context())
+	assert.NilError(t, err)
+	assert.Check(t, e.Local)
 
 	bin := binaries(t)
 	for _, p := range Doctor(t.Context(), bin) {
@@ -159,7 +168,7 @@ func TestLab(t *testing.T) {
 	base, bin := t.TempDir(), binaries(t)
 	var said []string
 	spec := Spec{
-		Name: lab, Topology: top, Dir: filepath.Join(base, lab), BinDir: bin, Engine: "docker",
+		Name: lab, Topology: top, Dir: filepath.Join(base, lab), BinDir: bin, Engine: Engine{Name: "docker"},
 		Progress: func(message string, _ time.Duration) { said = append(said, message) },
 	}
 	_, err := Create(t.Context(), spec)
@@ -168,7 +177,10 @@ func TestLab(t *testing.T) {
 
 	t.Run("containers", func(t *testing.T) {
 		var names []string
-		for _, call := range e.calls(t, "run ") {
+		outside := e.calls(t, "run --detach")
+		assert.Equal(t, len(outside), 1)
+		assert.Check(t, is.Contains(outside[0], "--label isthmus-lab="+lab+" --net kind"))
+		for _, call := range e.calls(t, "run --name") {
 			f := strings.Fields(call)
 			names = append(names, f[2])
 			assert.Check(t, is.Contains(call, "--net kind"))
@@ -192,7 +204,6 @@ func TestLab(t *testing.T) {
 		conf := e.file(t, kindName+"-worker", "etc/cni/net.d/10-lab.conflist")
 		assert.Check(t, is.Contains(conf, `"type": "bridge"`))
 		assert.Check(t, is.Contains(conf, `"subnet": "10.0.`))
-		assert.Equal(t, e.file(t, kindName+"-worker2", "opt/cni/bin/bridge"), "binary bridge")
 		assert.Check(t, is.Contains(e.file(t, kindName+"-worker", "nft"), "daddr != 10.0.0.0/16 masquerade"))
 		assert.Equal(t, len(e.calls(t, "exec --privileged "+kindName+"-worker ip route replace 10.0.")), 1)
 		assert.Equal(t, len(e.calls(t, "exec --privileged "+kindName+"-control-plane ip route replace 10.0.")), 2)
@@ -297,7 +308,8 @@ func status(t *testing.T, l *Lab, client kubernetes.Interface) {
 	assert.NilError(t, err)
 	assert.Equal(t, s.Phase, world.PhaseReady)
 	assert.Equal(t, s.World, World)
-	assert.Equal(t, len(s.Spec.Outside), 0) // see LeftOut
+	assert.Equal(t, len(s.Spec.Outside), 1)
+	assert.Equal(t, s.Spec.Outside[0].Addr.String(), "172.18.0.9")
 	milan, _ := s.Spec.Cluster("milan")
 	assert.Equal(t, milan.ControlPlane.String(), "172.18.0.2")
 	assert.Check(t, !milan.Router.IsValid())
@@ -378,7 +390,7 @@ func TestCreateFails(t *testing.T) {
 	e := newEngine(t)
 	base := t.TempDir()
 	top := parse(t, "clusters: { milan: { nodes: 1, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 } }")
-	spec := Spec{Name: "fails-kind-vxlan", Topology: top, Dir: filepath.Join(base, "fails-kind-vxlan"), BinDir: binaries(t), Engine: "docker"}
+	spec := Spec{Name: "fails-kind-vxlan", Topology: top, Dir: filepath.Join(base, "fails-kind-vxlan"), BinDir: binaries(t), Engine: Engine{Name: "docker"}}
 
 	// There is no admin.conf: kubeadm "succeeds", and kind finds no cluster.
 	_, err := Create(t.Context(), spec)
@@ -397,7 +409,7 @@ func TestCreateFails(t *testing.T) {
 
 	assert.NilError(t, os.Remove(filepath.Join(spec.BinDir, "probe")))
 	_, err = Create(t.Context(), spec)
-	assert.ErrorContains(t, err, "make build node-images cni makes it")
+	assert.ErrorContains(t, err, "make kind-image makes it")
 	spec.Topology = load(t, "flat")
 	_, err = Create(t.Context(), spec)
 	assert.ErrorContains(t, err, "can't be made of clusters of kind")
@@ -414,7 +426,7 @@ func TestForeignClusters(t *testing.T) {
 `)
 	const lab = "same-kind-vxlan"
 	milan, rome := ClusterName(lab, "milan"), ClusterName(lab, "rome")
-	spec := Spec{Name: lab, Topology: top, Dir: filepath.Join(t.TempDir(), lab), BinDir: binaries(t), Engine: "docker"}
+	spec := Spec{Name: lab, Topology: top, Dir: filepath.Join(t.TempDir(), lab), BinDir: binaries(t), Engine: Engine{Name: "docker"}}
 
 	t.Run("while it is made", func(t *testing.T) {
 		spec := spec

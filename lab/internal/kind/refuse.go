@@ -11,19 +11,11 @@ import (
 // nil. Nothing has been made then.
 func Refuse(t *topology.Topology) error {
 	r := &Refused{Topology: t.Name}
-	if t.Install == topology.InstallCLI || t.Install == topology.InstallNone {
-		r.add("install", "nothing runs isthmusctl beside the API servers of kind")
-	}
 	for i, c := range t.Clusters {
 		r.cluster(c, topology.DefaultNodeCIDR(i) == c.NodeCIDR)
 	}
 	for _, p := range t.Peerings {
 		r.peering(p)
-	}
-	for _, o := range t.Outside {
-		if o.Via != "" {
-			r.add("outside."+o.Name+".via", "kind has no routers that hosts could be behind")
-		}
 	}
 	if len(r.Problems) == 0 {
 		return nil
@@ -56,7 +48,6 @@ func (r *Refused) cluster(c topology.Cluster, defaultNetwork bool) {
 		has  bool
 		why  string
 	}{
-		{"cni", c.CNI == topology.CNIFlannel, "flanneld has no place in kind's nodes"},
 		{"cni", c.CNI == topology.CNIIPPool, "kind's nodes have no IPAM of their own"},
 		{"cni", c.CNI == topology.CNIVPC, "kind's nodes have one interface"},
 		{"nodeCIDR", !defaultNetwork, "the engine gives the nodes of all clusters addresses of one network"},
@@ -92,16 +83,4 @@ func (r *Refused) peering(p topology.Peering) {
 	if p.Gateways == topology.GatewaysNetNS {
 		r.add(at+"gateways", "network namespaces of nodes are kept by paths of the host, which is a container here")
 	}
-}
-
-// LeftOut names what of a topology is not made, and what that means. Nothing but
-// scenarios that name it needs it.
-func LeftOut(t *topology.Topology) []string {
-	var out []string
-	for _, o := range t.Outside {
-		if o.Via == "" {
-			out = append(out, fmt.Sprintf("%s is left out: kind has no hosts outside the clusters, and scenarios that name it are not selected", o.Name))
-		}
-	}
-	return out
 }

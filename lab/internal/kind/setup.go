@@ -6,13 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -29,7 +29,7 @@ import (
 
 // Paths in a node.
 const (
-	pluginDir   = "/opt/cni/bin"
+	pluginDir   = "/opt/cni/bin" // the image has those that are not flannel's
 	conflist    = "/etc/cni/net.d/10-lab.conflist"
 	ipamDir     = "/var/lib/cni/lab"
 	programDir  = "/usr/local/bin" // in the PATH of what runs in a node
@@ -61,6 +61,8 @@ type node struct {
 	container string
 	addr      netip.Addr
 	podCIDRs  []netip.Prefix
+	// kubeconfig is an administrator's, from within the engine's network.
+	kubeconfig string
 	nodes.Node
 }
 
@@ -83,21 +85,37 @@ func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world
 	if err := writeProgram(ctx, controlPlane, programDir+"/"+multiCall, []byte(multiCallScript)); err != nil {
 		return err
 	}
+	if s.Topology.Install != topology.InstallChart { // by an administrator, beside the API server
+		for _, p := range operatorPrograms {
+			if err := copyProgram(ctx, controlPlane, filepath.Join(s.BinDir, p), programDir+"/"+p); err != nil {
+				return err
+			}
+		}
+		if err := copyChart(ctx, controlPlane, s.ChartDir); err != nil {
+			return err
+		}
+	}
 	// Between the API server and pods, as for "kubectl port-forward" by way
 	// of a Service; nothing else keeps these routes there.
 	if err := addRoutes(ctx, controlPlane, workers); err != nil {
 		return err
 	}
+	var admin bytes.Buffer
+	if err := controlPlane.CommandContext(ctx, "cat", adminKubeconfig).SetStdout(&admin).Run(); err != nil {
+		return fmt.Errorf("%s of the control plane: %w", adminKubeconfig, err)
+	}
 	g, gctx := errgroup.WithContext(ctx)
 	for _, n := range workers {
+		n.kubeconfig = admin.String()
 		g.Go(func() error {
 			if err := prepare(gctx, n, s.BinDir); err != nil {
 				return fmt.Errorf("node %s: %w", n.name, err)
 			}
-			if kindnet(c) {
-				return nil
+			set := network
+			if c.CNI == topology.CNIFlannel {
+				set = flannel
 			}
-			if err := network(gctx, n, workers, c, s.BinDir); err != nil {
+			if err := set(gctx, n, workers, c, s.BinDir); err != nil {
 				return fmt.Errorf("network of node %s: %w", n.name, err)
 			}
 			return nil
@@ -262,28 +280,11 @@ func loadImage(n nodes.Node, file, name string) error {
 	return nil
 }
 
-// imageName is the name of the image in an archive.
-func imageName(file string) (string, error) {
-	m, err := tarball.LoadManifest(func() (io.ReadCloser, error) { return os.Open(file) })
-	if err != nil {
-		return "", fmt.Errorf("%s: %w", file, err)
-	}
-	if len(m) != 1 || len(m[0].RepoTags) != 1 {
-		return "", fmt.Errorf("%s: it has %d images; one with one name is expected: make node-images", file, len(m))
-	}
-	return m[0].RepoTags[0], nil
-}
-
 // network gives a node what the profile of other worlds has: the same plug-ins
 // with the same configuration, routes to the other nodes' pods, and a rule that
 // masquerades what leaves the cluster. Where the topology has none, the router
 // of other worlds masquerades; here nobody else could.
 func network(ctx context.Context, n node, workers []node, c topology.Cluster, binDir string) error {
-	for _, p := range plugins {
-		if err := copyProgram(ctx, n, filepath.Join(binDir, "cni", p), pluginDir+"/"+p); err != nil {
-			return err
-		}
-	}
 	if err := addRoutes(ctx, n, workers); err != nil {
 		return err
 	}
@@ -306,6 +307,72 @@ func network(ctx context.Context, n node, workers []node, c topology.Cluster, bi
 		return fmt.Errorf("%s: %w", conflist, err)
 	}
 	return nil
+}
+
+// Files of flannel on a node.
+const (
+	flannelDir        = "/etc/kube-flannel"
+	flannelKubeconfig = flannelDir + "/kubeconfig"
+	flannelConfig     = flannelDir + "/net-conf.json"
+	flannelSubnet     = "/run/flannel/subnet.env"
+)
+
+// adminKubeconfig is kubeadm's, on the control plane.
+const adminKubeconfig = "/etc/kubernetes/admin.conf"
+
+// flannel gives a node flanneld as a service of systemd, and its plug-in: routes
+// and masquerade are flannel's own.
+func flannel(ctx context.Context, n node, _ []node, c topology.Cluster, binDir string) error {
+	for from, to := range map[string]string{"flanneld": programDir + "/flanneld", "cni/flannel": pluginDir + "/flannel"} {
+		if err := copyProgram(ctx, n, filepath.Join(binDir, from), to); err != nil {
+			return err
+		}
+	}
+	if err := runOn(ctx, n, nil, "mkdir", "-p", flannelDir); err != nil {
+		return err
+	}
+	for file, text := range map[string]string{
+		flannelKubeconfig: n.kubeconfig,
+		flannelConfig:     string(pods.FlannelConfig(c.PodCIDR, string(c.KubeProxy))),
+	} {
+		if err := nodeutils.WriteFile(n, file, text); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	service := append([]string{"systemd-run", "--unit=flanneld", "--property=Restart=always", "--setenv=NODE_NAME=" + n.name, programDir + "/flanneld"},
+		pods.FlannelArguments(flannelKubeconfig, flannelConfig, flannelSubnet)...)
+	if err := runOn(ctx, n, nil, service...); err != nil {
+		return err
+	}
+	conf, err := pods.FlannelConflist(flannelSubnet, "/var/lib/cni/flannel", ipamDir)
+	if err != nil {
+		return err
+	}
+	if err := nodeutils.WriteFile(n, conflist, string(conf)); err != nil {
+		return fmt.Errorf("%s: %w", conflist, err)
+	}
+	return nil
+}
+
+// operatorPrograms are what the administrator of a cluster works with.
+var operatorPrograms = []string{deploy.ByIsthmusctl, deploy.ByHelm}
+
+// copyChart puts the chart where it is on this machine, so that a command that
+// names it means the same on both.
+func copyChart(ctx context.Context, n node, dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		if err := runOn(ctx, n, nil, "mkdir", "-p", filepath.Dir(path)); err != nil {
+			return err
+		}
+		return nodeutils.WriteFile(n, path, string(text))
+	})
 }
 
 // addRoutes leads to the pods of other nodes by way of those.

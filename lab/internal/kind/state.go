@@ -83,10 +83,10 @@ func (l *Lab) ask(ctx context.Context, commands []string) ([]answers, error) {
 	return out, g.Wait()
 }
 
-// State is what ip, nft and conntrack say on every node and gateway. The node
-// image has no wg. What a command complains about is part of the state.
+// State is what ip, nft, wg and conntrack say on every node and gateway. What a
+// command complains about is part of the state.
 func (l *Lab) State(ctx context.Context) ([]world.HostState, error) {
-	commands := slices.DeleteFunc(world.StateCommands(), func(c string) bool { return strings.HasPrefix(c, "wg ") })
+	commands := world.StateCommands()
 	all, err := l.ask(ctx, commands)
 	if err != nil {
 		return nil, err

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -200,31 +199,6 @@ func (l *Lab) logsOf(ctx context.Context, cluster string, p corev1.Pod, since ma
 func (l *Lab) Dial(ctx context.Context, _, network, address string) (net.Conn, error) {
 	return (&net.Dialer{}).DialContext(ctx, network, address)
 }
-
-// Sightings is what other worlds have: world.ErrNoCaptures.
-func (l *Lab) Sightings(context.Context, world.SightingQuery) ([]world.Sighting, error) {
-	return nil, noCaptures()
-}
-
-// WirePackets is what other worlds have: world.ErrNoCaptures.
-func (l *Lab) WirePackets(context.Context, world.WireQuery) (world.WireReport, error) {
-	return world.WireReport{}, noCaptures()
-}
-
-// Sealed is what other worlds have: world.ErrNoCaptures.
-func (l *Lab) Sealed(context.Context, world.SealedQuery) (world.SealedReport, error) {
-	return world.SealedReport{}, noCaptures()
-}
-
-// WritePcap is what other worlds have: world.ErrNoCaptures.
-func (l *Lab) WritePcap(context.Context, io.Writer) error { return noCaptures() }
-
-// PauseCaptures has nothing to pause.
-func (l *Lab) PauseCaptures(context.Context) (resume func() error, err error) {
-	return func() error { return nil }, nil
-}
-
-func noCaptures() error { return fmt.Errorf("the world %s: %w", World, world.ErrNoCaptures) }
 
 // StopComponent is what other worlds have: probes go by the API server, which
 // is one of the components.

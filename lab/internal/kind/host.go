@@ -1,0 +1,203 @@
+package kind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// What Podman is told for one lab is in a file of the lab's run directory; the
+// user's files are not touched, and not read: Podman 4.3, which Debian 12 has,
+// knows no file that comes on top of others.
+const (
+	podmanVariable = "CONTAINERS_CONF"
+	podmanFile     = "containers.conf"
+)
+
+// podmanSettings are what a Podman of root needs on this machine to start kind's
+// containers, as containers.conf(5) has it; empty: nothing.
+func podmanSettings(hasSysResource, cgroup1 bool, files, processes uint64) string {
+	var b strings.Builder
+	if !hasSysResource {
+		// Nobody can have more than this process may: Podman's own
+		// defaults, 1,048,576 files, are "operation not permitted".
+		fmt.Fprintf(&b, "[containers]\ndefault_ulimits = [\"nofile=%[1]d:%[1]d\", \"nproc=%[2]d:%[2]d\"]\n", files, processes)
+	}
+	if cgroup1 {
+		b.WriteString("[engine]\nruntime = \"runc\"\n") // crun takes version 2 only where systemd has both
+	}
+	return b.String()
+}
+
+// usePodmanSettings makes the clients of Podman that this process starts, those
+// of kind's library included, go by a lab's file, if it has one.
+func usePodmanSettings(dir string) error {
+	file := filepath.Join(dir, podmanFile)
+	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return err
+	}
+	return os.Setenv(podmanVariable, file)
+}
+
+// writePodmanSettings writes the file of a lab. A user who has written one by
+// hand, or is not root, has what works there.
+func writePodmanSettings(dir string) error {
+	if os.Getenv(podmanVariable) != "" || os.Geteuid() != 0 {
+		return nil
+	}
+	var files, processes unix.Rlimit
+	if err := errors.Join(unix.Getrlimit(unix.RLIMIT_NOFILE, &files), unix.Getrlimit(unix.RLIMIT_NPROC, &processes)); err != nil {
+		return fmt.Errorf("limits of this process: %w", err)
+	}
+	hasSysResource, err := capable(unix.CAP_SYS_RESOURCE)
+	if err != nil {
+		return err
+	}
+	// Podman lowers its own limit of processes to this number
+	// (containers/common, pkg/config/default_linux.go).
+	pids, err := readNumber("/proc/sys/kernel/pid_max")
+	if err != nil {
+		return err
+	}
+	_, err = os.Stat("/sys/fs/cgroup/cgroup.controllers")
+	text := podmanSettings(hasSysResource, err != nil, files.Max, min(processes.Max, pids))
+	if text == "" {
+		return nil
+	}
+	return os.WriteFile(filepath.Join(dir, podmanFile), []byte(text), 0o600)
+}
+
+// readNumber reads a file that has a number.
+func readNumber(file string) (uint64, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s: %w", file, err)
+	}
+	return n, nil
+}
+
+// capable tells whether this process has a capability.
+func capable(capability int) (bool, error) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return false, fmt.Errorf("capabilities of this process: %w", err)
+	}
+	return data[capability/32].Effective&(1<<(capability%32)) != 0, nil
+}
+
+// modules is a directory that kind gives to every node, which an engine has to
+// have.
+const modules = "/lib/modules"
+
+// forwarding are the sysctls that an engine switches on for a network of its
+// own, and leaves on.
+var forwarding = []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv6/conf/default/forwarding"}
+
+// A host is what of this machine a lab changes, or an engine for it: the lab puts
+// it back when it goes. It is empty when the engine's machine is another one, or
+// this user could change nothing.
+type host struct {
+	Sysctls map[string]string `json:"sysctls,omitempty"` // by path below /proc/sys, as they were
+	Modules bool              `json:"modules,omitempty"` // the directory is the lab's
+}
+
+// readHost remembers what there is, and makes what is missing.
+func readHost(engine Engine) (host, error) {
+	h := host{Sysctls: map[string]string{}}
+	if !engine.Local || os.Geteuid() != 0 {
+		return h, nil
+	}
+	if err := h.raiseInotify(); err != nil {
+		return h, err
+	}
+	if engine.Name != podman { // the others have a daemon, which was there before
+		return h, nil
+	}
+	for _, s := range forwarding {
+		if b, err := os.ReadFile("/proc/sys/" + s); err == nil {
+			h.Sysctls[s] = strings.TrimSpace(string(b))
+		}
+	}
+	err := os.Mkdir(modules, 0o755)
+	h.Modules = err == nil
+	if err != nil && !errors.Is(err, fs.ErrExist) {
+		return h, fmt.Errorf("%s, which kind gives to every node: %w", modules, err)
+	}
+	return h, nil
+}
+
+// restoreHost puts back what has changed, unless the engine still has containers
+// of anybody's, which may need it.
+func (l *Lab) restoreHost() error {
+	if len(l.record.Host.Sysctls) == 0 && !l.record.Host.Modules {
+		return nil
+	}
+	if running, err := run(context.Background(), l.record.Engine, "ps", "--quiet"); err != nil || strings.TrimSpace(running) != "" {
+		return err
+	}
+	var errs []error
+	for s, was := range l.record.Host.Sysctls {
+		now, err := os.ReadFile("/proc/sys/" + s)
+		if err == nil && strings.TrimSpace(string(now)) != was {
+			errs = append(errs, os.WriteFile("/proc/sys/"+s, []byte(was), 0))
+		}
+	}
+	if l.record.Host.Modules {
+		if err := os.Remove(modules); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// Instances of inotify that a user may have: a node takes 18, for systemd,
+// containerd and a kubelet with its pods, and where none is left a kubelet does not
+// start, and no message says why. Kernels allow 128 by default; wanted is what
+// kind's documentation recommends
+// (https://kind.sigs.k8s.io/docs/user/known-issues, "Pod errors due to too many open files").
+const (
+	inotify        = "fs/inotify/max_user_instances"
+	inotifyPerNode = 18
+	inotifyWanted  = 512
+)
+
+// raiseInotify allows more instances of inotify, until the lab goes.
+func (h host) raiseInotify() error {
+	limit, err := readNumber("/proc/sys/" + inotify)
+	if err != nil || limit >= inotifyWanted {
+		return err
+	}
+	h.Sysctls[inotify] = strconv.FormatUint(limit, 10)
+	return os.WriteFile("/proc/sys/"+inotify, []byte(strconv.Itoa(inotifyWanted)), 0)
+}
+
+// probeInotify asks for the number of instances of inotify, for a lab of two
+// clusters with two nodes each. Root's labs raise it.
+func probeInotify() world.Probe {
+	const nodes = 6 // control planes are containers, too
+	p := world.Probe{Name: "inotify instances", Needed: []string{World}, Fix: fmt.Sprintf("sysctl -w %s=%d", strings.ReplaceAll(inotify, "/", "."), inotifyWanted)}
+	limit, err := readNumber("/proc/sys/" + inotify)
+	if err != nil {
+		p.Detail = err.Error()
+		return p
+	}
+	p.Detail = fmt.Sprintf("%d; the nodes of two clusters take %d", limit, nodes*inotifyPerNode)
+	p.OK = limit >= nodes*inotifyPerNode || os.Geteuid() == 0
+	return p
+}

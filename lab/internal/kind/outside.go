@@ -1,0 +1,148 @@
+package kind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// engineNetwork is the one network for the nodes of all clusters of kind.
+const engineNetwork = "kind"
+
+// labLabel is on containers that are a lab's, but no nodes of kind's: its value is
+// the name of the lab.
+const labLabel = "isthmus-lab"
+
+// outsideContainer is the container of a host outside the clusters.
+func outsideContainer(lab, host string) string { return "lab-" + ClusterName(lab, host) }
+
+// createOutside makes the hosts outside the clusters: containers on the engine's
+// network, beside the nodes, that answer probes. A host behind a cluster's router
+// has its own address on its link, to which only that cluster's nodes have a route.
+func (l *Lab) createOutside(ctx context.Context, s Spec, image string) error {
+	for i, o := range s.Topology.Outside {
+		container := outsideContainer(s.Name, o.Name)
+		l.record.Outside = append(l.record.Outside, outsideRecord{o.Name, container})
+		if err := l.save(); err != nil {
+			return err
+		}
+		addr, err := l.startOutside(ctx, s, o, container, image)
+		if err != nil {
+			return fmt.Errorf("host %s: %w", o.Name, err)
+		}
+		h := &l.record.Spec.Outside[i]
+		h.LAN = netip.Prefix{}
+		if o.Via == "" {
+			h.Addr = addr
+			continue
+		}
+		if err := l.leadTo(ctx, o, addr); err != nil {
+			return fmt.Errorf("host %s: %w", o.Name, err)
+		}
+	}
+	return nil
+}
+
+// startOutside starts a host, and returns its address on the engine's network.
+func (l *Lab) startOutside(ctx context.Context, s Spec, o topology.Outside, container, image string) (netip.Addr, error) {
+	engine := l.record.Engine
+	if _, err := run(ctx, engine, "run", "--detach", "--name", container, "--hostname", container, "--label", labLabel+"="+s.Name,
+		"--net", engineNetwork, "--privileged", "--entrypoint", "/usr/bin/sleep", image, "infinity"); err != nil {
+		return netip.Addr{}, err
+	}
+	if _, err := run(ctx, engine, "cp", filepath.Join(s.BinDir, expect.ProbeProgram), container+":"+probeOnNode); err != nil {
+		return netip.Addr{}, err
+	}
+	text, err := run(ctx, engine, "inspect", "--format", "{{(index .NetworkSettings.Networks \""+engineNetwork+"\").IPAddress}}", container)
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	addr, err := netip.ParseAddr(strings.TrimSpace(text))
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("%s says that its address is %q: %w", engine, strings.TrimSpace(text), err)
+	}
+	if o.Via != "" {
+		if _, err := run(ctx, engine, "exec", container, "ip", "address", "add", o.Address.String(), "dev", nodeLink); err != nil {
+			return netip.Addr{}, err
+		}
+	}
+	_, err = run(ctx, engine, "exec", "--detach", container, probeOnNode, "serve", "--host", o.Name)
+	return addr, err
+}
+
+// leadTo gives the nodes of a cluster a route to a host behind its router.
+func (l *Lab) leadTo(ctx context.Context, o topology.Outside, by netip.Addr) error {
+	spec, _ := l.record.Spec.Cluster(o.Via)
+	for _, node := range spec.Nodes {
+		n, err := l.node(o.Via, node.Name)
+		if err != nil {
+			return err
+		}
+		if err := runOn(ctx, n, nil, "ip", "route", "replace", o.Address.String(), "via", by.String(), "dev", nodeLink); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// An outsideRecord is a host outside the clusters.
+type outsideRecord struct {
+	Name      string `json:"name"`
+	Container string `json:"container"`
+}
+
+// outside is the container of a host outside the clusters.
+func (l *Lab) outside(name string) (container string, ok bool) {
+	for _, o := range l.record.Outside {
+		if o.Name == name {
+			return o.Container, true
+		}
+	}
+	return "", false
+}
+
+// onOutside runs a command in the container of such a host.
+func (l *Lab) onOutside(ctx context.Context, container string, req world.ExecRequest, s streams) (int, error) {
+	if req.TTY {
+		return 0, fmt.Errorf("exec on %s: run: %s exec -it %s %s", req.Target, l.record.Engine, container, strings.Join(req.Argv, " "))
+	}
+	args := []string{"exec", "--interactive"}
+	for _, e := range append([]string{nodeTemp}, req.Env...) {
+		args = append(args, "--env", e)
+	}
+	cmd := exec.CommandContext(ctx, l.record.Engine, append(append(args, container), req.Argv...)...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.stdin, s.stdout, s.stderr
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.ExitCode() >= 0 {
+		return exit.ExitCode(), nil
+	}
+	return 0, err
+}
+
+// deleteOutside deletes these hosts, if they are this lab's.
+func (l *Lab) deleteOutside() error {
+	if len(l.record.Outside) == 0 {
+		return nil
+	}
+	ctx := context.Background()
+	text, err := run(ctx, l.record.Engine, "ps", "--all", "--quiet", "--filter", "label="+labLabel+"="+l.record.Name)
+	if ids := strings.Fields(text); err == nil && len(ids) > 0 {
+		_, err = run(ctx, l.record.Engine, append([]string{"rm", "--force", "--volumes"}, ids...)...)
+	}
+	if err != nil {
+		return fmt.Errorf("hosts outside: %w", err)
+	}
+	return nil
+}
