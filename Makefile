@@ -92,6 +92,16 @@ GENEVE := \
 	gateway-loadbalancer/geneve/tcp overlapping-everything/geneve/tcp/milan-web strict-cni pod-outside-podcidr \
 	restart-without-api/geneve/milan-gateway node-added/geneve/tcp node-removed/geneve/milan-node-1 upgrade far-apart/milan-web ipvs
 
+# What runs in clusters of kind: what real kubelets, kubeadm's control planes and
+# nodes that are containers may do differently. One lab at a time has all processors.
+KIND := pod-to-pod/vxlan/udp/*/milan-web pod-to-pod/vxlan/*/milan-web/rome-web \
+	overlapping-cidrs/vxlan/tcp/*-web nodeport-return-path/vxlan/*/tcp masquerade-bypass/vxlan/tcp/*-web \
+	host-sources install-uninstall/vxlan/again
+
+.PHONY: test-kind
+test-kind: kind ## scenarios in clusters of kind, with Podman: install, upgrade, paths and sources on kubeadm's own nodes
+	$(call timed,scenarios in kind,bin/lab run --fresh --world kind --sabotage=after $(KIND))
+
 .PHONY: test-all
 test-all: build kubernetes cni flannel nodes ## every scenario in every overlay, with its sabotages (hours on two cores without KVM)
 	bin/lab run --fresh --sabotage=after
@@ -162,6 +172,8 @@ bin/flanneld: lab/flannel/go.mod
 	$(call timed,bin/flanneld,cd lab/flannel && \
 		$(GO) build -trimpath -ldflags '-s -w' -overlay ../../bin/.flanneld/overlay.json -o ../../bin/flanneld .)
 
+ARCH := $(shell $(GO) env GOARCH)
+
 CONTAINERD := v2.4.2
 
 .PHONY: nodes
@@ -175,7 +187,34 @@ bin/.containerd-$(CONTAINERD):
 	$(call timed,containerd $(CONTAINERD),GOBIN=$(CURDIR)/bin $(GO) install -trimpath -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=$(CONTAINERD)' \
 		$(foreach p,containerd-shim-runc-v2 ctr containerd,github.com/containerd/containerd/v2/cmd/$p@$(CONTAINERD)) && touch $@)
 
-ARCH := $(shell $(GO) env GOARCH)
+# What clusters of kind need of Debian besides: Podman, and what makes the root
+# directory of their nodes.
+KIND_PACKAGES := podman runc netavark aardvark-dns conmon mmdebstrap
+
+.PHONY: kind
+kind: deps kind-deps build cni flannel nodes kind-image ## Podman and the image of kind's nodes, for lab up --world kind
+
+.PHONY: kind-deps
+kind-deps:
+	$(call install,$(KIND_PACKAGES))
+
+CRICTL := v1.34.0
+
+bin/kubeadm: $(wildcard lab/kubernetes/kubeadm/*.go) lab/kubernetes/go.mod | bin/kubernetes
+	$(call timed,bin/kubeadm $(KUBERNETES),cd lab/kubernetes && \
+		$(GO) build -trimpath -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kubeadm ./kubeadm)
+bin/crictl:
+	$(call timed,bin/crictl $(CRICTL),GOBIN=$(CURDIR)/bin $(GO) install -trimpath -ldflags '-s -w' sigs.k8s.io/cri-tools/cmd/crictl@$(CRICTL))
+
+NODE_IMAGE := lab/internal/kind/nodeimage
+
+.PHONY: kind-image
+kind-image: node-images bin/helm bin/kind/node-$(ARCH).tar
+bin/kind/base.tar: $(NODE_IMAGE)/debian.sh
+	$(call timed,bin/kind/base.tar (Debian),$(NODE_IMAGE)/debian.sh bin/kind)
+bin/kind/node-$(ARCH).tar: $(wildcard $(NODE_IMAGE)/*.go) bin/kind/base.tar bin/kubernetes bin/kube-proxy bin/kubeadm bin/crictl bin/coredns bin/.containerd-$(CONTAINERD) bin/cni/.tools go.mod
+	$(call timed,$@,$(GO) run ./$(NODE_IMAGE) -base bin/kind/base.tar -firewall bin/kind/firewall.tar -bin bin -version $(KUBERNETES) \
+		-kind "$$($(GO) mod download sigs.k8s.io/kind && $(GO) list -m -f '{{.Dir}}' sigs.k8s.io/kind)" -out $@)
 
 .PHONY: node-images
 node-images: build bin/coredns
@@ -186,13 +225,16 @@ node-images: build bin/coredns
 		bin/imagegen -archives -out bin/images -name docker.io/isthmus-lab/pause:dev -path /bin/pause -argument pause $(ARCH)=bin/probe && \
 		bin/imagegen -archives -out bin/images -name docker.io/isthmus-lab/coredns:dev -path /coredns $(ARCH)=bin/coredns)
 
-.PHONY: deps
-deps: ## install what the lab needs of Debian (root; does nothing when it is there)
-	@if missing=$$(for p in $(PACKAGES); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done) && [ -n "$$missing" ]; then \
+# $(call install,packages) installs those that are missing.
+install = @if missing=$$(for p in $(1); do dpkg-query -W -f '$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done) && [ -n "$$missing" ]; then \
 		echo "==> apt-get install" $$missing; \
-		if [ "$$(id -u)" != 0 ]; then echo "make deps: run as root: apt-get install" $$missing; exit 1; fi; \
+		if [ "$$(id -u)" != 0 ]; then echo "make $@: run as root: apt-get install" $$missing; exit 1; fi; \
 		(apt-get install -y -q --no-install-recommends $$missing || (apt-get update -q && apt-get install -y -q --no-install-recommends $$missing)) >/dev/null; \
 	fi
+
+.PHONY: deps
+deps: ## install what the lab needs of Debian (root; does nothing when it is there)
+	$(call install,$(PACKAGES))
 
 .PHONY: generate
 generate: ## deep copies, CRDs and roles from the types and their markers
