@@ -70,17 +70,16 @@ func (l *Lab) Capture(ctx context.Context) error {
 	}
 	f := &follower{lab: l, found: map[string]*podNamespace{}}
 	roots := map[string]string{} // root directories of nodes → their clusters
-	for _, c := range l.record.Clusters {
-		for name, container := range c.Containers {
-			pid, err := l.processOf(ctx, container)
-			if err != nil {
-				return errors.Join(fmt.Errorf("capture on %s/%s: %w", c.Name, name, err), f.close())
-			}
-			host := c.Name + "/" + name
-			if err := f.captureOn(fmt.Sprintf("/proc/%d/ns/net", pid), host); err != nil {
-				return errors.Join(fmt.Errorf("capture on %s: %w", host, err), f.close())
-			}
-			roots[fmt.Sprintf("/proc/%d/root", pid)] = c.Name
+	for _, h := range l.containers() {
+		pid, err := l.processOf(ctx, h.container)
+		if err == nil {
+			err = f.captureOn(fmt.Sprintf("/proc/%d/ns/net", pid), h.name)
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("capture on %s: %w", h.name, err), f.close())
+		}
+		if h.cluster != "" {
+			roots[fmt.Sprintf("/proc/%d/root", pid)] = h.cluster
 		}
 	}
 	running, stop := context.WithCancel(context.WithoutCancel(ctx))
@@ -101,6 +100,23 @@ func (l *Lab) Capture(ctx context.Context) error {
 	})
 	l.follower = f
 	return nil
+}
+
+// A hostContainer is a container that is a host: a node, a control plane, or a
+// host outside the clusters.
+type hostContainer struct{ name, cluster, container string }
+
+func (l *Lab) containers() []hostContainer {
+	var out []hostContainer
+	for _, c := range l.record.Clusters {
+		for name, container := range c.Containers {
+			out = append(out, hostContainer{c.Name + "/" + name, c.Name, container})
+		}
+	}
+	for _, o := range l.record.Outside {
+		out = append(out, hostContainer{name: o.Name, container: o.Container})
+	}
+	return out
 }
 
 // processOf is the first process of a container. The engine says it, and the

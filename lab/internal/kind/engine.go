@@ -126,7 +126,7 @@ const EngineProbe = "container engine"
 // Doctor probes this machine for what the world kind needs.
 func Doctor(ctx context.Context, binDir string) []world.Probe {
 	needed := []string{World}
-	engine := world.Probe{Name: EngineProbe, OK: true, Needed: needed, Fix: "install Docker, Podman or nerdctl, start it, and be allowed to use it (docker: be in the group docker, or use sudo)"}
+	engine := world.Probe{Name: EngineProbe, OK: true, Needed: needed, Fix: "make kind installs Podman and builds the images; or install Docker or nerdctl, start it, and be allowed to use it (docker: be in the group docker, or use sudo)"}
 	e, err := FindEngine(ctx)
 	engine.Detail = e.Name + " " + e.Version
 	if err != nil {

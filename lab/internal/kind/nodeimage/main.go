@@ -12,12 +12,14 @@
 // cluster of this image has to bring the network of its pods.
 //
 // The archive is as "docker save" writes it. The tag of the image is made of its
-// content.
+// content: the same files make the same tag.
 package main
 
 import (
 	"archive/tar"
 	"compress/gzip"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"flag"
@@ -29,6 +31,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"time"
 
@@ -70,36 +73,36 @@ func run(args []string, stdout io.Writer) error {
 		return err
 	}
 	defer os.RemoveAll(b.temp)
-	inner, err := b.images()
+	files, err := b.files()
 	if err != nil {
 		return err
 	}
-	files, err := b.files(inner)
-	if err != nil {
-		return err
-	}
-	top, err := b.layer("node", files)
-	if err != nil {
-		return err
-	}
-	bottom, err := stored(*base)
+	bottom, err := b.stored(*base)
 	if err != nil {
 		return fmt.Errorf("%s: %w", *base, err)
+	}
+	node, err := b.layer("node", files)
+	if err != nil {
+		return err
+	}
+	archives, err := b.images()
+	if err != nil {
+		return err
+	}
+	tag, err := b.tag() // of all but the archives, in which the order of images is random
+	if err != nil {
+		return err
+	}
+	top, err := b.layer("images", archives)
+	if err != nil {
+		return err
 	}
 	// What kind's own Dockerfile says.
 	img, err := image(v1.Config{
 		Env:        []string{"container=docker", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
 		Entrypoint: []string{"/usr/local/bin/entrypoint", "/sbin/init"},
 		StopSignal: "SIGRTMIN+3",
-	}, bottom, top)
-	if err != nil {
-		return err
-	}
-	digest, err := img.ConfigName()
-	if err != nil {
-		return err
-	}
-	tag, err := name.NewTag(Repository + ":" + digest.Hex[:12])
+	}, bottom, node, top)
 	if err != nil {
 		return err
 	}
@@ -111,7 +114,17 @@ func run(args []string, stdout io.Writer) error {
 }
 
 // A builder knows where things come from.
-type builder struct{ firewall, bin, kind, version, temp string }
+type builder struct {
+	firewall, bin, kind, version, temp string
+
+	layers []string // digests of those that were made
+}
+
+// tag is the name of the image: it says what the layers are that were made.
+func (b *builder) tag() (name.Tag, error) {
+	sum := sha256.Sum256([]byte(strings.Join(slices.Sorted(slices.Values(b.layers)), "\n")))
+	return name.NewTag(Repository + ":" + hex.EncodeToString(sum[:6]))
+}
 
 // Paths in a node.
 const (
@@ -129,9 +142,8 @@ var staticPods = []string{"kube-apiserver", "kube-controller-manager", "kube-sch
 // cniPlugins are those of kind's own base image, and bridge.
 var cniPlugins = []string{"bridge", "host-local", "loopback", "portmap", "ptp"}
 
-// files are the layer of a node: kind's own files, programs, and archives of the
-// images of pods.
-func (b *builder) files(images []file) ([]file, error) {
+// files are the layer of a node: kind's own files, and programs.
+func (b *builder) files() ([]file, error) {
 	out, err := b.kindFiles()
 	if err != nil {
 		return nil, err
@@ -166,7 +178,7 @@ func (b *builder) files(images []file) ([]file, error) {
 	for _, p := range cniPlugins {
 		out = append(out, b.executable("cni/"+p, "opt/cni/bin/"+p))
 	}
-	return append(out, images...), nil
+	return out, nil
 }
 
 // executable is a program of the directory of binaries, at a path of the image.
@@ -254,7 +266,7 @@ func (b *builder) images() ([]file, error) {
 			return nil, err
 		}
 	}
-	if layers["firewall"], err = stored(b.firewall); err != nil {
+	if layers["firewall"], err = b.stored(b.firewall); err != nil {
 		return nil, fmt.Errorf("%s: %w", b.firewall, err)
 	}
 	node := []program{
@@ -355,7 +367,7 @@ func (b *builder) layer(what string, files []file) (v1.Layer, error) {
 	if err := errors.Join(w.Close(), out.Close()); err != nil {
 		return nil, err
 	}
-	return stored(tarFile)
+	return b.stored(tarFile)
 }
 
 func (f file) write(w *tar.Writer) error {
@@ -393,8 +405,14 @@ func (f file) write(w *tar.Writer) error {
 
 // stored is a layer of a tar file as it is: the engine that loads it is on this
 // machine, and need not decompress it.
-func stored(tarFile string) (v1.Layer, error) {
-	return tarball.LayerFromFile(tarFile, tarball.WithCompressionLevel(gzip.NoCompression))
+func (b *builder) stored(tarFile string) (v1.Layer, error) {
+	l, err := tarball.LayerFromFile(tarFile, tarball.WithCompressionLevel(gzip.NoCompression))
+	if err != nil {
+		return nil, err
+	}
+	id, err := l.DiffID()
+	b.layers = append(b.layers, id.String())
+	return l, err
 }
 
 // image is an image of layers. Nothing in it tells when it was made.
