@@ -229,9 +229,11 @@ var errAppliance = errors.New("the appliance did not come up")
 
 func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) error {
 	var services error
+	_, kubeadm := lab.client.(*kind.Lab)
 	res, err := deploy.Install(ctx, deploy.Config{
 		Topology: lab.topology, Overlay: networkingv1beta1.Overlay(lab.overlay), Clusters: clusters{ctx, lab.client}, ChartDir: b.place.chart(),
 		Exec:     lab.client.Exec,
+		OwnDNS:   kubeadm,
 		Progress: func(p deploy.Phase) { b.phase(lab, p.Name, p.Took) },
 		Services: func(ctx context.Context) error {
 			start := time.Now()

@@ -55,6 +55,7 @@ type Config struct {
 	Clusters Clusters
 	ChartDir string
 	Exec     ExecFunc
+	OwnDNS   bool        // the clusters bring a DNS server, as those of kubeadm do
 	Progress func(Phase) // optional; called when a phase ends
 	// Services returns when all nodes reach Services; optional. Daemons that
 	// start before that fail and start again.
@@ -121,7 +122,7 @@ func Install(ctx context.Context, cfg Config) (Result, error) {
 // phases are what there is to do, those side by side that can be.
 func (in *installer) phases() [][]phase {
 	pods := []phase{{"pods created", in.each(in.createPods)}}
-	if slices.ContainsFunc(in.cfg.Topology.Clusters, hasDNS) {
+	if !in.cfg.OwnDNS && slices.ContainsFunc(in.cfg.Topology.Clusters, hasDNS) {
 		pods = append(pods, phase{"CoreDNS created", in.each(in.createDNS)})
 	}
 	converged := []phase{{"converged", in.waitConverged}}

@@ -113,6 +113,9 @@ func provider(name string, logger log.Logger) (*cluster.Provider, error) {
 	case "nerdctl", "finch":
 		option = cluster.ProviderWithNerdctl(name)
 	case podman:
+		if err := usePodmanSettings(); err != nil {
+			return nil, err
+		}
 		option = cluster.ProviderWithPodman()
 	default:
 		return nil, fmt.Errorf("container engine %q: kind knows docker, nerdctl, finch and podman", name)

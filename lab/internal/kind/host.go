@@ -6,22 +6,19 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// What Podman is told for one lab is in a file of the lab's run directory; the
-// user's files are not touched, and not read: Podman 4.3, which Debian 12 has,
-// knows no file that comes on top of others.
-const (
-	podmanVariable = "CONTAINERS_CONF"
-	podmanFile     = "containers.conf"
-)
+// podmanVariable names Podman's file of settings. The lab's own is no file of a
+// disk: it is gone with this process. The user's files are not touched, and not
+// read: Podman 4.3, which Debian 12 has, knows no file that comes on top of others.
+const podmanVariable = "CONTAINERS_CONF"
 
 // podmanSettings are what a Podman of root needs on this machine to start kind's
 // containers, as containers.conf(5) has it; empty: nothing.
@@ -39,43 +36,44 @@ func podmanSettings(hasSysResource, cgroup1 bool, files, processes uint64) strin
 }
 
 // usePodmanSettings makes the clients of Podman that this process starts, those
-// of kind's library included, go by a lab's file, if it has one.
-func usePodmanSettings(dir string) error {
-	file := filepath.Join(dir, podmanFile)
-	if _, err := os.Stat(file); errors.Is(err, fs.ErrNotExist) {
-		return nil
-	} else if err != nil {
-		return err
-	}
-	return os.Setenv(podmanVariable, file)
-}
-
-// writePodmanSettings writes the file of a lab. A user who has written one by
-// hand, or is not root, has what works there.
-func writePodmanSettings(dir string) error {
+// of kind's library included, go by what this machine needs. A user who names a
+// file, or is not root, has what works there.
+var usePodmanSettings = sync.OnceValue(func() error {
 	if os.Getenv(podmanVariable) != "" || os.Geteuid() != 0 {
 		return nil
 	}
+	text, err := settingsHere()
+	if err != nil || text == "" {
+		return err
+	}
+	fd, err := unix.MemfdCreate(podmanVariable, unix.MFD_CLOEXEC)
+	if err != nil {
+		return fmt.Errorf("memfd_create: %w", err)
+	}
+	if _, err := unix.Write(fd, []byte(text)); err != nil {
+		return fmt.Errorf("settings of Podman: %w", err)
+	}
+	return os.Setenv(podmanVariable, fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd))
+})
+
+// settingsHere are the settings for this machine and this process.
+func settingsHere() (string, error) {
 	var files, processes unix.Rlimit
 	if err := errors.Join(unix.Getrlimit(unix.RLIMIT_NOFILE, &files), unix.Getrlimit(unix.RLIMIT_NPROC, &processes)); err != nil {
-		return fmt.Errorf("limits of this process: %w", err)
+		return "", fmt.Errorf("limits of this process: %w", err)
 	}
 	hasSysResource, err := capable(unix.CAP_SYS_RESOURCE)
 	if err != nil {
-		return err
+		return "", err
 	}
 	// Podman lowers its own limit of processes to this number
 	// (containers/common, pkg/config/default_linux.go).
 	pids, err := readNumber("/proc/sys/kernel/pid_max")
 	if err != nil {
-		return err
+		return "", err
 	}
 	_, err = os.Stat("/sys/fs/cgroup/cgroup.controllers")
-	text := podmanSettings(hasSysResource, err != nil, files.Max, min(processes.Max, pids))
-	if text == "" {
-		return nil
-	}
-	return os.WriteFile(filepath.Join(dir, podmanFile), []byte(text), 0o600)
+	return podmanSettings(hasSysResource, err != nil, files.Max, min(processes.Max, pids)), nil
 }
 
 // readNumber reads a file that has a number.

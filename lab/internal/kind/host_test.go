@@ -1,8 +1,6 @@
 package kind
 
 import (
-	"os"
-	"path/filepath"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -24,18 +22,4 @@ func TestPodmanSettings(t *testing.T) {
 	} {
 		assert.Equal(t, podmanSettings(tt.hasSysResource, tt.cgroup1, 20000, 32768), tt.want, tt.name)
 	}
-}
-
-// A lab's clients of Podman go by its file; one without a file changes nothing.
-func TestUsePodmanSettings(t *testing.T) {
-	t.Setenv(podmanVariable, "the user's")
-	dir := t.TempDir()
-	assert.NilError(t, usePodmanSettings(dir))
-	assert.Equal(t, os.Getenv(podmanVariable), "the user's")
-	assert.NilError(t, writePodmanSettings(dir)) // the user knows better
-	_, err := os.Stat(filepath.Join(dir, podmanFile))
-	assert.ErrorIs(t, err, os.ErrNotExist)
-	assert.NilError(t, os.WriteFile(filepath.Join(dir, podmanFile), nil, 0o600))
-	assert.NilError(t, usePodmanSettings(dir))
-	assert.Equal(t, os.Getenv(podmanVariable), filepath.Join(dir, podmanFile))
 }

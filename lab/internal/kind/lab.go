@@ -141,11 +141,6 @@ func newLab(dir string, r record, p *cluster.Provider) *Lab {
 // create makes one cluster after the other: each takes all processors that
 // there are while its control plane starts.
 func (l *Lab) create(ctx context.Context, s Spec) error {
-	if s.Engine.Name == podman {
-		if err := errors.Join(writePodmanSettings(l.dir), usePodmanSettings(l.dir)); err != nil {
-			return err
-		}
-	}
 	image, err := ensureNodeImage(ctx, s.Engine.Name, s.BinDir, s.say)
 	if err != nil {
 		return err
@@ -181,12 +176,16 @@ func (l *Lab) create(ctx context.Context, s Spec) error {
 	return l.save()
 }
 
-// whole is an error of kind's library with what the command said that failed.
+// whole is an error of kind's library with the end of what the command said that
+// failed: kubeadm says a line for each time that it asks for an API server.
 func whole(err error) error {
-	if run := exec.RunErrorForError(err); run != nil && len(run.Output) > 0 {
-		return fmt.Errorf("%w: %s", err, strings.TrimSpace(string(run.Output)))
+	run := exec.RunErrorForError(err)
+	if run == nil || len(run.Output) == 0 {
+		return err
 	}
-	return err
+	const last = 12
+	lines := strings.Split(strings.TrimSpace(string(run.Output)), "\n")
+	return fmt.Errorf("%w: %s", err, strings.Join(lines[max(0, len(lines)-last):], "\n"))
 }
 
 // begin enters a cluster in the record: from then on the lab deletes what the
@@ -266,9 +265,6 @@ func Open(dir string) (*Lab, error) {
 	if err != nil {
 		return nil, fmt.Errorf("lab %s: %w", r.Name, err)
 	}
-	if err := usePodmanSettings(dir); err != nil {
-		return nil, fmt.Errorf("lab %s: %w", r.Name, err)
-	}
 	return newLab(dir, r, p), nil
 }
 
@@ -292,6 +288,7 @@ func (l *Lab) delete() error {
 		if err := l.provider.Delete(c.Kind, l.kubeconfig(c.Name)); err != nil {
 			errs = append(errs, fmt.Errorf("cluster %s: kind delete %s: %w", c.Name, c.Kind, err))
 		}
+		errs = append(errs, l.deleteVolumes(c))
 	}
 	if err := errors.Join(errs...); err != nil {
 		return err
@@ -314,6 +311,33 @@ func (l *Lab) kill(c clusterRecord) {
 		args = append(args, n.String())
 	}
 	_, _ = run(context.Background(), l.record.Engine, args...) // they are deleted all the same
+}
+
+// deleteVolumes deletes the volumes of nodes whose containers were never made:
+// kind makes a node's volume first, labels it with the name of the node, and deletes
+// it with the container. Other engines make volumes with containers.
+func (l *Lab) deleteVolumes(c clusterRecord) error {
+	if l.record.Engine != podman {
+		return nil
+	}
+	ctx := context.Background()
+	text, err := run(ctx, podman, "volume", "ls", "--format", "{{.Name}} {{.Labels}}")
+	if err != nil {
+		return err
+	}
+	var volumes []string
+	for line := range strings.Lines(text) {
+		volume, labels, _ := strings.Cut(strings.TrimSpace(line), " ")
+		// Names of labs' clusters end with a sum, so none begins another.
+		if strings.Contains(labels, c.Kind+"-") {
+			volumes = append(volumes, volume)
+		}
+	}
+	if len(volumes) == 0 {
+		return nil
+	}
+	_, err = run(ctx, podman, append([]string{"volume", "rm", "--force"}, volumes...)...)
+	return err
 }
 
 // RESTConfig is the administrator's access to a cluster's API server.

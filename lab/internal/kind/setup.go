@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 	"sigs.k8s.io/kind/pkg/cluster/nodeutils"
@@ -225,7 +226,9 @@ func (l *Lab) enter(spec *world.ClusterSpec, controlPlane node, workers []node) 
 
 // withoutControlPlane deletes the Node of the control plane: in a topology it is
 // no node, and daemons of every node would be one too many. The kubelet goes on
-// with its static pods, which are the control plane.
+// with its static pods, which are the control plane. The pods that the API has of
+// that node go at once; else the garbage collector would delete them later, in the
+// middle of a scenario.
 func (l *Lab) withoutControlPlane(ctx context.Context, c topology.Cluster, n node) error {
 	client, err := l.client(c.Name)
 	if err != nil {
@@ -233,6 +236,16 @@ func (l *Lab) withoutControlPlane(ctx context.Context, c topology.Cluster, n nod
 	}
 	if err := client.CoreV1().Nodes().Delete(ctx, n.name, metav1.DeleteOptions{}); err != nil {
 		return fmt.Errorf("delete Node %s of the control plane: %w", n.name, err)
+	}
+	left, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
+	if err != nil {
+		return fmt.Errorf("pods of the control plane: %w", err)
+	}
+	for _, p := range left.Items {
+		err := client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, *metav1.NewDeleteOptions(0))
+		if err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete pod %s of the control plane: %w", p.Name, err)
+		}
 	}
 	return nil
 }

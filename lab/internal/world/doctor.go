@@ -35,6 +35,7 @@ type Probe struct {
 const (
 	worldNative = "native"
 	worldVM     = "vm"
+	worldKind   = "kind"
 )
 
 // What a lab of two clusters takes.
@@ -52,7 +53,7 @@ func Doctor(ctx context.Context, binDir string) []Probe {
 		probeRoot(both),
 		probeBinaries(binDir, both),
 		probeNamespaces(both),
-		probeMemory(both),
+		probeMemory([]string{worldNative, worldVM, worldKind}),
 		probeDisk(both),
 	}
 	for _, t := range []struct{ program, pkg string }{{"ip", "iproute2"}, {"nft", "nftables"}, {"iptables", "iptables"}, {"conntrack", "conntrack"}} {
