@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -107,44 +108,80 @@ const modules = "/lib/modules"
 // own, and leaves on.
 var forwarding = []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding", "net/ipv6/conf/default/forwarding"}
 
-// A host is what of this machine a lab changes, or an engine for it: the lab puts
-// it back when it goes. It is empty when the engine's machine is another one, or
-// this user could change nothing.
+// A host is what of this machine a lab changes, or an engine for it. The last of
+// the labs puts it back: each takes over what those that are there have found. It
+// is empty when the engine's machine is another one, or this user could change
+// nothing.
 type host struct {
 	Sysctls map[string]string `json:"sysctls,omitempty"` // by path below /proc/sys, as they were
-	Modules bool              `json:"modules,omitempty"` // the directory is the lab's
+	Modules bool              `json:"modules,omitempty"` // the directory is a lab's
+	Network bool              `json:"network,omitempty"` // the engine's network is a lab's
 }
 
-// readHost remembers what there is, and makes what is missing.
-func readHost(engine Engine) (host, error) {
-	h := host{Sysctls: map[string]string{}}
+// hosts is held from when a lab looks at this machine until others find what it
+// has seen.
+var hosts sync.Mutex
+
+// rememberHost writes into the record what of this machine will change.
+func (l *Lab) rememberHost(engine Engine) error {
 	if !engine.Local || os.Geteuid() != 0 {
-		return h, nil
+		return l.save()
 	}
-	if err := h.raiseInotify(); err != nil {
-		return h, err
+	hosts.Lock()
+	defer hosts.Unlock()
+	names, err := List(filepath.Dir(l.dir))
+	if err != nil {
+		return err
 	}
-	if engine.Name != podman { // the others have a daemon, which was there before
-		return h, nil
+	for _, name := range names {
+		if r, err := readRecord(filepath.Join(filepath.Dir(l.dir), name)); err == nil && r.Host.Sysctls != nil {
+			l.record.Host = r.Host
+			return l.save()
+		}
 	}
-	for _, s := range forwarding {
+	h := host{Sysctls: map[string]string{}}
+	sysctls := []string{inotify}
+	if engine.Name == podman { // the others have a daemon, which was there before
+		sysctls = append(sysctls, forwarding...)
+		_, err := run(context.Background(), podman, "network", "inspect", engineNetwork)
+		h.Network = err != nil
+		_, err = os.Stat(modules)
+		h.Modules = errors.Is(err, fs.ErrNotExist)
+	}
+	for _, s := range sysctls {
 		if b, err := os.ReadFile("/proc/sys/" + s); err == nil {
 			h.Sysctls[s] = strings.TrimSpace(string(b))
 		}
 	}
-	err := os.Mkdir(modules, 0o755)
-	h.Modules = err == nil
-	if err != nil && !errors.Is(err, fs.ErrExist) {
-		return h, fmt.Errorf("%s, which kind gives to every node: %w", modules, err)
+	l.record.Host = h
+	return l.save()
+}
+
+// prepareHost makes what is missing.
+func (l *Lab) prepareHost(engine Engine) error {
+	if !engine.Local || os.Geteuid() != 0 {
+		return nil
 	}
-	return h, nil
+	if err := os.Mkdir(modules, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("%s, which kind gives to every node: %w", modules, err)
+	}
+	limit, err := readNumber("/proc/sys/" + inotify)
+	if err != nil || limit >= inotifyWanted {
+		return err
+	}
+	return os.WriteFile("/proc/sys/"+inotify, []byte(strconv.Itoa(inotifyWanted)), 0)
 }
 
 // restoreHost puts back what has changed, unless the engine still has containers
 // of anybody's, which may need it.
 func (l *Lab) restoreHost() error {
-	if len(l.record.Host.Sysctls) == 0 && !l.record.Host.Modules {
+	if l.record.Host.Sysctls == nil {
 		return nil
+	}
+	hosts.Lock()
+	defer hosts.Unlock()
+	if names, err := List(filepath.Dir(l.dir)); err != nil || len(names) > 1 { // this one is among them
+		return err
 	}
 	if running, err := run(context.Background(), l.record.Engine, "ps", "--quiet"); err != nil || strings.TrimSpace(running) != "" {
 		return err
@@ -155,6 +192,9 @@ func (l *Lab) restoreHost() error {
 		if err == nil && strings.TrimSpace(string(now)) != was {
 			errs = append(errs, os.WriteFile("/proc/sys/"+s, []byte(was), 0))
 		}
+	}
+	if l.record.Host.Network {
+		_, _ = run(context.Background(), l.record.Engine, "network", "rm", engineNetwork) // somebody's containers that do not run may have it
 	}
 	if l.record.Host.Modules {
 		if err := os.Remove(modules); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
@@ -174,16 +214,6 @@ const (
 	inotifyPerNode = 18
 	inotifyWanted  = 512
 )
-
-// raiseInotify allows more instances of inotify, until the lab goes.
-func (h host) raiseInotify() error {
-	limit, err := readNumber("/proc/sys/" + inotify)
-	if err != nil || limit >= inotifyWanted {
-		return err
-	}
-	h.Sysctls[inotify] = strconv.FormatUint(limit, 10)
-	return os.WriteFile("/proc/sys/"+inotify, []byte(strconv.Itoa(inotifyWanted)), 0)
-}
 
 // probeInotify asks for the number of instances of inotify, for a lab of two
 // clusters with two nodes each. Root's labs raise it.

@@ -119,10 +119,7 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	if err := rundir.Own(s.Dir); err != nil {
 		return nil, err
 	}
-	if l.record.Host, err = readHost(s.Engine); err != nil {
-		return nil, err
-	}
-	if err := l.save(); err != nil {
+	if err := l.rememberHost(s.Engine); err != nil {
 		return nil, err
 	}
 	if err := l.create(ctx, s); err != nil {
@@ -141,6 +138,9 @@ func newLab(dir string, r record, p *cluster.Provider) *Lab {
 // create makes one cluster after the other: each takes all processors that
 // there are while its control plane starts.
 func (l *Lab) create(ctx context.Context, s Spec) error {
+	if err := l.prepareHost(s.Engine); err != nil {
+		return err
+	}
 	image, err := ensureNodeImage(ctx, s.Engine.Name, s.BinDir, s.say)
 	if err != nil {
 		return err
@@ -250,22 +250,30 @@ func List(base string) ([]string, error) {
 
 // Open returns the lab of a run directory, or world.ErrNotRunning.
 func Open(dir string) (*Lab, error) {
-	b, err := os.ReadFile(filepath.Join(dir, recordFile))
+	r, err := readRecord(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("lab %s: %w", filepath.Base(dir), world.ErrNotRunning)
 	}
 	if err != nil {
 		return nil, err
 	}
-	var r record
-	if err := json.Unmarshal(b, &r); err != nil {
-		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, recordFile), err)
-	}
 	p, err := provider(r.Engine, log.NoopLogger{})
 	if err != nil {
 		return nil, fmt.Errorf("lab %s: %w", r.Name, err)
 	}
 	return newLab(dir, r, p), nil
+}
+
+func readRecord(dir string) (record, error) {
+	b, err := os.ReadFile(filepath.Join(dir, recordFile))
+	if err != nil {
+		return record{}, err
+	}
+	var r record
+	if err := json.Unmarshal(b, &r); err != nil {
+		return record{}, fmt.Errorf("%s: %w", filepath.Join(dir, recordFile), err)
+	}
+	return r, nil
 }
 
 // Close ends an ephemeral lab; another one goes on.
