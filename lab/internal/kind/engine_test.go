@@ -39,6 +39,9 @@ func TestEngine(t *testing.T) {
 	assert.NilError(t, err)
 	t.Cleanup(func() { assert.Check(t, l.Close()) })
 
+	if CanCapture(engine) {
+		assert.NilError(t, l.Capture(t.Context()))
+	}
 	client, err := l.client("milan")
 	assert.NilError(t, err)
 	_, err = client.CoreV1().Pods(deploy.PodNamespace).Create(t.Context(), &corev1.Pod{
@@ -73,6 +76,15 @@ func TestEngine(t *testing.T) {
 		var got prober.Result
 		assert.NilError(t, json.Unmarshal(res.Stdout, &got))
 		assert.Check(t, got.OK, "%s: %v", target, got)
+	}
+	if CanCapture(engine) {
+		seen, err := l.Sightings(t.Context(), world.SightingQuery{Token: "5ca1ab1e5ca1ab1e"})
+		assert.NilError(t, err)
+		at := map[string]bool{}
+		for _, s := range seen {
+			at[s.Host] = true
+		}
+		assert.Check(t, at["milan/web"] && at["milan/node-1"] && at["milan/node-2"], "the probe was seen on %v", at)
 	}
 	res, err := l.Exec(t.Context(), world.ExecRequest{Target: "milan/web", Host: true, Argv: []string{"ip", "-o", "address", "show", "eth0"}})
 	assert.NilError(t, err)

@@ -157,6 +157,17 @@ func (l *Lab) rememberHost(engine Engine) error {
 	return l.save()
 }
 
+// lockNetwork makes labs of this process wait for each other where the engine has
+// no network for kind yet: each would make it, and all but one would fail.
+func lockNetwork(ctx context.Context, engine string) (unlock func()) {
+	hosts.Lock()
+	if _, err := run(ctx, engine, "network", "inspect", engineNetwork); err == nil {
+		hosts.Unlock()
+		return func() {}
+	}
+	return hosts.Unlock
+}
+
 // prepareHost makes what is missing.
 func (l *Lab) prepareHost(engine Engine) error {
 	if !engine.Local || os.Geteuid() != 0 {

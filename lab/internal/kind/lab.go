@@ -154,7 +154,9 @@ func (l *Lab) create(ctx context.Context, s Spec) error {
 			return fmt.Errorf("cluster %s: %w", c.Name, err)
 		}
 		start := time.Now()
+		unlock := lockNetwork(ctx, s.Engine.Name)
 		err := l.provider.Create(cfg.Name, cluster.CreateWithV1Alpha4Config(cfg), cluster.CreateWithKubeconfigPath(l.kubeconfig(c.Name)))
+		unlock()
 		if err != nil {
 			return fmt.Errorf("cluster %s: %s: kind create: %w", c.Name, cfg.Name, whole(err))
 		}
