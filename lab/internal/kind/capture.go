@@ -9,13 +9,12 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	nsfd "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
@@ -258,36 +257,16 @@ func (f *follower) name(all []pods.Pod) {
 		if n.pod != nil {
 			continue
 		}
-		addresses, err := addressesIn(n.file)
+		addresses, err := netns.Addresses(n.file)
 		if err != nil {
 			continue
 		}
 		for _, p := range f.all {
-			if p.Cluster == n.cluster && !p.HostNetwork && len(p.IPs) > 0 && addresses[p.IPs[0]] {
+			if p.Cluster == n.cluster && !p.HostNetwork && len(p.IPs) > 0 && slices.Contains(addresses, p.IPs[0]) {
 				n.pod = &p
 			}
 		}
 	}
-}
-
-// addressesIn are the addresses of a network namespace.
-func addressesIn(ns *os.File) (map[netip.Addr]bool, error) {
-	out := map[netip.Addr]bool{}
-	err := netns.Do(ns, func() error {
-		h, err := netlink.NewHandleAt(nsfd.NsHandle(ns.Fd()))
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		list, err := h.AddrList(nil, unix.AF_UNSPEC)
-		for _, a := range list {
-			if addr, ok := netip.AddrFromSlice(a.IP); ok {
-				out[addr.Unmap()] = true
-			}
-		}
-		return err
-	})
-	return out, err
 }
 
 func (f *follower) close() error {

@@ -1,11 +1,12 @@
-// Package kind runs labs in clusters of sigs.k8s.io/kind: real kubelets and
-// containerd, in containers of Docker, Podman or nerdctl. It turns a topology
-// into kind's configuration, creates and deletes the clusters by kind's own
-// library, and answers for the lab what a world answers: where pods are, what
-// they log, what a command prints in them.
+// Package kind runs labs in clusters of sigs.k8s.io/kind: kubeadm's control planes,
+// real kubelets and containerd, in containers of Docker, Podman or nerdctl. It
+// turns a topology into kind's configuration, creates and deletes the clusters by
+// kind's own library, and answers for the lab what a world answers: where pods are,
+// what they log, what a command prints in them, and what packets did.
 //
-// All nodes are on one network of the engine, without routers, and nothing is
-// captured there. What a topology has beyond that is refused before anything is
+// All nodes, and the hosts outside the clusters, are on one network of the engine,
+// without routers. Packets are captured where the engine's containers are processes
+// of this machine. What a topology has beyond that is refused before anything is
 // made (Refuse), and rows that need more are not selected (CannotRun). Package
 // kind knows nothing of what Isthmus does.
 package kind

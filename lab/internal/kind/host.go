@@ -120,7 +120,7 @@ type host struct {
 
 // hosts is held from when a lab looks at this machine until others find what it
 // has seen.
-var hosts sync.Mutex
+var hosts = sync.Mutex{}
 
 // rememberHost writes into the record what of this machine will change.
 func (l *Lab) rememberHost(engine Engine) error {
