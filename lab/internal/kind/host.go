@@ -10,8 +10,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -157,15 +159,26 @@ func (l *Lab) rememberHost(engine Engine) error {
 	return l.save()
 }
 
-// lockNetwork makes labs of this process wait for each other where the engine has
-// no network for kind yet: each would make it, and all but one would fail.
+// lockNetwork makes clusters of this process wait for each other where the engine
+// has no network for kind yet, until the first of them has made it or has given up:
+// each would make it, and all but one would fail.
 func lockNetwork(ctx context.Context, engine string) (unlock func()) {
+	there := func(ctx context.Context) (bool, error) {
+		_, err := run(ctx, engine, "network", "inspect", engineNetwork)
+		return err == nil, nil
+	}
 	hosts.Lock()
-	if _, err := run(ctx, engine, "network", "inspect", engineNetwork); err == nil {
+	if is, _ := there(ctx); is {
 		hosts.Unlock()
 		return func() {}
 	}
-	return hosts.Unlock
+	ctx, cancel := context.WithCancel(ctx)
+	context.AfterFunc(ctx, hosts.Unlock)
+	go func() {
+		defer cancel()
+		_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, false, there)
+	}()
+	return cancel
 }
 
 // prepareHost makes what is missing.

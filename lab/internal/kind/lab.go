@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -100,12 +102,20 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 			return nil, fmt.Errorf("%w: make kind-image makes it", err)
 		}
 	}
-	p, err := provider(s.Engine.Name, progressLogger{s.Progress})
+	p, err := provider(s.Engine.Name, log.NoopLogger{})
 	if err != nil {
 		return nil, err
 	}
 	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine.Name, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
 	l.ephemeral = s.Ephemeral
+	if progress := s.Progress; progress != nil { // one at a time
+		var mu sync.Mutex
+		s.Progress = func(message string, took time.Duration) {
+			mu.Lock()
+			defer mu.Unlock()
+			progress(message, took)
+		}
+	}
 	var names []string
 	for _, c := range s.Topology.Clusters {
 		names = append(names, ClusterName(s.Name, c.Name))
@@ -135,8 +145,8 @@ func newLab(dir string, r record, p *cluster.Provider) *Lab {
 	}
 }
 
-// create makes one cluster after the other: each takes all processors that
-// there are while its control plane starts.
+// create makes all clusters side by side: much of the time each waits for systemd
+// and for kubeadm's polls.
 func (l *Lab) create(ctx context.Context, s Spec) error {
 	if err := l.prepareHost(s.Engine); err != nil {
 		return err
@@ -145,27 +155,24 @@ func (l *Lab) create(ctx context.Context, s Spec) error {
 	if err != nil {
 		return err
 	}
+	// All are entered before any is made: nobody writes the record meanwhile.
+	for _, c := range s.Topology.Clusters {
+		if err := l.begin(c.Name, ClusterName(s.Name, c.Name)); err != nil {
+			return fmt.Errorf("cluster %s: %w", c.Name, err)
+		}
+	}
+	l.record.Spec.WAN = netip.Prefix{} // there are no routers
+	g, gctx := errgroup.WithContext(ctx)
 	for i, c := range s.Topology.Clusters {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		cfg := Config(s.Name, image, c)
-		if err := l.begin(c.Name, cfg.Name); err != nil {
-			return fmt.Errorf("cluster %s: %w", c.Name, err)
-		}
-		start := time.Now()
-		unlock := lockNetwork(ctx, s.Engine.Name)
-		err := l.provider.Create(cfg.Name, cluster.CreateWithV1Alpha4Config(cfg), cluster.CreateWithKubeconfigPath(l.kubeconfig(c.Name)))
-		unlock()
-		if err != nil {
-			return fmt.Errorf("cluster %s: %s: kind create: %w", c.Name, cfg.Name, whole(err))
-		}
-		s.say("cluster "+c.Name+" created", start)
-		start = time.Now()
-		if err := l.setUp(ctx, s, c, &l.record.Spec.Clusters[i]); err != nil {
-			return fmt.Errorf("cluster %s: %w", c.Name, err)
-		}
-		s.say("network, images and nodes of "+c.Name+" ready", start)
+		g.Go(func() error {
+			if err := l.createCluster(gctx, s, c, image, &l.record.Spec.Clusters[i]); err != nil {
+				return fmt.Errorf("cluster %s: %w", c.Name, err)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
 	}
 	if len(s.Topology.Outside) > 0 {
 		start := time.Now()
@@ -176,6 +183,30 @@ func (l *Lab) create(ctx context.Context, s Spec) error {
 	}
 	l.record.Ready = true
 	return l.save()
+}
+
+// createCluster makes one cluster, and gives it what the topology says. spec learns
+// the addresses.
+func (l *Lab) createCluster(ctx context.Context, s Spec, c topology.Cluster, image string, spec *world.ClusterSpec) error {
+	p, err := provider(s.Engine.Name, progressLogger{c.Name, s.Progress})
+	if err != nil {
+		return err
+	}
+	cfg := Config(s.Name, image, c)
+	start := time.Now()
+	unlock := lockNetwork(ctx, s.Engine.Name)
+	err = p.Create(cfg.Name, cluster.CreateWithV1Alpha4Config(cfg), cluster.CreateWithKubeconfigPath(l.kubeconfig(c.Name)))
+	unlock()
+	if err != nil {
+		return fmt.Errorf("%s: kind create: %w", cfg.Name, whole(err))
+	}
+	s.say("cluster "+c.Name+" created", start)
+	start = time.Now()
+	if err := l.setUp(ctx, s, c, spec); err != nil {
+		return err
+	}
+	s.say("network, images and nodes of "+c.Name+" ready", start)
+	return nil
 }
 
 // whole is an error of kind's library with the end of what the command said that
@@ -191,8 +222,7 @@ func whole(err error) error {
 }
 
 // begin enters a cluster in the record: from then on the lab deletes what the
-// engine has of that name. Somebody else may have made one while the clusters
-// before it were made.
+// engine has of that name. Somebody else may have made one since Create looked.
 func (l *Lab) begin(name, kindName string) error {
 	if err := l.refuseExisting(kindName); err != nil {
 		return err
@@ -427,9 +457,10 @@ func (l *Lab) node(cluster, name string) (nodes.Node, error) {
 // kind://docker/<cluster>/<container>.
 func containerOf(providerID string) string { return path.Base(providerID) }
 
-// A progressLogger passes on what kind says to its users.
+// A progressLogger passes on what kind says to its users of a cluster.
 type progressLogger struct {
-	say func(string, time.Duration)
+	cluster string
+	say     func(string, time.Duration)
 }
 
 var _ log.Logger = progressLogger{}
@@ -437,7 +468,7 @@ var _ log.Logger = progressLogger{}
 func (p progressLogger) line(text string) {
 	// A phase is told when it begins, too, for spinners.
 	if text = strings.TrimSpace(text); p.say != nil && text != "" && !strings.HasPrefix(text, "•") {
-		p.say("kind: "+text, 0)
+		p.say(p.cluster+": "+text, 0)
 	}
 }
 

@@ -212,7 +212,6 @@ func (l *Lab) handles(c topology.Cluster, all []corev1.Node) (controlPlane node,
 // enter writes the addresses of the engine's network into a plan that has those
 // of other worlds. There are no routers.
 func (l *Lab) enter(spec *world.ClusterSpec, controlPlane node, workers []node) {
-	l.record.Spec.WAN = netip.Prefix{}
 	spec.LAN, spec.Router, spec.RouterWAN = netip.Prefix{}, netip.Addr{}, netip.Addr{}
 	spec.ControlPlane = controlPlane.addr
 	for i := range spec.Nodes {
