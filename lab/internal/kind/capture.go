@@ -122,6 +122,11 @@ func (l *Lab) containers() []hostContainer {
 // process itself has to be in the container: the engine may be that of another
 // machine.
 func (l *Lab) processOf(ctx context.Context, container string) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if pid, ok := l.pids[container]; ok {
+		return pid, nil
+	}
 	if os.Geteuid() != 0 {
 		return 0, fmt.Errorf("%w: only root enters network namespaces of containers", world.ErrNoCaptures)
 	}
@@ -137,6 +142,7 @@ func (l *Lab) processOf(ctx context.Context, container string) (int, error) {
 	if err != nil || strings.TrimSpace(string(hostname)) != container {
 		return 0, fmt.Errorf("%w: process %d of this machine is not container %s: the engine is another machine's", world.ErrNoCaptures, pid, container)
 	}
+	l.pids[container] = pid
 	return pid, nil
 }
 

@@ -9,7 +9,9 @@ import (
 	"os"
 	osexec "os/exec"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -140,11 +142,16 @@ func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRe
 	if req.TTY {
 		return 0, fmt.Errorf("exec on %s: kind gives nodes no terminal; run: %s exec -it %s %s", req.Target, l.record.Engine, n, strings.Join(req.Argv, " "))
 	}
-	cmd := n.CommandContext(ctx, req.Argv[0], req.Argv[1:]...).SetEnv(slices.Concat([]string{nodeTemp}, req.Env)...)
-	if s.stdin != nil {
-		cmd = cmd.SetStdin(s.stdin)
+	if direct := l.direct(ctx, n.String(), req); direct != nil {
+		direct.Stdin, direct.Stdout, direct.Stderr = s.stdin, s.stdout, s.stderr
+		err = direct.Run()
+	} else {
+		cmd := n.CommandContext(ctx, req.Argv[0], req.Argv[1:]...).SetEnv(slices.Concat([]string{nodeTemp}, req.Env)...)
+		if s.stdin != nil {
+			cmd = cmd.SetStdin(s.stdin)
+		}
+		err = cmd.SetStdout(s.stdout).SetStderr(s.stderr).Run()
 	}
-	err = cmd.SetStdout(s.stdout).SetStderr(s.stderr).Run()
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
@@ -155,15 +162,39 @@ func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRe
 	return code, nil
 }
 
+// direct is a command that enters the namespaces of a container by itself, where
+// its processes are this machine's and this user is root; nil: it has to go by the
+// engine, whose client takes a third of a second of a processor for each command.
+// The environment is that of the container's first process, as with the engine.
+func (l *Lab) direct(ctx context.Context, container string, req world.ExecRequest) *osexec.Cmd {
+	pid, err := l.processOf(ctx, container)
+	if err != nil {
+		return nil
+	}
+	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	if err != nil {
+		return nil
+	}
+	cmd := osexec.CommandContext(ctx, "nsenter", slices.Concat([]string{
+		"--target", strconv.Itoa(pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd=/", "--",
+	}, req.Argv)...)
+	cmd.Env = slices.Concat(strings.Split(strings.Trim(string(environ), "\x00"), "\x00"), []string{nodeTemp}, req.Env)
+	// nsenter forks to be in the namespace of processes: both are to end.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	return cmd
+}
+
 // exitCode is that of the command, which the engine's client ends with, too. An
 // error is for a command that did not run.
 func exitCode(err error) (int, error) {
-	var run *exec.RunError
-	if !errors.As(err, &run) {
-		return 0, err
+	var run *exec.RunError // of kind's library
+	inner := err
+	if errors.As(err, &run) {
+		inner = run.Inner
 	}
 	var exit *osexec.ExitError
-	if !errors.As(run.Inner, &exit) || exit.ExitCode() < 0 {
+	if !errors.As(inner, &exit) || exit.ExitCode() < 0 {
 		return 0, err
 	}
 	return exit.ExitCode(), nil

@@ -57,6 +57,7 @@ type Lab struct {
 	configs map[string]*rest.Config          // by cluster
 	clients map[string]*kubernetes.Clientset // by cluster
 	nodes   map[string]map[string]nodes.Node // by cluster and name of the container
+	pids    map[string]int                   // of first processes, by the name of the container
 }
 
 // recordFile is what a lab leaves in its run directory so that others find it.
@@ -141,7 +142,7 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 func newLab(dir string, r record, p *cluster.Provider) *Lab {
 	return &Lab{
 		dir: dir, record: r, provider: p,
-		configs: map[string]*rest.Config{}, clients: map[string]*kubernetes.Clientset{}, nodes: map[string]map[string]nodes.Node{},
+		configs: map[string]*rest.Config{}, clients: map[string]*kubernetes.Clientset{}, nodes: map[string]map[string]nodes.Node{}, pids: map[string]int{},
 	}
 }
 
