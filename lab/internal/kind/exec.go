@@ -176,7 +176,7 @@ func (l *Lab) direct(ctx context.Context, container string, req world.ExecReques
 		return nil
 	}
 	cmd := osexec.CommandContext(ctx, "nsenter", slices.Concat([]string{
-		"--target", strconv.Itoa(pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd=/", "--",
+		"--target", strconv.Itoa(pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wdns=/", "--",
 	}, req.Argv)...)
 	cmd.Env = slices.Concat(strings.Split(strings.Trim(string(environ), "\x00"), "\x00"), []string{nodeTemp}, req.Env)
 	// nsenter forks to be in the namespace of processes: both are to end.
