@@ -12,6 +12,7 @@ out=$1
 suite=bookworm mirror=http://deb.debian.org/debian
 node=systemd,conntrack,iptables,nftables,iproute2,ethtool,util-linux,mount,kmod,libseccomp2,jq,procps,runc,wireguard-tools,tcpdump,busybox,iputils-ping
 
+command -v mmdebstrap >/dev/null || { echo "debian.sh: mmdebstrap is not installed; run: apt-get install mmdebstrap" >&2; exit 1; }
 mkdir -p "$out"
 hook=$(mktemp)
 trap 'rm -f "$hook" "$out"/*.part.tar' EXIT
