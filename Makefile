@@ -99,7 +99,7 @@ KIND := install-uninstall/vxlan/removed \
 	pod-to-pod/vxlan/*/milan-*/rome-web
 
 .PHONY: test-kind
-test-kind: kind ## scenarios in clusters of kind, with Podman: install, upgrade, paths and sources on kubeadm's own nodes
+test-kind: kind ## scenarios in clusters of kind, with Podman: installation, paths and sources on kubeadm's own nodes
 	$(call timed,scenarios in kind,bin/lab run --fresh --world kind --sabotage=after --jobs $(LABS) $(KIND:%='%'))
 
 .PHONY: test-all
