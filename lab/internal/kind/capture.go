@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,6 +15,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 	"github.com/isthmus-net/isthmus/lab/internal/pods"
@@ -86,16 +86,7 @@ func (l *Lab) Capture(ctx context.Context) error {
 	f.look(running, roots)
 	f.done.Go(func() { f.captures.Follow(running, captureEvery) })
 	f.done.Go(func() {
-		tick := time.NewTicker(lookEvery)
-		defer tick.Stop()
-		for {
-			select {
-			case <-running.Done():
-				return
-			case <-tick.C:
-				f.look(running, roots)
-			}
-		}
+		wait.UntilWithContext(running, func(ctx context.Context) { f.look(ctx, roots) }, lookEvery)
 	})
 	l.follower = f
 	return nil
@@ -124,7 +115,7 @@ func (l *Lab) containers() []hostContainer {
 func (l *Lab) processOf(ctx context.Context, container string) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if pid, ok := l.pids[container]; ok {
+	if pid, ok := l.pids[container]; ok && isContainer(pid, container) {
 		return pid, nil
 	}
 	if os.Geteuid() != 0 {
@@ -138,12 +129,19 @@ func (l *Lab) processOf(ctx context.Context, container string) (int, error) {
 	if err != nil || pid <= 0 {
 		return 0, fmt.Errorf("%s says that the first process of %s is %q", l.record.Engine, container, strings.TrimSpace(text))
 	}
-	hostname, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/etc/hostname", pid))
-	if err != nil || strings.TrimSpace(string(hostname)) != container {
+	if !isContainer(pid, container) {
 		return 0, fmt.Errorf("%w: process %d of this machine is not container %s: the engine is another machine's", world.ErrNoCaptures, pid, container)
 	}
 	l.pids[container] = pid
 	return pid, nil
+}
+
+// isContainer tells whether a process of this machine is in a container of a lab,
+// whose hostname is its name. It is asked each time: when a container has ended,
+// another process may get the number.
+func isContainer(pid int, container string) bool {
+	hostname, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/etc/hostname", pid))
+	return err == nil && strings.TrimSpace(string(hostname)) == container
 }
 
 // captureOn captures on a host that stays.
@@ -203,8 +201,9 @@ func (f *follower) lookForNamespaces(roots map[string]string) (nameless bool) {
 	return nameless
 }
 
-// open starts a capture in a pod's namespace; nil: there is none yet behind the
-// path, which containerd makes before it mounts the namespace there.
+// open starts a capture in a pod's namespace. It returns nil when the path has no
+// namespace yet: containerd makes an empty file first, and mounts the namespace on
+// it then. The next look tries again.
 func (f *follower) open(path, cluster string) *podNamespace {
 	file, err := os.Open(path)
 	if err != nil {
@@ -361,8 +360,13 @@ func (l *Lab) PauseCaptures(context.Context) (resume func() error, err error) {
 	if errors.Is(err, world.ErrNoCaptures) {
 		return func() error { return nil }, nil
 	}
-	again, err := c.Pause(slog.New(slog.DiscardHandler))
-	return func() error { again(); return nil }, err
+	if err != nil {
+		return nil, err
+	}
+	if resume, err = c.Pause(); err != nil {
+		return nil, errors.Join(err, resume())
+	}
+	return resume, nil
 }
 
 // endCaptures ends what Capture began.

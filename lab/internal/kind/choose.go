@@ -127,7 +127,7 @@ func (n *needed) expectation(e expect.Expectation) string {
 		return ""
 	case *expect.Path:
 		for _, v := range e.Via {
-			if v.Kind == operand.Router { // is no hop where there is none
+			if v.Kind == operand.Router { // this world has none, and paths leave them out
 				continue
 			}
 			if why := n.operand(v.Operand); why != "" {

@@ -186,8 +186,10 @@ func (l *Lab) prepareHost(engine Engine) error {
 	if !engine.Local || os.Geteuid() != 0 {
 		return nil
 	}
-	if err := os.Mkdir(modules, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("%s, which kind gives to every node: %w", modules, err)
+	if l.record.Host.Modules {
+		if err := os.Mkdir(modules, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+			return fmt.Errorf("%s, which kind gives to every node: %w", modules, err)
+		}
 	}
 	limit, err := readNumber("/proc/sys/" + inotify)
 	if err != nil || limit >= inotifyWanted {

@@ -2,7 +2,6 @@ package kind
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os/exec"
@@ -124,11 +123,7 @@ func (l *Lab) onOutside(ctx context.Context, container string, req world.ExecReq
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.ExitCode() >= 0 {
-		return exit.ExitCode(), nil
-	}
-	return 0, err
+	return exitCode(err)
 }
 
 // deleteOutside deletes these hosts, if they are this lab's.

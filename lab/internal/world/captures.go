@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -105,9 +104,9 @@ func (cs *Captures) open() []*namespaceCapture {
 	return slices.DeleteFunc(slices.Clone(cs.all), func(c *namespaceCapture) bool { return c.gone })
 }
 
-// Pause stops all captures until resume is called, as often as Pause was. What
-// fails to go on is logged.
-func (cs *Captures) Pause(logger *slog.Logger) (resume func(), err error) {
+// Pause stops all captures until resume is called, as often as Pause was, also
+// when it failed. The error of resume says which captures do not go on.
+func (cs *Captures) Pause() (resume func() error, err error) {
 	all := func(do func(*capture) error) error {
 		var errs []error
 		for _, c := range cs.all {
@@ -120,15 +119,13 @@ func (cs *Captures) Pause(logger *slog.Logger) (resume func(), err error) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.pauses++
-	resume = func() {
+	resume = func() error {
 		cs.mu.Lock()
 		defer cs.mu.Unlock()
 		if cs.pauses--; cs.pauses > 0 {
-			return
+			return nil
 		}
-		if err := all((*capture).resume); err != nil {
-			logger.Error("captures do not go on", "err", err)
-		}
+		return all((*capture).resume)
 	}
 	if cs.pauses == 1 {
 		err = all((*capture).pause)

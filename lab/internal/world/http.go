@@ -194,8 +194,12 @@ func (a *agent) routes(ctx context.Context) http.Handler {
 // servePause pauses the captures as long as the client holds the answer: also
 // one that is killed leaves them as they were.
 func (a *agent) servePause(w http.ResponseWriter, r *http.Request) {
-	resume, err := a.captures.Pause(a.cfg.Logger)
-	defer resume()
+	resume, err := a.captures.Pause()
+	defer func() {
+		if err := resume(); err != nil {
+			a.cfg.Logger.Error("captures do not go on", "err", err)
+		}
+	}()
 	if err != nil {
 		WriteError(w, err)
 		return
