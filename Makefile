@@ -40,9 +40,8 @@ test-parts: deps build kubernetes cni flannel nodes verify lint test-unit test-k
 
 # A skip is a failure in CI. What this machine's own kernel lacks (geneve and
 # WireGuard, or a tun device without root) is tested in the virtual machine,
-# where nothing may be skipped. A container engine is for the lab's world kind
-# only.
-NATIVE_SKIPS := geneve,wireguard,tun,container-engine
+# where nothing may be skipped. Clusters of kind are made by test-kind.
+NATIVE_SKIPS := geneve,wireguard,tun,kind
 
 # The packages whose tests can start control planes and labs come two at a time,
 # and four tests of each: they mostly wait. The list is sorted backwards, so that
@@ -100,6 +99,7 @@ KIND := install-uninstall/vxlan/removed \
 
 .PHONY: test-kind
 test-kind: kind ## scenarios in clusters of kind, with Podman: installation, paths and sources on kubeadm's own nodes
+	$(call timed,a cluster of kind,$(GO) test -count=1 -timeout 5m -run '^TestEngine$$' ./lab/internal/kind)
 	$(call timed,scenarios in kind,bin/lab run --fresh --world kind --sabotage=after --jobs $(LABS) $(KIND:%='%'))
 
 .PHONY: test-all
