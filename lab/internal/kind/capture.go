@@ -236,7 +236,7 @@ func (f *follower) hostName(n *podNamespace, path string) string {
 func (f *follower) podsOfAll(ctx context.Context) []pods.Pod {
 	var out []pods.Pod
 	for _, c := range f.lab.record.Clusters {
-		list, err := f.lab.pods(ctx, c.Name)
+		list, err := f.lab.Pods(ctx, c.Name)
 		if err != nil { // the next look asks again
 			continue
 		}

@@ -43,7 +43,7 @@ func TestEngine(t *testing.T) {
 	if CanCapture(engine) {
 		assert.NilError(t, l.Capture(t.Context()))
 	}
-	client, err := l.client("milan")
+	client, err := l.Client("milan")
 	assert.NilError(t, err)
 	_, err = client.CoreV1().Pods(deploy.PodNamespace).Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "web"},

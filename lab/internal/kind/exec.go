@@ -1,7 +1,6 @@
 package kind
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,81 +11,31 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/util/httpstream"
-	"k8s.io/client-go/kubernetes/scheme"
-	"k8s.io/client-go/tools/remotecommand"
-	utilexec "k8s.io/client-go/util/exec"
 	"sigs.k8s.io/kind/pkg/exec"
 
+	"github.com/isthmus-net/isthmus/lab/internal/clusters"
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// streams are the ends of a command. stdin may be nil.
-type streams struct {
-	stdin          io.Reader
-	stdout, stderr io.Writer
-	resize         <-chan world.Resize
-}
-
 // Exec runs a command to its end. A command that ran has no error, whatever its
 // exit code.
 func (l *Lab) Exec(ctx context.Context, req world.ExecRequest) (world.ExecResult, error) {
-	var out, problem bytes.Buffer
-	s := streams{stdout: &out, stderr: &problem}
-	if len(req.Stdin) > 0 {
-		s.stdin = bytes.NewReader(req.Stdin)
-	}
-	code, err := l.exec(ctx, req, s)
-	return world.ExecResult{Stdout: out.Bytes(), Stderr: problem.Bytes(), Code: code}, err
+	return clusters.Run(ctx, req, l.exec)
 }
-
-// untilEOF makes the probe end with its standard input: nobody kills what runs
-// in a container when the connection to it ends, but its input ends then.
-const untilEOF = "--until-eof"
-
-// endTime is how long a probe may take to end when its input has: a message that
-// is under way has a timeout of its own.
-const endTime = 2 * time.Second
 
 // ExecStream runs a command with its input and output connected, and returns its
 // exit code. Terminals are for commands in containers only: kind's library gives
 // nodes none.
 func (l *Lab) ExecStream(ctx context.Context, req world.ExecRequest, stdin io.Reader, stdout, stderr io.Writer, resize <-chan world.Resize) (int, error) {
-	s := streams{stdin, stdout, stderr, resize}
-	if stdin != nil || len(req.Argv) == 0 || req.Argv[0] != expect.ProbeProgram {
-		return l.exec(ctx, req, s)
-	}
-	// A file: no goroutine of os/exec waits for what is read from it.
-	r, w, err := os.Pipe()
-	if err != nil {
-		return 0, err
-	}
-	defer r.Close()
-	defer w.Close()
-	req.Argv = slices.Insert(slices.Clone(req.Argv), 1, untilEOF)
-	s.stdin = r
-	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
-	defer cancel()
-	stop := context.AfterFunc(ctx, func() {
-		w.Close()
-		time.AfterFunc(endTime, cancel)
-	})
-	defer stop()
-	code, err := l.exec(running, req, s)
-	if ctx.Err() != nil {
-		return 0, ctx.Err()
-	}
-	return code, err
+	return clusters.Stream(ctx, req, clusters.Streams{Stdin: stdin, Stdout: stdout, Stderr: stderr, Resize: resize}, l.exec)
 }
 
 // exec runs a command where its target says: on a node; in a container of a pod,
 // by the API server; or with a node's tools in the network namespace of a pod.
-func (l *Lab) exec(ctx context.Context, req world.ExecRequest, s streams) (int, error) {
+func (l *Lab) exec(ctx context.Context, req world.ExecRequest, s clusters.Streams) (int, error) {
 	if len(req.Argv) == 0 {
 		return 0, errors.New("exec: there is no command")
 	}
@@ -101,18 +50,14 @@ func (l *Lab) exec(ctx context.Context, req world.ExecRequest, s streams) (int, 
 	if _, ok := c.Containers[name]; ok {
 		return l.onNode(ctx, cluster, name, req, s)
 	}
-	all, err := l.pods(ctx, cluster)
-	if err != nil {
-		return 0, err
-	}
-	p, err := findPod(all, req.Target)
+	p, err := l.Find(ctx, req.Target)
 	if err != nil {
 		return 0, err
 	}
 	isProbe := len(p.Spec.Containers) > 0 && p.Spec.Containers[0].Image == deploy.ProbeImage && req.Argv[0] == expect.ProbeProgram
 	switch {
 	case !req.Host || isProbe:
-		return l.inContainer(ctx, cluster, p, req, s)
+		return l.InContainer(ctx, cluster, p, req, s)
 	case p.Spec.HostNetwork:
 		return l.onNode(ctx, cluster, p.Spec.NodeName, req, s)
 	}
@@ -134,7 +79,7 @@ exec nsenter --net="$ns" -- "$@"`
 const nodeTemp = "TMPDIR=/tmp"
 
 // onNode runs a command in the container that is a node, by kind's library.
-func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRequest, s streams) (int, error) {
+func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRequest, s clusters.Streams) (int, error) {
 	n, err := l.node(cluster, name)
 	if err != nil {
 		return 0, err
@@ -143,14 +88,14 @@ func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRe
 		return 0, fmt.Errorf("exec on %s: kind gives nodes no terminal; run: %s exec -it %s %s", req.Target, l.record.Engine, n, strings.Join(req.Argv, " "))
 	}
 	if direct := l.direct(ctx, n.String(), req); direct != nil {
-		direct.Stdin, direct.Stdout, direct.Stderr = s.stdin, s.stdout, s.stderr
+		direct.Stdin, direct.Stdout, direct.Stderr = s.Stdin, s.Stdout, s.Stderr
 		err = direct.Run()
 	} else {
 		cmd := n.CommandContext(ctx, req.Argv[0], req.Argv[1:]...).SetEnv(slices.Concat([]string{nodeTemp}, req.Env)...)
-		if s.stdin != nil {
-			cmd = cmd.SetStdin(s.stdin)
+		if s.Stdin != nil {
+			cmd = cmd.SetStdin(s.Stdin)
 		}
-		err = cmd.SetStdout(s.stdout).SetStderr(s.stderr).Run()
+		err = cmd.SetStdout(s.Stdout).SetStderr(s.Stderr).Run()
 	}
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -200,79 +145,6 @@ func exitCode(err error) (int, error) {
 	return exit.ExitCode(), nil
 }
 
-// inContainer runs a command in a container of a pod, as kubectl exec does. The
-// API has no way to set variables: req.Env has none for it.
-func (l *Lab) inContainer(ctx context.Context, cluster string, p corev1.Pod, req world.ExecRequest, s streams) (int, error) {
-	cfg, err := l.RESTConfig(ctx, cluster)
-	if err != nil {
-		return 0, err
-	}
-	client, err := l.client(cluster)
-	if err != nil {
-		return 0, err
-	}
-	url := client.CoreV1().RESTClient().Post().Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{
-			Container: req.Container, Command: req.Argv,
-			Stdin: s.stdin != nil, Stdout: true, Stderr: !req.TTY, TTY: req.TTY,
-		}, scheme.ParameterCodec).URL()
-	// As kubectl: websockets, and SPDY where a proxy or an old API server
-	// does not know them.
-	socket, err := remotecommand.NewWebSocketExecutor(cfg, "GET", url.String())
-	if err != nil {
-		return 0, err
-	}
-	spdy, err := remotecommand.NewSPDYExecutor(cfg, "POST", url)
-	if err != nil {
-		return 0, err
-	}
-	executor, err := remotecommand.NewFallbackExecutor(socket, spdy, func(err error) bool {
-		return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
-	})
-	if err != nil {
-		return 0, err
-	}
-	options := remotecommand.StreamOptions{Stdin: s.stdin, Stdout: s.stdout, Tty: req.TTY}
-	if !req.TTY {
-		options.Stderr = s.stderr
-	} else if s.resize != nil {
-		options.TerminalSizeQueue = sizes{ctx, s.resize, &remotecommand.TerminalSize{Width: req.Cols, Height: req.Rows}}
-	}
-	err = executor.StreamWithContext(ctx, options)
-	var exit utilexec.ExitError
-	if errors.As(err, &exit) && exit.Exited() {
-		return exit.ExitStatus(), nil
-	}
-	if err != nil {
-		return 0, fmt.Errorf("exec in pod %s/%s/%s: %w", cluster, p.Namespace, p.Name, err)
-	}
-	return 0, nil
-}
-
-// sizes are the sizes of a terminal, the first one at once.
-type sizes struct {
-	ctx    context.Context
-	resize <-chan world.Resize
-	first  *remotecommand.TerminalSize
-}
-
-// Next waits for the next size; nil: there is none any more.
-func (s sizes) Next() *remotecommand.TerminalSize {
-	if s.first.Width > 0 {
-		first := *s.first
-		s.first.Width = 0
-		return &first
-	}
-	select {
-	case r, ok := <-s.resize:
-		if ok {
-			return &remotecommand.TerminalSize{Width: r.Cols, Height: r.Rows}
-		}
-	case <-s.ctx.Done():
-	}
-	return nil
-}
-
 // killScript kills the processes of the containers of the pod that its arguments
 // name with SIGKILL; the third argument is a container, or nothing for all.
 // Where none runs nothing is killed, which is an error.
@@ -289,11 +161,7 @@ done`
 // again. The empty container name means the pod's only one.
 func (l *Lab) KillContainer(ctx context.Context, target, container string) error {
 	cluster, _, _ := strings.Cut(target, "/")
-	all, err := l.pods(ctx, cluster)
-	if err != nil {
-		return err
-	}
-	p, err := findPod(all, target)
+	p, err := l.Find(ctx, target)
 	if err != nil {
 		return err
 	}

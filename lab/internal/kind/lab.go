@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/kind/pkg/cluster"
@@ -24,6 +23,7 @@ import (
 	"sigs.k8s.io/kind/pkg/exec"
 	"sigs.k8s.io/kind/pkg/log"
 
+	"github.com/isthmus-net/isthmus/lab/internal/clusters"
 	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -45,6 +45,7 @@ type Spec struct {
 
 // A Lab is a lab whose nodes are containers. It is safe for concurrent use.
 type Lab struct {
+	*clusters.Set
 	dir       string
 	record    record
 	provider  *cluster.Provider
@@ -53,11 +54,9 @@ type Lab struct {
 	capture  sync.Mutex
 	follower *follower // nil: nothing is captured
 
-	mu      sync.Mutex
-	configs map[string]*rest.Config          // by cluster
-	clients map[string]*kubernetes.Clientset // by cluster
-	nodes   map[string]map[string]nodes.Node // by cluster and name of the container
-	pids    map[string]int                   // of first processes, by the name of the container
+	mu    sync.Mutex
+	nodes map[string]map[string]nodes.Node // by cluster and name of the container
+	pids  map[string]int                   // of first processes, by the name of the container
 }
 
 // recordFile is what a lab leaves in its run directory so that others find it.
@@ -140,10 +139,27 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 }
 
 func newLab(dir string, r record, p *cluster.Provider) *Lab {
-	return &Lab{
-		dir: dir, record: r, provider: p,
-		configs: map[string]*rest.Config{}, clients: map[string]*kubernetes.Clientset{}, nodes: map[string]map[string]nodes.Node{}, pids: map[string]int{},
+	l := &Lab{dir: dir, record: r, provider: p, nodes: map[string]map[string]nodes.Node{}, pids: map[string]int{}}
+	l.Set = &clusters.Set{World: World, Names: l.clusterNames, Load: l.load}
+	return l
+}
+
+// load reads the administrator's access to a cluster.
+func (l *Lab) load(cluster string) (*rest.Config, error) {
+	cfg, err := clientcmd.BuildConfigFromFlags("", l.kubeconfig(cluster))
+	if err == nil {
+		cfg.QPS, cfg.Burst = 200, 400 // the lab's API servers have nothing else to do
 	}
+	return cfg, err
+}
+
+// clusterNames are those of the clusters that the lab has begun to make.
+func (l *Lab) clusterNames() []string {
+	var out []string
+	for _, c := range l.record.Clusters {
+		out = append(out, c.Name)
+	}
+	return out
 }
 
 // create makes all clusters side by side: much of the time each waits for systemd
@@ -379,44 +395,6 @@ func (l *Lab) deleteVolumes(c clusterRecord) error {
 	}
 	_, err = run(ctx, podman, append([]string{"volume", "rm", "--force"}, volumes...)...)
 	return err
-}
-
-// RESTConfig is the administrator's access to a cluster's API server.
-func (l *Lab) RESTConfig(_ context.Context, cluster string) (*rest.Config, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.restConfig(cluster)
-}
-
-func (l *Lab) restConfig(cluster string) (*rest.Config, error) {
-	cfg, ok := l.configs[cluster]
-	if !ok {
-		var err error
-		if cfg, err = clientcmd.BuildConfigFromFlags("", l.kubeconfig(cluster)); err != nil {
-			return nil, fmt.Errorf("cluster %s: kubeconfig: %w", cluster, err)
-		}
-		cfg.QPS, cfg.Burst = 200, 400 // the lab's API servers have nothing else to do
-		l.configs[cluster] = cfg
-	}
-	return rest.CopyConfig(cfg), nil
-}
-
-// client returns a client of a cluster's API server.
-func (l *Lab) client(cluster string) (*kubernetes.Clientset, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if c, ok := l.clients[cluster]; ok {
-		return c, nil
-	}
-	cfg, err := l.restConfig(cluster)
-	if err != nil {
-		return nil, err
-	}
-	c, err := kubernetes.NewForConfig(cfg)
-	if err == nil {
-		l.clients[cluster] = c
-	}
-	return c, err
 }
 
 // cluster returns what there is to know of a cluster.

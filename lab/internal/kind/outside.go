@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/isthmus-net/isthmus/lab/internal/clusters"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -109,7 +110,7 @@ func (l *Lab) outside(name string) (container string, ok bool) {
 }
 
 // onOutside runs a command in the container of such a host.
-func (l *Lab) onOutside(ctx context.Context, container string, req world.ExecRequest, s streams) (int, error) {
+func (l *Lab) onOutside(ctx context.Context, container string, req world.ExecRequest, s clusters.Streams) (int, error) {
 	if req.TTY {
 		return 0, fmt.Errorf("exec on %s: run: %s exec -it %s %s", req.Target, l.record.Engine, container, strings.Join(req.Argv, " "))
 	}
@@ -118,7 +119,7 @@ func (l *Lab) onOutside(ctx context.Context, container string, req world.ExecReq
 		args = append(args, "--env", e)
 	}
 	cmd := exec.CommandContext(ctx, l.record.Engine, append(append(args, container), req.Argv...)...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.stdin, s.stdout, s.stderr
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.Stdin, s.Stdout, s.Stderr
 	err := cmd.Run()
 	if ctx.Err() != nil {
 		return 0, ctx.Err()

@@ -132,7 +132,7 @@ func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world
 // waitNodes waits until all nodes of a cluster are as they should be, and
 // returns them, the control plane's among them when it is one.
 func (l *Lab) waitNodes(ctx context.Context, c topology.Cluster, timeout time.Duration, otherwise string, is func(corev1.Node) bool) ([]corev1.Node, error) {
-	client, err := l.client(c.Name)
+	client, err := l.Client(c.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -229,7 +229,7 @@ func (l *Lab) enter(spec *world.ClusterSpec, controlPlane node, workers []node) 
 // that node go at once; else the garbage collector would delete them later, in the
 // middle of a scenario.
 func (l *Lab) withoutControlPlane(ctx context.Context, c topology.Cluster, n node) error {
-	client, err := l.client(c.Name)
+	client, err := l.Client(c.Name)
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ func (l *Lab) hosts(ctx context.Context) ([]string, error) {
 		for _, n := range spec.Nodes {
 			out = append(out, c.Name+"/"+n.Name)
 		}
-		all, err := l.podStatus(ctx, c.Name)
+		all, err := l.PodStatus(ctx, c.Name)
 		if err != nil {
 			return nil, fmt.Errorf("cluster %s: %w", c.Name, err)
 		}
