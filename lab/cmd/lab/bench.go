@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/bench"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
+	"github.com/isthmus-net/isthmus/lab/internal/kubeconfig"
 	"github.com/isthmus-net/isthmus/lab/internal/lane"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
@@ -85,6 +86,8 @@ captures are paused meanwhile. With the default times a combination takes some
 
 func (o benchOptions) check() error {
 	switch {
+	case o.world == kubeconfig.World:
+		return usageError("--world kubeconfig is for lab run")
 	case !slices.Contains([]string{topology.ImplementationAuto, topology.ImplementationKernel, topology.ImplementationUserspace}, o.implementation):
 		return usageError("--implementation %q: auto, kernel or userspace", o.implementation)
 	case o.pairs < 1:
@@ -161,7 +164,7 @@ func (a *app) benchDatapath(ctx context.Context, p place, o benchOptions) error 
 	if o.pairs < claimPairs {
 		fmt.Fprintf(out, "%d pairs are to look at; a claim about speed needs %d\n", o.pairs, claimPairs)
 	}
-	b := benchRun{builder: builder{p, out}, labs: labs, out: out, options: o}
+	b := benchRun{builder: builder{place: p, out: out}, labs: labs, out: out, options: o}
 	rep := bench.Report{Version: version, Started: time.Now(), Results: []bench.Result{}}
 	ran, failed := 0, 0
 	for _, s := range benchSites(t, o, c) {

@@ -229,7 +229,7 @@ func (r *groupRun) find(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	b := builder{r.session.place, r.out}
+	b := builder{place: r.session.place, out: r.out, clusters: r.session.clusters, probeImage: o.probeImage}
 	lab, err := b.build(ctx, labConfig{name: name, topology: g.topology, world: g.world, overlay: g.overlay, ephemeral: !o.keep, snapshots: warm})
 	if lab != nil {
 		r.result.Phases = lab.phases
@@ -358,7 +358,7 @@ func (r *groupRun) bundle(ctx context.Context, lab *builtLab, row *report.Row) (
 	if err != nil {
 		return "", err
 	}
-	again := fmt.Sprintf("lab run %s --seed %s --world %s --keep", row.Name, r.session.options.seed, r.group.world)
+	again := fmt.Sprintf("lab run %s --seed %s --world %s %s", row.Name, r.session.options.seed, r.group.world, r.session.options.keptWith())
 	if row.Sabotage != "" {
 		again += " --sabotage"
 	}

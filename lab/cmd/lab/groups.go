@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
@@ -79,11 +78,12 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 		}
 		if o.sabotage != "" {
 			for _, i := range broken[n] {
-				at := siteOf(sel, i.row)
-				if _, lacks := kind.CannotSabotage(sel.scenario.Topology, *i.sabotage); lacks && at.world == kind.World {
-					continue // forKind has said so
+				if c.limits.sabotage != nil {
+					if _, lacks := c.limits.sabotage(sel.scenario, *i.sabotage); lacks {
+						continue // limits.leave has said so
+					}
 				}
-				add(sel.scenario, i, at)
+				add(sel.scenario, i, siteOf(sel, i.row))
 			}
 		}
 	}

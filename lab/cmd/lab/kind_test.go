@@ -38,7 +38,7 @@ sabotage:
 	selected, err := choose(all, nil, o)
 	assert.NilError(t, err)
 	var out bytes.Buffer
-	left := forKind(&out, selected, true, false)
+	left := ofKind(false).leave(&out, selected, true)
 	assert.Equal(t, out.String(), `not selected: both, 2 rows: packets are captured in the world kind by root only, where the engine's containers are processes of this machine
     step "nobody reads it": expect nothing readable on wan
 not selected: both, 2 rows: an echo's source is seen in captures only; packets are captured in the world kind by root only, where the engine's containers are processes of this machine
@@ -57,7 +57,7 @@ not selected: any, 1 row: packets are captured in the world kind by root only, w
 
 	selected, err = choose(all, []string{"any@vxlan", "both@vxlan"}, o)
 	assert.NilError(t, err)
-	left = forKind(&out, selected, true, false)
+	left = ofKind(false).leave(&out, selected, true)
 	assert.DeepEqual(t, shown(groups(left, c, o)), []string{"of-this-test-kind-vxlan: both/vxlan/tcp both/vxlan/tcp[rome-node-gw]"})
 	assert.Equal(t, left[0].overlay, "vxlan")
 }

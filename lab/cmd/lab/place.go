@@ -15,6 +15,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/lab/internal/bench"
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
+	"github.com/isthmus-net/isthmus/lab/internal/kubeconfig"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
@@ -112,6 +113,7 @@ type labClient interface {
 var (
 	_ labClient = &world.Client{}
 	_ labClient = &kind.Lab{}
+	_ labClient = &kubeconfig.Lab{}
 )
 
 // kindLabs has the run directories of labs of the world kind: those of all

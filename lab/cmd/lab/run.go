@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
+	"github.com/isthmus-net/isthmus/lab/internal/kubeconfig"
 	"github.com/isthmus-net/isthmus/lab/internal/pace"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/rundir"
@@ -30,6 +31,8 @@ type runOptions struct {
 	repeat, jobs                                  int
 	keep, asJSON, plan, fresh                     bool
 	ci                                            bool
+	kubeconfigs                                   []string // of the world kubeconfig, as kubeconfig.ParseAccess reads them
+	probeImage                                    string   // in that world
 }
 
 // Values of --sabotage.
@@ -56,6 +59,13 @@ this kernel (native), then the virtual machine (vm). Rows that name an overlay r
 in a lab with that overlay. With --world kind those rows run that clusters of kind
 have everything for; the others are listed as not selected, with the reason.
 
+With --world kubeconfig rows run in clusters that you have, which have Isthmus and are
+peered: --kubeconfig milan=FILE@CONTEXT says which is scenarios' milan, --probe-image
+from where their nodes pull the lab's probe (make node-images leaves it in bin/images). The lab
+creates pods in their namespace default, sends probes between them, and deletes them.
+It changes nothing else, unless you ask for --sabotage. Those rows run that need no more
+than that.
+
 With --jobs 2 two labs are up at a time, with --jobs 3 a third one once the machine's
 processors have been idle for 30 % of a minute. Virtual machines come first; where they are
 emulated at most half of the labs are such machines, or two when no other lab is left.
@@ -70,6 +80,8 @@ row that failed the packets, the state of every host, logs and API objects.`,
   lab run --sabotage                 # every scenario must be able to fail
   lab run --sabotage=after --jobs 2  # rows, then sabotages; two labs at once
   lab run --plan                     # what would run
+  lab run --world kubeconfig --kubeconfig milan=a.yaml --kubeconfig rome=b.yaml \
+    --probe-image registry.example.com/isthmus-lab/probe:dev connectivity
   lab run --shard 1/4 --junit report.xml`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			p, err := findPlace(*root)
@@ -81,7 +93,9 @@ row that failed the packets, the state of every host, logs and API objects.`,
 		},
 	}
 	f := cmd.Flags()
-	f.StringVar(&o.world, "world", "auto", "auto, native, vm or kind; auto is one of the first two")
+	f.StringVar(&o.world, "world", "auto", "auto, native, vm, kind or kubeconfig; auto is one of the first two")
+	f.StringArrayVar(&o.kubeconfigs, "kubeconfig", nil, "NAME=FILE[@CONTEXT]: with --world kubeconfig, the cluster that scenarios call NAME; once for each")
+	f.StringVar(&o.probeImage, "probe-image", "", "with --world kubeconfig, the image of the lab's probe")
 	f.StringVar(&o.overlay, "overlay", overlayAuto, "only rows that can run in this overlay: geneve or vxlan; auto: all. PATTERN@OVERLAY has its own")
 	f.StringVar(&o.seed, "seed", "", "decides the order of rows (default: random, printed)")
 	f.StringVar(&o.shard, "shard", "", "i/n: the i-th of n parts of the rows")
@@ -109,6 +123,9 @@ func (o runOptions) check() error {
 	}
 	if o.sabotage != "" && o.sabotage != sabotageOnly && o.sabotage != sabotageAfter {
 		return usageError("--sabotage=%s: --sabotage for nothing else, --sabotage=after for rows first", o.sabotage)
+	}
+	if err := o.checkKubeconfigs(); err != nil {
+		return err
 	}
 	if o.jobs < 1 {
 		return usageError("--jobs %d: at least one lab at a time", o.jobs)
@@ -142,10 +159,20 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 	if o.asJSON {
 		out = a.stderr
 	}
-	if o.world == kind.World {
+	var have []kubeconfig.Cluster
+	switch o.world {
+	case kind.World:
 		engine, err := kind.FindEngine(ctx)
 		captures := err == nil && kind.CanCapture(engine) // the doctor says what is missing
-		selected = forKind(out, selected, o.sabotage != "", captures)
+		selected = ofKind(captures).leave(out, selected, o.sabotage != "")
+	case kubeconfig.World:
+		if have, err = readClusters(ctx, out, o.kubeconfigs); err != nil {
+			return err
+		}
+		selected = leaveForClusters(out, selected, have, patterns, o)
+		for _, sel := range selected {
+			kubeconfig.Take(sel.scenario.Topology, have)
+		}
 	}
 	if o.plan {
 		printPlan(a.stdout, selected, o)
@@ -163,7 +190,10 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 	if err != nil {
 		return err
 	}
-	run := report.Run{Seed: o.seed, World: o.world, Version: version, Started: time.Now(), Labs: []report.Lab{}}
+	if o.world == kubeconfig.World {
+		chooser.limits, chooser.clusters = ofClusters(have, o.overlay), have
+	}
+	run := report.Run{Seed: o.seed, World: o.world, Again: o.keptWith(), Version: version, Started: time.Now(), Labs: []report.Lab{}}
 	dir, err := report.NewDir(p.runs(), run.Started, o.seed)
 	if err != nil {
 		return infraError(err)
@@ -172,7 +202,7 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 	if _, err := removeDead(ctx, out, rundir.Base()); err != nil {
 		return err
 	}
-	s := &session{app: a, place: p, labs: labs, out: out, options: o, dir: dir, run: &run, pace: pace.Start(ctx)}
+	s := &session{app: a, place: p, labs: labs, out: out, options: o, dir: dir, run: &run, clusters: have, pace: pace.Start(ctx)}
 	s.runGroups(ctx, groups(selected, chooser, o), chooser)
 	run.Took = report.Duration(time.Since(run.Started))
 	run.Slowdown = s.pace.Since(run.Started)
@@ -189,6 +219,8 @@ type session struct {
 	dir     report.Dir
 	run     *report.Run
 	pace    *pace.Meter
+	// clusters are those of the world kubeconfig.
+	clusters []kubeconfig.Cluster
 }
 
 // runGroups runs the groups, as many at a time as there are jobs. Each says

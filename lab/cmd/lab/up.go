@@ -23,6 +23,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
+	"github.com/isthmus-net/isthmus/lab/internal/kubeconfig"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/rundir"
@@ -38,6 +39,9 @@ import (
 type builder struct {
 	place place
 	out   io.Writer
+	// Of the world kubeconfig: the clusters, and the image of the probe.
+	clusters   []kubeconfig.Cluster
+	probeImage string
 }
 
 // A labConfig is a lab to build.
@@ -151,7 +155,11 @@ func (b builder) start(ctx context.Context, c labConfig, restore string) (*built
 
 // startWorld starts what nodes live in.
 func (b builder) startWorld(ctx context.Context, c labConfig, lab *builtLab, cfg supervisor.Config) (labClient, error) {
-	if c.world != kind.World {
+	progress := func(message string, took time.Duration) { cfg.Progress(world.Progress{Message: message, Took: took}) }
+	switch c.world {
+	case kubeconfig.World:
+		return kubeconfig.Create(ctx, kubeconfig.Spec{Name: c.name, Topology: c.topology, Clusters: b.clusters, Image: b.probeImage, Progress: progress})
+	case supervisor.Native, supervisor.VM:
 		return supervisor.Start(ctx, cfg)
 	}
 	engine, err := kind.FindEngine(ctx)
@@ -160,7 +168,7 @@ func (b builder) startWorld(ctx context.Context, c labConfig, lab *builtLab, cfg
 	}
 	return kind.Create(ctx, kind.Spec{
 		Name: c.name, Topology: c.topology, Dir: filepath.Join(kindLabs(), c.name), BinDir: b.place.bin(), ChartDir: b.place.chart(), Engine: engine, Ephemeral: c.ephemeral,
-		Progress: func(message string, took time.Duration) { cfg.Progress(world.Progress{Message: message, Took: took}) },
+		Progress: progress,
 	})
 }
 
@@ -228,6 +236,14 @@ func waitService(ctx context.Context, c expect.World, target string, service net
 var errAppliance = errors.New("the appliance did not come up")
 
 func (b builder) install(ctx context.Context, lab *builtLab, start time.Time) error {
+	if there, ok := lab.client.(*kubeconfig.Lab); ok {
+		converged := time.Now()
+		if err := there.Converged(ctx); err != nil {
+			return err
+		}
+		b.phase(lab, "converged", time.Since(converged))
+		return nil
+	}
 	var services error
 	_, kubeadm := lab.client.(*kind.Lab)
 	res, err := deploy.Install(ctx, deploy.Config{
@@ -374,6 +390,9 @@ that take a lab's name are content with how it starts.`,
 			if err != nil {
 				return err
 			}
+			if worldName == kubeconfig.World {
+				return usageError("--world kubeconfig is for lab run: clusters that are there are up already")
+			}
 			if worldName == kind.World {
 				if err := kind.Refuse(t); err != nil {
 					return usageError("%v\n--world native and vm have all that topologies can have", err)
@@ -398,7 +417,7 @@ that take a lab's name are content with how it starts.`,
 			}
 			fmt.Fprintf(a.stdout, "%s in the %s world (%s)\n", name, at.world, c.why(at.world, at.lacks, false))
 			config := labConfig{name: name, topology: t, world: at.world, overlay: at.overlay, snapshots: warm}
-			lab, err := builder{p, a.stdout}.build(cmd.Context(), config)
+			lab, err := builder{place: p, out: a.stdout}.build(cmd.Context(), config)
 			if err != nil && cmd.Context().Err() != nil {
 				return interruptedUp(context.WithoutCancel(cmd.Context()), config, lab)
 			}

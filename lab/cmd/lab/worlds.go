@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
+	"github.com/isthmus-net/isthmus/lab/internal/kubeconfig"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
@@ -33,6 +34,8 @@ type chooser struct {
 	probes         []world.Probe
 	world, overlay string // as asked for; auto leaves them open
 	up             labUp  // none is when nil
+	limits         limits // of the world, where not every row can run in it
+	clusters       []kubeconfig.Cluster
 }
 
 // A labUp tells whether a lab is up that can be used.
@@ -42,15 +45,19 @@ type labUp func(t *topology.Topology, world, overlay string) bool
 // can't run anything hears it before anything is built, with what to do for
 // each thing that is missing.
 func newChooser(worldName, overlay string, probes []world.Probe, up labUp) (chooser, error) {
-	c := chooser{probes, worldName, overlay, up}
-	if !slices.Contains([]string{scenario.WorldAuto, supervisor.Native, supervisor.VM, kind.World}, worldName) {
-		return c, usageError("--world %q: auto, native, vm or kind", worldName)
+	c := chooser{probes: probes, world: worldName, overlay: overlay, up: up}
+	if !slices.Contains([]string{scenario.WorldAuto, supervisor.Native, supervisor.VM, kind.World, kubeconfig.World}, worldName) {
+		return c, usageError("--world %q: auto, native, vm, kind or kubeconfig", worldName)
 	}
 	if overlay != overlayAuto && !slices.Contains(scenario.Overlays(), overlay) {
 		return c, usageError("--overlay %q: auto, geneve or vxlan", overlay)
 	}
-	if worldName == kind.World {
+	switch worldName {
+	case kind.World:
+		c.limits = ofKind(true)
 		return c, nil // where it can't run, rows are skipped: see try
+	case kubeconfig.World:
+		return c, nil // this machine needs nothing for it
 	}
 	for _, p := range probes {
 		if p.Name == "root" && !p.OK { // what the others found says nothing then
@@ -111,6 +118,9 @@ func (c chooser) choose(n need) site {
 
 // try returns the site in one world.
 func (c chooser) try(n need, w string) site {
+	if w == kubeconfig.World {
+		return site{world: w, overlay: kubeconfig.Overlay(n.topology, c.clusters)} // limits have left what runs there
+	}
 	overlay := n.overlay
 	if overlay == "" {
 		overlay = c.overlay

@@ -137,7 +137,7 @@ func TestNoWorld(t *testing.T) {
 			"lab: the native world can't run here:", "nftables NAT: this kernel has it not", "→ use --world vm, or a kernel with that module",
 		}, 3},
 		{"not root, so nothing else is known", "auto", "auto", []string{"root", "geneve", "binaries"}, []string{"lab: user 1000: run it with sudo"}, 3},
-		{"no such world", "moon", "auto", []string{"root"}, []string{`lab: --world "moon": auto, native, vm or kind`}, 2},
+		{"no such world", "moon", "auto", []string{"root"}, []string{`lab: --world "moon": auto, native, vm, kind or kubeconfig`}, 2},
 		{"no such overlay", "auto", "ipip", nil, []string{`lab: --overlay "ipip": auto, geneve or vxlan`}, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

@@ -222,6 +222,34 @@ func (s state) notApplied(c topology.Cluster, peers []string, overlay networking
 	return ""
 }
 
+// NotApplied returns the first object that a host of a cluster says it has applied,
+// and has not in its present generation; empty: there is none. Which objects a host
+// must have it does not know.
+func NotApplied(ctx context.Context, cl client.Client) string {
+	s, why := readState(ctx, cl, nil)
+	if why != "" {
+		return why
+	}
+	reports := newList(networkingAPI, "GatewayReport")
+	if err := cl.List(ctx, reports); err != nil {
+		return err.Error()
+	}
+	if why := s.leftover(); why != "" {
+		return why
+	}
+	for _, host := range slices.Concat(s.nodes, reports.Items) {
+		var names []string
+		for name := range applied(&host) {
+			names = append(names, name)
+		}
+		slices.Sort(names)
+		if why := s.missing(&host, names); why != "" {
+			return why
+		}
+	}
+	return ""
+}
+
 // ofNode names the objects that a node must have applied.
 func (s state) ofNode(node string, peers []string, overlay networkingv1beta1.Overlay) []string {
 	var names []string
@@ -253,13 +281,7 @@ func (s state) ofGateway(c topology.Cluster, peer string, overlay networkingv1be
 // missing returns which of the objects do not exist, or a host has not applied
 // by the report in status.applied of its own object.
 func (s state) missing(host *unstructured.Unstructured, want []string) string {
-	applied, _, _ := unstructured.NestedSlice(host.Object, "status", "applied")
-	got := map[string]map[string]any{}
-	for _, a := range applied {
-		if m, ok := a.(map[string]any); ok {
-			got[fmt.Sprintf("%v %v/%v", m["kind"], m["namespace"], m["name"])] = m
-		}
-	}
+	got := applied(host)
 	var out []string
 	for _, name := range slices.Sorted(maps.Keys(got)) {
 		if kind, _, _ := strings.Cut(name, " "); (kind == routeKind || kind == firewallKind) && s.generations[name] == 0 {
@@ -284,6 +306,18 @@ func (s state) missing(host *unstructured.Unstructured, want []string) string {
 		return ""
 	}
 	return describe(host) + " has not applied " + strings.Join(out, ", ")
+}
+
+// applied are the objects in the report of a host, by kind namespace/name.
+func applied(host *unstructured.Unstructured) map[string]map[string]any {
+	all, _, _ := unstructured.NestedSlice(host.Object, "status", "applied")
+	out := map[string]map[string]any{}
+	for _, a := range all {
+		if m, ok := a.(map[string]any); ok {
+			out[fmt.Sprintf("%v %v/%v", m["kind"], m["namespace"], m["name"])] = m
+		}
+	}
+	return out
 }
 
 func newList(apiVersion, kind string) *unstructured.UnstructuredList {

@@ -22,7 +22,7 @@ func (in *installer) createPods(ctx context.Context, c topology.Cluster, cl clie
 	objects := flannelObjects(c)
 	for _, p := range in.cfg.Topology.Pods {
 		if p.Cluster == c.Name {
-			objects = append(objects, probePod(p))
+			objects = append(objects, ProbePod(p, Placement{Hostname: NodeName(p.Node), Image: ProbeImage, ImagePullPolicy: corev1.PullNever}))
 		}
 	}
 	return apply(ctx, cl, objects)
@@ -31,10 +31,22 @@ func (in *installer) createPods(ctx context.Context, c topology.Cluster, cl clie
 // ProbeLabel is on the pods of the topology.
 const ProbeLabel = "isthmus-lab/probe"
 
-// probePod is a pod that answers on TCP and UDP port 8080 and from which
+// A Placement says where a pod of the topology runs, and from which image.
+type Placement struct {
+	Hostname        string // that the node has as its label kubernetes.io/hostname
+	Node            string // that the pod says it is on; empty: the name of its Node
+	Image           string
+	ImagePullPolicy corev1.PullPolicy
+}
+
+// ProbePod is a pod that answers on TCP and UDP port 8080 and from which
 // probes are sent. NET_RAW is for ICMP, SYS_NICE for answers that do not wait
 // for a processor.
-func probePod(p topology.Pod) *unstructured.Unstructured {
+func ProbePod(p topology.Pod, at Placement) *unstructured.Unstructured {
+	node := ofThePod("NODE", "spec.nodeName")
+	if at.Node != "" {
+		node = map[string]any{"name": "NODE", "value": at.Node}
+	}
 	o := newUnstructured("v1", "Pod")
 	o.SetName(p.Name)
 	o.SetNamespace(PodNamespace)
@@ -42,19 +54,19 @@ func probePod(p topology.Pod) *unstructured.Unstructured {
 	o.Object["spec"] = map[string]any{
 		// The place is part of the topology; the scheduler is not asked,
 		// but the taints of a node that is not ready still are.
-		"nodeSelector":                  map[string]any{"kubernetes.io/hostname": NodeName(p.Node)},
+		"nodeSelector":                  map[string]any{corev1.LabelHostname: at.Hostname},
 		"hostNetwork":                   p.HostNetwork,
 		"automountServiceAccountToken":  false,
 		"terminationGracePeriodSeconds": int64(1),
 		"containers": []any{map[string]any{
 			"name":            "probe",
-			"image":           ProbeImage,
-			"imagePullPolicy": "Never",
+			"image":           at.Image,
+			"imagePullPolicy": string(at.ImagePullPolicy),
 			"args":            serveArgs(p),
 			"env": []any{
 				ofThePod("POD", "metadata.name"),
 				ofThePod("UID", "metadata.uid"),
-				ofThePod("NODE", "spec.nodeName"),
+				node,
 			},
 			"ports":          []any{map[string]any{"containerPort": int64(8080)}},
 			"readinessProbe": map[string]any{"tcpSocket": map[string]any{"port": int64(8080)}, "periodSeconds": int64(5)},
@@ -81,6 +93,14 @@ func serveArgs(p topology.Pod) []any {
 // ofThePod is a variable of a container that has the value of a field of its pod.
 func ofThePod(name, field string) map[string]any {
 	return map[string]any{"name": name, "valueFrom": map[string]any{"fieldRef": map[string]any{"apiVersion": "v1", "fieldPath": field}}}
+}
+
+// PodReady returns why a pod is not ready; empty: it is.
+func PodReady(p *corev1.Pod) string {
+	if podReady(p) {
+		return ""
+	}
+	return notReady(p)
 }
 
 func podReady(p *corev1.Pod) bool {

@@ -81,22 +81,28 @@ func (d *Directory) learn(ctx context.Context, cluster string) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
+	spec, _ := d.status.Spec.Cluster(cluster)
 	for _, n := range nodes {
 		if a, err := netip.ParseAddr(nested(n, "spec", "interface", "node", "ip")); err == nil {
-			d.internal[cluster+"/"+n.GetName()] = a
+			d.internal[cluster+"/"+spec.ObjectNode(n.GetName())] = a
 		}
 	}
 	for _, f := range fabrics {
 		if a, err := netip.ParseAddr(nested(f, "spec", "interface", "gateway", "ip")); err == nil {
-			d.internal[cluster+"/gateway."+f.GetLabels()[netv1beta1.LabelRemoteClusterID]] = a
+			d.internal[cluster+"/gateway."+d.remoteOf(f)] = a
 		}
 	}
 	d.remaps = slices.DeleteFunc(d.remaps, func(r remap) bool { return r.cluster == cluster })
-	d.remaps = append(d.remaps, remapsOf(cluster, configurations)...)
 	maps.DeleteFunc(d.configured, func(name string, _ bool) bool { return strings.HasPrefix(name, cluster+"/") })
 	for _, c := range configurations {
-		d.configured[cluster+"/"+c.GetLabels()[netv1beta1.LabelRemoteClusterID]] = true
+		d.remaps = append(d.remaps, remapsOf(cluster, d.remoteOf(c), c)...)
+		d.configured[cluster+"/"+d.remoteOf(c)] = true
 	}
+}
+
+// remoteOf is the name of the cluster that an object of another one is about.
+func (d *Directory) remoteOf(o unstructured.Unstructured) string {
+	return d.status.Spec.ClusterOf(o.GetLabels()[netv1beta1.LabelRemoteClusterID])
 }
 
 func nested(o unstructured.Unstructured, path ...string) string {
@@ -144,10 +150,21 @@ func (d *Directory) Address(ctx context.Context, o operand.Operand, viewer strin
 func (d *Directory) text(ctx context.Context, o operand.Operand) (string, error) {
 	if o.Attr == operand.NodeAttr {
 		o, err := d.Settle(ctx, o)
-		return operand.NodeName(o.Node), err
+		return d.objectName(o), err
 	}
 	a, err := d.Address(ctx, o, "")
 	return a.String(), err
+}
+
+// objectName is the name of the Node that an operand stands for.
+func (d *Directory) objectName(o operand.Operand) string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	c, _ := d.status.Spec.Cluster(o.Cluster)
+	if n, _, ok := c.Node(operand.NodeName(o.Node)); ok {
+		return n.ObjectName()
+	}
+	return operand.NodeName(o.Node)
 }
 
 // Settle turns the node that a gateway runs on, or another one, into that

@@ -10,7 +10,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
-	netv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -49,23 +48,21 @@ func (r remap) sameNetwork(o remap) bool {
 	return r.cluster == o.cluster && r.remote == o.remote && r.kind == o.kind && r.original == o.original
 }
 
-// remapsOf are those that the Configurations of a cluster say.
-func remapsOf(cluster string, configurations []unstructured.Unstructured) []remap {
+// remapsOf are those that a Configuration of a cluster for a remote one says.
+func remapsOf(cluster, remote string, c unstructured.Unstructured) []remap {
 	var out []remap
-	for _, c := range configurations {
-		for _, kind := range []string{"pod", "external"} {
-			spec, _, _ := unstructured.NestedStringSlice(c.Object, "spec", "remote", "cidr", kind)
-			status, _, _ := unstructured.NestedStringSlice(c.Object, "status", "remote", "cidr", kind)
-			for i := range min(len(spec), len(status)) {
-				original, err1 := netip.ParsePrefix(spec[i])
-				remapped, err2 := netip.ParsePrefix(status[i])
-				if err1 == nil && err2 == nil {
-					out = append(out, remap{
-						cluster: cluster, remote: c.GetLabels()[netv1beta1.LabelRemoteClusterID],
-						object: "Configuration " + c.GetNamespace() + "/" + c.GetName(), kind: kind,
-						original: original.Masked(), remapped: remapped.Masked(),
-					})
-				}
+	for _, kind := range []string{"pod", "external"} {
+		spec, _, _ := unstructured.NestedStringSlice(c.Object, "spec", "remote", "cidr", kind)
+		status, _, _ := unstructured.NestedStringSlice(c.Object, "status", "remote", "cidr", kind)
+		for i := range min(len(spec), len(status)) {
+			original, err1 := netip.ParsePrefix(spec[i])
+			remapped, err2 := netip.ParsePrefix(status[i])
+			if err1 == nil && err2 == nil {
+				out = append(out, remap{
+					cluster: cluster, remote: remote,
+					object: "Configuration " + c.GetNamespace() + "/" + c.GetName(), kind: kind,
+					original: original.Masked(), remapped: remapped.Masked(),
+				})
 			}
 		}
 	}

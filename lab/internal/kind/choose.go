@@ -1,8 +1,9 @@
 package kind
 
 import (
+	"cmp"
 	"errors"
-	"fmt"
+
 	"regexp"
 	"strings"
 
@@ -12,47 +13,29 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 )
 
-// A Lack is what this world has not, and who asks for it first.
-type Lack struct {
-	What string // the same for all who ask for it
-	At   string // a step and what it does or expects, or a sabotage; empty: all of a scenario
-}
-
 // CannotRun says why a row of a scenario can't run in this world, or nothing:
 // what its topology has, or what one of its steps does, names or expects.
 // captures tells whether packets can be captured; see CanCapture.
-func CannotRun(s *scenario.Scenario, r scenario.Row, captures bool) (lack Lack, ok bool) {
+func CannotRun(s *scenario.Scenario, r scenario.Row, captures bool) (lack scenario.Lack, ok bool) {
 	if s.World != scenario.WorldAuto {
-		return Lack{What: "the scenario asks for the " + s.World + " world"}, true
+		return scenario.Lack{What: "the scenario asks for the " + s.World + " world"}, true
 	}
 	var refused *Refused
 	if errors.As(Refuse(s.Topology), &refused) {
-		return Lack{What: "of topology " + refused.Topology + ", " + strings.Join(refused.Problems, "; ")}, true
+		return scenario.Lack{What: "of topology " + refused.Topology + ", " + strings.Join(refused.Problems, "; ")}, true
 	}
 	n := needed{topology: s.Topology, captures: captures, byICMP: map[string]bool{}}
-	for _, st := range s.Build(r) {
-		for _, a := range st.Do {
-			if why := n.action(a); why != "" {
-				return Lack{why, fmt.Sprintf("step %q: %s", st.Name, a)}, true
-			}
-		}
-		for _, e := range st.Expect {
-			if why := n.expectation(e.Expectation); why != "" {
-				return Lack{why, fmt.Sprintf("step %q: expect %s", st.Name, e)}, true
-			}
-		}
-	}
-	return Lack{}, false
+	return s.FirstLack(r, n.action, n.expectation)
 }
 
 // CannotSabotage says why a sabotage can't be made in this world, or nothing.
-func CannotSabotage(t *topology.Topology, s scenario.Sabotage) (lack Lack, ok bool) {
+func CannotSabotage(t *topology.Topology, s scenario.Sabotage) (lack scenario.Lack, ok bool) {
 	if s.Plant == nil {
-		return Lack{}, false
+		return scenario.Lack{}, false
 	}
 	n := needed{topology: t}
-	why := first(n.operand(s.Plant.On.Operand), n.commands(s.Plant.Run, s.Plant.Undo))
-	return Lack{why, s.String()}, why != ""
+	why := cmp.Or(n.operand(s.Plant.On.Operand), n.commands(s.Plant.Run, s.Plant.Undo))
+	return scenario.Lack{What: why, At: s.String()}, why != ""
 }
 
 // needed walks through a row and says what of it this world has not.
@@ -75,13 +58,13 @@ func (n *needed) action(a scenario.Action) string {
 	case *scenario.Rewrite:
 		return n.text(a.Versions)
 	case *scenario.Exec:
-		return first(n.operand(a.On.Operand), n.commands(a.Run, a.Undo))
+		return cmp.Or(n.operand(a.On.Operand), n.commands(a.Run, a.Undo))
 	case *scenario.Flow:
-		return first(n.operand(a.From.Operand), n.operand(a.To.Operand))
+		return cmp.Or(n.operand(a.From.Operand), n.operand(a.To.Operand))
 	case *scenario.Kill:
 		return n.operand(a.Of.Operand)
 	case *scenario.Kubectl:
-		return first(n.text(a.Run), n.text(a.Undo))
+		return cmp.Or(n.text(a.Run), n.text(a.Undo))
 	case *scenario.Install, *scenario.Upgrade, *scenario.Uninstall, *scenario.Remember,
 		*scenario.Delete, *scenario.NodeDrained, *scenario.GatewayMoves, *scenario.PodMoves, *scenario.Connect, *scenario.Disconnect:
 		return ""
@@ -105,20 +88,20 @@ func (n *needed) expectation(e expect.Expectation) string {
 			end = e.AnsweredBy
 		}
 		n.byICMP[end.HostName(n.topology)] = e.Proto == "icmp"
-		return first(n.operand(e.From.Operand), n.operand(e.To.Operand), n.operand(e.AnsweredBy.Operand))
+		return cmp.Or(n.operand(e.From.Operand), n.operand(e.To.Operand), n.operand(e.AnsweredBy.Operand))
 	case *expect.Unreachable:
-		return first(n.operand(e.From.Operand), n.operand(e.To.Operand))
+		return cmp.Or(n.operand(e.From.Operand), n.operand(e.To.Operand))
 	case *expect.Source:
 		if n.byICMP[e.SeenBy.HostName(n.topology)] && !n.captures {
 			return "an echo's source is seen in captures only; " + noCapture
 		}
-		return first(n.operand(e.SeenBy.Operand), n.operand(e.Is.Operand))
+		return cmp.Or(n.operand(e.SeenBy.Operand), n.operand(e.Is.Operand))
 	case *expect.MTU:
-		return first(n.operand(e.From.Operand), n.operand(e.To.Operand))
+		return cmp.Or(n.operand(e.From.Operand), n.operand(e.To.Operand))
 	case *expect.Conntrack:
-		return first(n.operand(e.On.Operand), n.operand(e.SeenBy.Operand), n.operand(e.Mark.Operand))
+		return cmp.Or(n.operand(e.On.Operand), n.operand(e.SeenBy.Operand), n.operand(e.Mark.Operand))
 	case *expect.Output:
-		return first(n.text(e.Contains), n.text(e.Lacks), n.text(e.Matches))
+		return cmp.Or(n.text(e.Contains), n.text(e.Lacks), n.text(e.Matches))
 	case *expect.Kubectl:
 		return n.text(e.String())
 	case *expect.Log:
@@ -139,7 +122,7 @@ func (n *needed) expectation(e expect.Expectation) string {
 		if e.On.Kind == operand.WAN { // see Lab.between
 			return n.capture()
 		}
-		return first(n.operand(e.On.Operand), n.capture())
+		return cmp.Or(n.operand(e.On.Operand), n.capture())
 	case *expect.MSS:
 		return n.capture()
 	}
@@ -189,16 +172,6 @@ func (n *needed) commands(texts ...string) string {
 		}
 		if m := missing.FindStringSubmatch(t); m != nil {
 			return "nodes have no " + m[1]
-		}
-	}
-	return ""
-}
-
-// first is the first text that is not empty.
-func first(texts ...string) string {
-	for _, t := range texts {
-		if t != "" {
-			return t
 		}
 	}
 	return ""

@@ -30,7 +30,8 @@ const (
 // A Run is a whole run.
 type Run struct {
 	Seed      string     `json:"seed"`
-	World     string     `json:"world"` // as asked for; auto: each lab says its own
+	World     string     `json:"world"`           // as asked for; auto: each lab says its own
+	Again     string     `json:"again,omitempty"` // flags for one row once more; empty: --keep
 	Version   string     `json:"version"`
 	Started   time.Time  `json:"started"`
 	Took      Duration   `json:"took"`

@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -124,7 +125,7 @@ func printRow(w io.Writer, sc Scenario, r Row, run Run) {
 	if sc.Sabotage {
 		sabotage = " --sabotage"
 	}
-	field(w, "again", fmt.Sprintf("lab run %s --seed %s%s%s --keep", pattern, run.Seed, world, sabotage))
+	field(w, "again", fmt.Sprintf("lab run %s --seed %s%s%s %s", pattern, run.Seed, world, sabotage, cmp.Or(run.Again, "--keep")))
 	if r.Bundle != "" {
 		field(w, "packets", readPackets(r))
 	}

@@ -9,6 +9,7 @@
 package world
 
 import (
+	"cmp"
 	"net/netip"
 	"time"
 
@@ -63,6 +64,22 @@ type ClusterSpec struct {
 	// SourceCheck drops what leaves a node with a source that is neither the
 	// node's address nor in its podCIDRs.
 	SourceCheck bool `json:"sourceCheck,omitempty"`
+	// ID is the cluster ID, where the lab has not given it; see ClusterID.
+	ID string `json:"id,omitempty"`
+}
+
+// ClusterID is what the appliance calls the cluster.
+func (c ClusterSpec) ClusterID() string { return cmp.Or(c.ID, c.Name) }
+
+// ObjectNode is the name, in the cluster, of the node whose objects have a name in
+// the API.
+func (c ClusterSpec) ObjectNode(object string) string {
+	for _, n := range c.Nodes {
+		if n.ObjectName() == object {
+			return n.Name
+		}
+	}
+	return object
 }
 
 // A NodeSpec is one node: a host on its cluster's LAN.
@@ -73,7 +90,13 @@ type NodeSpec struct {
 	// the node's pods; none with most CNIs.
 	PodAddr netip.Addr `json:"podAddr,omitzero"`
 	Absent  bool       `json:"absent,omitempty"` // at the start; it may join later
+	// Object is the name of its Node, where the lab has not named it; see ObjectName.
+	Object string `json:"object,omitempty"`
 }
+
+// ObjectName is the name of the node's objects in the API: its Node and what is made
+// for it.
+func (n NodeSpec) ObjectName() string { return cmp.Or(n.Object, n.Name) }
 
 // A HostSpec is a host of no cluster: on the WAN, or behind a cluster's router.
 type HostSpec struct {
@@ -154,6 +177,16 @@ func (c ClusterSpec) LoadBalancerNode(i int) (NodeSpec, bool) {
 func (c ClusterSpec) LoadBalancerAddress(i int) (netip.Addr, bool) {
 	a := nth(c.LoadBalancer, i)
 	return a, c.LoadBalancer.Contains(a) && c.LoadBalancer.Contains(a.Next())
+}
+
+// ClusterOf is the name of the cluster with an ID.
+func (s Spec) ClusterOf(id string) string {
+	for _, c := range s.Clusters {
+		if c.ClusterID() == id {
+			return c.Name
+		}
+	}
+	return id
 }
 
 // Cluster returns the cluster of that name.

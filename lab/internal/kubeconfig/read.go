@@ -1,0 +1,234 @@
+// Package kubeconfig is the lab's world of clusters that somebody else has made
+// and peered: it learns from their API servers what scenarios need to know, puts
+// the topology's pods into them, and takes them out again. It changes nothing else,
+// enters no node and captures no packet.
+package kubeconfig
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
+	netv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/lab/internal/deploy"
+	"github.com/isthmus-net/isthmus/lab/internal/operand"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
+)
+
+// World is the name of this world.
+const World = "kubeconfig"
+
+// An Access is how a cluster is reached.
+type Access struct {
+	Name    string // that scenarios have for the cluster
+	File    string // a kubeconfig
+	Context string // of the file; empty: its current one
+}
+
+// ParseAccess reads NAME=FILE or NAME=FILE@CONTEXT.
+func ParseAccess(text string) (Access, error) {
+	name, rest, ok := strings.Cut(text, "=")
+	file, kubeContext, _ := strings.Cut(rest, "@")
+	if !ok || name == "" || file == "" {
+		return Access{}, fmt.Errorf("%q: write the name that scenarios have for the cluster and its kubeconfig: milan=milan.yaml, or milan=config@context", text)
+	}
+	return Access{name, file, kubeContext}, nil
+}
+
+// String is the access as ParseAccess reads it.
+func (a Access) String() string {
+	if a.Context == "" {
+		return a.Name + "=" + a.File
+	}
+	return a.Name + "=" + a.File + "@" + a.Context
+}
+
+func (a Access) restConfig() (*rest.Config, error) {
+	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: a.File}
+	cfg, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{CurrentContext: a.Context}).ClientConfig()
+	if err != nil {
+		return nil, err
+	}
+	cfg.QPS, cfg.Burst = 50, 100 // others work with these clusters
+	return cfg, nil
+}
+
+// A Cluster is what a cluster says of itself. Its nodes are those that the lab's
+// pods can run on: ready, and without a taint that keeps pods away.
+type Cluster struct {
+	Access
+	Spec      world.ClusterSpec
+	Hostnames []string           // of the nodes: their labels kubernetes.io/hostname
+	Overlay   netv1beta1.Overlay // empty: no node has said so yet
+	Peers     []string           // cluster IDs
+}
+
+// Read asks the clusters what they are. A cluster that has no appliance is an
+// error, and so are two that are one.
+func Read(ctx context.Context, all []Access) ([]Cluster, error) {
+	var out []Cluster
+	for _, a := range all {
+		c, err := read(ctx, a)
+		if err != nil {
+			return nil, fmt.Errorf("--kubeconfig %s: %w", a, err)
+		}
+		for _, o := range out {
+			switch {
+			case o.Name == c.Name:
+				return nil, fmt.Errorf("--kubeconfig: %s is given twice", c.Name)
+			case o.Spec.ID == c.Spec.ID:
+				return nil, fmt.Errorf("--kubeconfig %s and --kubeconfig %s: both clusters have the ID %s: are they one?", o.Access, c.Access, c.Spec.ID)
+			}
+		}
+		out = append(out, c)
+	}
+	return out, nil
+}
+
+func read(ctx context.Context, a Access) (Cluster, error) {
+	cfg, err := a.restConfig()
+	if err != nil {
+		return Cluster{}, err
+	}
+	cl, err := client.New(cfg, client.Options{Scheme: deploy.Scheme()})
+	if err != nil {
+		return Cluster{}, err
+	}
+	c := Cluster{Access: a, Spec: world.ClusterSpec{Name: a.Name}}
+	for _, learn := range []func(context.Context, client.Client) error{c.readID, c.readNetworks, c.readNodes, c.readOverlay, c.readPeers} {
+		if err := learn(ctx, cl); err != nil {
+			if meta.IsNoMatchError(err) {
+				return c, fmt.Errorf("Isthmus is not installed in this cluster: isthmusctl install --kubeconfig %s: %w", a.File, err)
+			}
+			return c, err
+		}
+	}
+	return c, nil
+}
+
+func (c *Cluster) readID(ctx context.Context, cl client.Client) error {
+	var all corev1.ConfigMapList
+	if err := cl.List(ctx, &all, client.MatchingLabels{netv1beta1.LabelAppName: netv1beta1.ClusterIDConfigMap}); err != nil {
+		return err
+	}
+	for _, m := range all.Items {
+		if c.Spec.ID = m.Data[netv1beta1.ClusterIDKey]; c.Spec.ID != "" {
+			return nil
+		}
+	}
+	return fmt.Errorf("Isthmus is not installed in this cluster: it has no ConfigMap with the label %s=%s, which has the cluster's ID: isthmusctl install --kubeconfig %s",
+		netv1beta1.LabelAppName, netv1beta1.ClusterIDConfigMap, c.File)
+}
+
+// readNetworks reads the cluster's ranges: of several pod CIDRs the first.
+func (c *Cluster) readNetworks(ctx context.Context, cl client.Client) error {
+	var all ipamv1alpha1.NetworkList
+	if err := cl.List(ctx, &all); err != nil {
+		return err
+	}
+	slices.SortFunc(all.Items, func(a, b ipamv1alpha1.Network) int { return strings.Compare(a.Name, b.Name) })
+	ranges := map[string]*netip.Prefix{
+		netv1beta1.NetworkTypePod: &c.Spec.PodCIDR, netv1beta1.NetworkTypeService: &c.Spec.ServiceCIDR,
+		netv1beta1.NetworkTypeExternal: &c.Spec.ExternalCIDR, netv1beta1.NetworkTypeInternal: &c.Spec.InternalCIDR,
+	}
+	for _, n := range all.Items {
+		to := ranges[n.Labels[netv1beta1.LabelNetworkType]]
+		if p, err := netip.ParsePrefix(n.Status.CIDR.String()); err == nil && to != nil && !to.IsValid() {
+			*to = p
+		}
+	}
+	for kind, p := range ranges {
+		if !p.IsValid() {
+			return fmt.Errorf("no Network with the label %s=%s has an address range in its status: is the controller running", netv1beta1.LabelNetworkType, kind)
+		}
+	}
+	return nil
+}
+
+func (c *Cluster) readNodes(ctx context.Context, cl client.Client) error {
+	var all corev1.NodeList
+	if err := cl.List(ctx, &all); err != nil {
+		return err
+	}
+	slices.SortFunc(all.Items, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
+	for _, n := range all.Items {
+		if !takesPods(&n) {
+			continue
+		}
+		for _, a := range n.Status.Addresses {
+			addr, err := netip.ParseAddr(a.Address)
+			if a.Type == corev1.NodeInternalIP && err == nil {
+				c.Spec.Nodes = append(c.Spec.Nodes, world.NodeSpec{Name: operand.NodeName(len(c.Spec.Nodes) + 1), Object: n.Name, Addr: addr})
+				c.Hostnames = append(c.Hostnames, n.Labels[corev1.LabelHostname])
+				break
+			}
+		}
+	}
+	if len(c.Spec.Nodes) == 0 {
+		return errors.New("no node is ready for pods: kubectl get nodes")
+	}
+	return nil
+}
+
+// takesPods tells whether a pod without tolerations can run on a node.
+func takesPods(n *corev1.Node) bool {
+	ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+	return ready && !n.Spec.Unschedulable && !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
+	})
+}
+
+// readOverlay takes the overlay from what nodes report: the vtep of VXLAN, or the
+// address that a Geneve link begins at.
+func (c *Cluster) readOverlay(ctx context.Context, cl client.Client) error {
+	var all netv1beta1.InternalNodeList
+	if err := cl.List(ctx, &all); err != nil {
+		return err
+	}
+	for _, n := range all.Items {
+		switch {
+		case n.Status.VTEP != nil:
+			c.Overlay = netv1beta1.OverlayVXLAN
+		case n.Status.NodeIP.Local != nil || n.Status.NodeIP.Remote != nil:
+			c.Overlay = netv1beta1.OverlayGeneve
+		}
+	}
+	return nil
+}
+
+// readPeers reads with whom the cluster has networks in common: a peer has a
+// Configuration, or is gone.
+func (c *Cluster) readPeers(ctx context.Context, cl client.Client) error {
+	var all netv1beta1.ConfigurationList
+	if err := cl.List(ctx, &all); err != nil {
+		return err
+	}
+	for _, o := range all.Items {
+		if id := o.Labels[netv1beta1.LabelRemoteClusterID]; id != "" && o.DeletionTimestamp == nil && !slices.Contains(c.Peers, id) {
+			c.Peers = append(c.Peers, id)
+		}
+	}
+	slices.Sort(c.Peers)
+	return nil
+}
+
+// namespaces are those where the appliance and the lab have pods.
+func (c *Cluster) namespaces() []string {
+	out := []string{deploy.PodNamespace, deploy.Namespace}
+	for _, p := range c.Peers {
+		out = append(out, deploy.TenantNamespace(p))
+	}
+	return out
+}
