@@ -98,7 +98,7 @@ trace. As kubectl-isthmus in the PATH it is also "kubectl isthmus".`,
 		SilenceUsage:  true,
 	}
 	p.addClusterFlags(cmd)
-	cmd.AddCommand(p.installCommand(), p.upgradeCommand(), p.uninstallCommand())
+	cmd.AddCommand(p.installCommand(), p.upgradeCommand(), p.uninstallCommand(), p.peerCommand())
 	return cmd
 }
 

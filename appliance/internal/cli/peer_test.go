@@ -1,0 +1,31 @@
+package cli
+
+import (
+	"strings"
+	"testing"
+
+	"gotest.tools/v3/assert"
+
+	"github.com/isthmus-net/isthmus/appliance/internal/peers"
+)
+
+// What is missing is below its peering, and columns stay columns.
+func TestPrintPeers(t *testing.T) {
+	var out strings.Builder
+	assert.NilError(t, printPeers(&out, []peers.Peer{
+		{ID: "lima", MadeBy: []string{"kubectl-create"}, Missing: []string{"there is no gateway, which is a sentence that is longer than any column", "and another"}},
+		{
+			ID: "rome", Role: peers.Server, Connection: "Connected", RTT: "12ms", Endpoint: "192.0.2.1 port 31840", MadeBy: []string{"liqoctl"},
+			Networks: []peers.Network{{Kind: "pod", CIDR: "10.0.0.0/16", Here: "10.1.0.0/16"}},
+		},
+	}))
+	assert.Equal(t, out.String(), `PEER   ROLE     CONNECTION   RTT    ENDPOINT               NETWORKS                     MADE BY
+lima   -        -            -      -                      -                            kubectl-create
+  ✗ there is no gateway, which is a sentence that is longer than any column
+  ✗ and another
+rome   server   Connected    12ms   192.0.2.1 port 31840   10.0.0.0/16 as 10.1.0.0/16   liqoctl
+`)
+	out.Reset()
+	assert.NilError(t, printPeers(&out, nil))
+	assert.Equal(t, out.String(), "There are no peerings.\n")
+}
