@@ -46,9 +46,14 @@ const (
 	podLogs    = "/var/log/pods"
 )
 
-// disks are directories of a node on a file system of their own: containerd
-// stacks the layers of images there, which no overlay can have below it.
-var disks = []string{"/var/lib/containerd", "/var/lib/kubelet"}
+// cniConfigs is where containerd looks for the network of pods.
+const cniConfigs = "/etc/cni/net.d"
+
+// disks are directories that a node has for itself, whatever this machine has in
+// them. In the first two containerd stacks the layers of images, which no overlay can
+// have below it; in the last one this machine may have a network of its own, as
+// Debian's podman brings one, and pods would be in that until flanneld is ready.
+var disks = []string{"/var/lib/containerd", "/var/lib/kubelet", cniConfigs}
 
 // tunables are what a kubelet wants of the whole machine
 // (pkg/kubelet/cm/container_manager_linux.go, setupKernelTunables). It finds

@@ -19,7 +19,7 @@ func TestConfig(t *testing.T) {
 		Cgroup:     "isthmus-lab/two/milan-node-1",
 		ClusterDNS: netip.MustParseAddr("10.96.0.10"),
 	}}
-	for _, name := range []string{"/etc/containerd/config.toml", "/etc/kubernetes/kubelet.yaml", "/etc/cni/net.d/10-flannel.conflist"} {
+	for _, name := range []string{"/etc/containerd/config.toml", "/etc/kubernetes/kubelet.yaml", "10-flannel.conflist"} {
 		content, err := n.config(name)
 		assert.NilError(t, err)
 		golden.Assert(t, string(content), filepath.Base(name)+".golden")

@@ -42,7 +42,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.snapshotter.v1.bl
   SystemdCgroup = false
 [plugins.'io.containerd.cri.v1.runtime'.cni]
   bin_dirs = ["{{.Plugins}}"]
-  conf_dir = "/etc/cni/net.d"
+  conf_dir = "{{.Networks}}"
 {{end}}
 {{define "/etc/kubernetes/kubelet.yaml"}}apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
@@ -68,7 +68,7 @@ imageGCHighThresholdPercent: 100
 nodeStatusUpdateFrequency: 5s
 syncFrequency: 10s
 {{end}}
-{{define "/etc/cni/net.d/10-flannel.conflist"}}{
+{{define "10-flannel.conflist"}}{
   "name": "cbr0",
   "cniVersion": "0.3.1",
   "plugins": [
@@ -85,7 +85,7 @@ func (n *node) config(name string) ([]byte, error) {
 	}
 	var out bytes.Buffer
 	err = all.ExecuteTemplate(&out, name, map[string]any{
-		"Pause": PauseImage, "Plugins": cniPlugins, "Addr": n.cfg.Addr, "Socket": containerdSocket, "DNS": n.cfg.ClusterDNS,
+		"Pause": PauseImage, "Plugins": cniPlugins, "Networks": cniConfigs, "Addr": n.cfg.Addr, "Socket": containerdSocket, "DNS": n.cfg.ClusterDNS,
 		"PodLogs": podLogs, "Cgroup": n.cfg.Cgroup,
 	})
 	return out.Bytes(), err
@@ -177,12 +177,12 @@ func (n *node) startNetwork(ctx context.Context) error {
 	}); err != nil {
 		return err
 	}
-	const name = "/etc/cni/net.d/10-flannel.conflist"
+	const name = "10-flannel.conflist"
 	content, err := n.config(name)
 	if err != nil {
 		return err
 	}
-	return n.write(name, content)
+	return n.write(path.Join(cniConfigs, name), content)
 }
 
 // load puts the images of an archive into containerd, unless the node's disk
