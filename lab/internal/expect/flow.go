@@ -77,6 +77,9 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	// been silent need not be watched for longer there; what is silent is, until
 	// it speaks again or has been silent for too long.
 	gap, fresh := row.longer(e.Gap), row.longer(freshness)
+	if e.Whole { // how slow it was when the stream was silent, which may be before the step
+		gap = max(gap, row.longerBetween(e.Gap, s.gapEnd.Add(-s.gap-freshness), s.gapEnd))
+	}
 	enough := max(e.For, watch(e.Gap, freshness))
 	if e.Lost != nil {
 		enough += prober.LateTime
@@ -254,6 +257,7 @@ func (f *FlowState) Close() {
 type flowSummary struct {
 	reports, sent, received, lost, duplicates int
 	gap, silent                               time.Duration
+	gapEnd                                    time.Time // when the longest silence ended, or was last reported
 	broken                                    string
 	by                                        []prober.Server // who answered
 }
@@ -290,7 +294,9 @@ func (f *FlowState) since(t time.Time) flowSummary {
 			continue
 		}
 		s.reports++
-		s.gap = max(s.gap, r.Gap)
+		if r.Gap >= s.gap {
+			s.gap, s.gapEnd = r.Gap, r.Time
+		}
 		s.sent, s.received, s.lost = r.Sent-before.Sent, r.Received-before.Received, r.Lost-before.Lost
 		s.duplicates = r.Duplicates - before.Duplicates
 		s.silent = r.Gap

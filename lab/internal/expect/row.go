@@ -75,6 +75,11 @@ func (row *Row) longer(d time.Duration) time.Duration {
 	return row.Pace.Longer(d, row.StepStarted) * time.Duration(max(row.Patience, 1))
 }
 
+// longerBetween is longer for what was from one moment to another.
+func (row *Row) longerBetween(d time.Duration, from, to time.Time) time.Duration {
+	return time.Duration(float64(d)*row.Pace.Between(from, to)) * time.Duration(max(row.Patience, 1))
+}
+
 // A Probe is a probe that was sent. Dst is whose address it was sent to: To's
 // own, or one that leads there, such as a Service's.
 type Probe struct {

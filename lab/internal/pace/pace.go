@@ -85,7 +85,10 @@ func (m *Meter) add(at time.Time, took time.Duration) {
 // Since returns how many times as long as at best the machine has taken on
 // average since a moment: 1 when it had nothing else to do, and 5 at most. A nil
 // meter, and one that has no sample since then, says 1.
-func (m *Meter) Since(t time.Time) float64 {
+func (m *Meter) Since(t time.Time) float64 { return m.Between(t, time.Time{}) }
+
+// Between is Since for what ended at a moment; the zero time is now.
+func (m *Meter) Between(from, to time.Time) float64 {
 	if m == nil {
 		return 1
 	}
@@ -93,7 +96,10 @@ func (m *Meter) Since(t time.Time) float64 {
 	defer m.mu.Unlock()
 	var sum time.Duration
 	n := 0
-	for i := len(m.samples) - 1; i >= 0 && !m.samples[i].at.Before(t); i-- {
+	for i := len(m.samples) - 1; i >= 0 && !m.samples[i].at.Before(from); i-- {
+		if !to.IsZero() && m.samples[i].at.After(to) {
+			continue
+		}
 		sum += m.samples[i].took
 		n++
 	}

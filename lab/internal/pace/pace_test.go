@@ -27,6 +27,8 @@ func TestSince(t *testing.T) {
 	m.samples = m.samples[:4]
 	assert.Equal(t, m.Since(at(0)), 2.5)
 	assert.Equal(t, m.Since(at(2)), 3.5)
+	assert.Equal(t, m.Between(at(1), at(2)), 2.5)
+	assert.Equal(t, m.Between(at(7), at(9)), 1.0)
 	assert.Equal(t, m.Longer(time.Second, at(2)), 3500*time.Millisecond)
 
 	// A machine that turns out to be quicker than at the start.
