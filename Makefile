@@ -35,13 +35,18 @@ test: ## everything that must pass: unit, kernel and API tests, scenarios, sabot
 		END { printf "  %6.1f s  = %.1f minutes\n", sum / 10, sum / 600 }' bin/times; \
 	if awk -F '\t' '$$3 == "scenarios" { ran = 1 } END { exit !ran }' bin/times; then cat runs/latest/summary.txt; fi; exit $$rc
 
+# WITH_KIND=1 adds clusters of kind, as CI does: Podman is installed then, if it is
+# missing.
+WITH_KIND :=
+
 .PHONY: test-parts
-test-parts: deps build kubernetes cni flannel nodes verify lint test-unit test-kernel test-lab
+test-parts: deps $(if $(WITH_KIND),kind) build kubernetes cni flannel nodes verify lint test-unit test-kernel test-lab
 
 # A skip is a failure in CI. What this machine's own kernel lacks (geneve and
 # WireGuard, or a tun device without root) is tested in the virtual machine,
-# where nothing may be skipped. Clusters of kind are made by test-kind.
-NATIVE_SKIPS := geneve,wireguard,tun,kind
+# where nothing may be skipped.
+comma        := ,
+NATIVE_SKIPS := geneve,wireguard,tun$(if $(WITH_KIND),,$(comma)kind)
 
 # The packages whose tests can start control planes and labs come two at a time,
 # and four tests of each: they mostly wait. The list is sorted backwards, so that
@@ -70,7 +75,7 @@ test-kernel: build ## kernel tests: as root, without root, and in the virtual ma
 
 .PHONY: test-lab
 test-lab: build kubernetes cni flannel nodes ## every scenario with its sabotages in the VXLAN overlay, and those of GENEVE with Geneve and the kernel's WireGuard
-	$(call timed,scenarios,bin/lab run --fresh --sabotage=after --jobs $(LABS) '*@vxlan' $(GENEVE:%='%@geneve'))
+	$(call timed,scenarios,bin/lab run --fresh --sabotage=after --jobs $(LABS) '*@vxlan' $(GENEVE:%='%@geneve') $(if $(WITH_KIND),$(KIND:%='%@kind')))
 
 # Labs at a time, the third one while processors are idle; where virtual machines are
 # emulated, one of three is, and two when no native lab is left. With four, two of them
@@ -92,7 +97,8 @@ GENEVE := \
 	restart-without-api/geneve/milan-gateway node-added/geneve/tcp node-removed/geneve/milan-node-1 upgrade far-apart/milan-web ipvs
 
 # What runs in clusters of kind: what real kubelets, kubeadm's control planes and
-# nodes that are containers may do differently.
+# nodes that are containers may do differently. Beside the other labs each of these
+# scenarios has one of its sabotages there, in test-kind all of them.
 KIND := install-uninstall/vxlan/removed \
 	overlapping-cidrs/vxlan/tcp/*-web nodeport-return-path/vxlan/*/Local/tcp masquerade-bypass/vxlan/tcp/*-web host-sources/vxlan \
 	pod-to-pod/vxlan/*/milan-*/rome-web

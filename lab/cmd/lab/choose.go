@@ -61,7 +61,7 @@ func newSeed() string {
 func printPlan(w io.Writer, selected []selection, o runOptions) {
 	rows, broken := 0, 0
 	scenarios := map[*scenario.Scenario]bool{}
-	sabotages := sabotagesOf(selected, func(selection, scenario.Row) int { return 0 })
+	sabotages := sabotagesOf(selected, func(selection, scenario.Row) int { return 0 }, nil)
 	for n, sel := range selected {
 		scenarios[sel.scenario] = true
 		s := sel.scenario
@@ -69,7 +69,7 @@ func printPlan(w io.Writer, selected []selection, o runOptions) {
 		if o.sabotage != sabotageOnly {
 			for _, r := range sel.rows {
 				rows++
-				printRow(w, s, r, sel.overlay)
+				printRow(w, sel, r)
 			}
 		}
 		if o.sabotage == "" {
@@ -77,7 +77,7 @@ func printPlan(w io.Writer, selected []selection, o runOptions) {
 		}
 		for _, i := range sabotages[n] {
 			broken++
-			fmt.Fprintf(w, "  %s\n    %s\n      must fail: %s\n", withOverlay(i.row.Name, sel.overlay), i.sabotage, i.sabotage.Fails)
+			fmt.Fprintf(w, "  %s\n    %s\n      must fail: %s\n", sel.pattern(i.row.Name), i.sabotage, i.sabotage.Fails)
 			for _, st := range s.Build(i.row) {
 				if st.Name == i.sabotage.Fails {
 					for _, e := range i.sabotage.Expectation {
@@ -94,12 +94,12 @@ func printPlan(w io.Writer, selected []selection, o runOptions) {
 	fmt.Fprintln(w)
 }
 
-func printRow(w io.Writer, s *scenario.Scenario, r scenario.Row, overlay string) {
-	fmt.Fprintf(w, "  %s\n", withOverlay(r.Name, overlay))
+func printRow(w io.Writer, sel selection, r scenario.Row) {
+	fmt.Fprintf(w, "  %s\n", sel.pattern(r.Name))
 	if len(r.Requires) > 0 {
 		fmt.Fprintf(w, "    requires %s\n", strings.Join(r.Requires, ", "))
 	}
-	for i, st := range s.Build(r) {
+	for i, st := range sel.scenario.Build(r) {
 		fmt.Fprintf(w, "    %d %s\n", i+1, st.Name)
 		for _, a := range st.Do {
 			fmt.Fprintf(w, "        do     %s\n", a)

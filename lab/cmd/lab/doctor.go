@@ -14,12 +14,12 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// probe asks this machine for what a world needs, as --world names it. Container
-// engines, each of which may take 10 s to answer, are asked for the world kind
-// only, which is never taken by itself.
-func probe(ctx context.Context, p place, worldName string) []world.Probe {
+// probe asks this machine for what worlds need. Container engines, each of which may
+// take 10 s to answer, are asked for the world kind only, which is never taken by
+// itself.
+func probe(ctx context.Context, p place, withKind bool) []world.Probe {
 	probes := world.Doctor(ctx, p.bin())
-	if worldName == kind.World {
+	if withKind {
 		probes = append(probes, kind.Doctor(ctx, p.bin())...)
 	}
 	return append(probes, probeDead(rundir.Base()))
@@ -55,7 +55,7 @@ func newDoctorCommand(a *app, root *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			probes := probe(cmd.Context(), p, kind.World) // whose probes come on top of all others
+			probes := probe(cmd.Context(), p, true)
 			if asJSON {
 				return writeJSON(a.stdout, probes)
 			}

@@ -38,12 +38,21 @@ func ofClusters(have []kubeconfig.Cluster, overlay string) limits {
 	}
 	return limits{
 		row: func(sel selection, r scenario.Row) (scenario.Lack, bool) {
-			return kubeconfig.CannotRun(sel.scenario, r, cmp.Or(r.Overlay, sel.overlay, overlay), have)
+			return kubeconfig.CannotRun(sel.scenario, r, cmp.Or(r.Overlay, sel.at.overlay, overlay), have)
 		},
 		sabotage: func(_ *scenario.Scenario, sab scenario.Sabotage) (scenario.Lack, bool) {
 			return kubeconfig.CannotSabotage(sab, have)
 		},
 	}
+}
+
+// lacks tells whether a sabotage can't be made.
+func (l limits) lacks(s *scenario.Scenario, sab scenario.Sabotage) bool {
+	if l.sabotage == nil {
+		return false
+	}
+	_, lacks := l.sabotage(s, sab)
+	return lacks
 }
 
 // leave leaves the rows that a world has everything for. The others, and the
@@ -54,7 +63,7 @@ func (l limits) leave(out io.Writer, selected []selection, sabotage bool) []sele
 	for _, sel := range selected {
 		s := sel.scenario
 		var rows, broken []scenario.Lack
-		kept := selection{scenario: s, overlay: sel.overlay}
+		kept := selection{scenario: s, at: sel.at}
 		for _, r := range sel.rows {
 			if lack, ok := l.row(sel, r); ok {
 				rows = append(rows, lack)

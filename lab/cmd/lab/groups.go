@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
@@ -69,7 +70,7 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 		last.items = append(last.items, i)
 	}
 	siteOf := func(sel selection, r scenario.Row) site { return c.choose(needOf(sel, r)) }
-	broken := sabotagesOf(selected, func(sel selection, r scenario.Row) int { return siteOf(sel, r).rank() })
+	broken := sabotagesOf(selected, func(sel selection, r scenario.Row) int { return siteOf(sel, r).rank() }, c.lacks)
 	for n, sel := range selected {
 		if o.sabotage != sabotageOnly {
 			for _, r := range shuffled(sel.rows, o.seed) {
@@ -78,11 +79,6 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 		}
 		if o.sabotage != "" {
 			for _, i := range broken[n] {
-				if c.limits.sabotage != nil {
-					if _, lacks := c.limits.sabotage(sel.scenario, *i.sabotage); lacks {
-						continue // limits.leave has said so
-					}
-				}
 				add(sel.scenario, i, siteOf(sel, i.row))
 			}
 		}
@@ -111,10 +107,16 @@ func inTurn(jobs int) func(a, b *group) int {
 	}
 }
 
+// kindWeight is what it takes longer to make clusters of kind than others, in rows.
+const kindWeight = 50
+
 // weight says how long a group takes beside others of its world: a sabotage four
 // times as long as a row, as all 320 natively took on average.
 func (g *group) weight() int {
 	n := 0
+	if g.world == kind.World {
+		n = kindWeight
+	}
 	for _, c := range g.rows {
 		n += len(c.items)
 	}
@@ -150,7 +152,8 @@ func (s site) rank() int {
 // sabotagesOf are the sabotages of each selection. One that several selections of
 // a scenario have, for they are of several overlays, is made in that of the lowest
 // rank only; but none of them is without one.
-func sabotagesOf(selected []selection, rank func(selection, scenario.Row) int) [][]item {
+// What lacks says can't be made; nil: all of them can.
+func sabotagesOf(selected []selection, rank func(selection, scenario.Row) int, lacks func(selection, scenario.Sabotage) bool) [][]item {
 	order, lowest := make([]int, len(selected)), make([]int, len(selected))
 	for n, sel := range selected {
 		order[n], lowest[n] = n, rank(sel, sel.rows[0])
@@ -164,6 +167,9 @@ func sabotagesOf(selected []selection, rank func(selection, scenario.Row) int) [
 	for _, n := range order {
 		sel := selected[n]
 		all := sabotages(sel, func(r scenario.Row) int { return rank(sel, r) })
+		if lacks != nil {
+			all = slices.DeleteFunc(all, func(i item) bool { return lacks(sel, *i.sabotage) })
+		}
 		had := made[sel.scenario]
 		left := slices.DeleteFunc(slices.Clone(all), func(i item) bool { return had[i.sabotage.Index] })
 		if len(left) == 0 {

@@ -61,7 +61,11 @@ func shown(all []*group) []string {
 				for _, i := range c.items {
 					line += " " + i.row.Name
 					if i.sabotage != nil {
-						line += fmt.Sprintf("[%s]", i.sabotage.Withhold[len("routeconfiguration/"):])
+						what := strings.TrimPrefix(i.sabotage.Withhold, "routeconfiguration/")
+						if i.sabotage.Plant != nil {
+							what = i.sabotage.Plant.Run
+						}
+						line += "[" + what + "]"
 					}
 					if i.skip != "" {
 						line += "!"

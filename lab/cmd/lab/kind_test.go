@@ -59,7 +59,29 @@ not selected: any, 1 row: packets are captured in the world kind by root only, w
 	assert.NilError(t, err)
 	left = ofKind(false).leave(&out, selected, true)
 	assert.DeepEqual(t, shown(groups(left, c, o)), []string{"of-this-test-kind-vxlan: both/vxlan/tcp both/vxlan/tcp[rome-node-gw]"})
-	assert.Equal(t, left[0].overlay, "vxlan")
+	assert.Equal(t, left[0].at, at{overlay: "vxlan"})
+}
+
+// TestAtKind: rows that are named with @kind run there beside those of other worlds,
+// each group with a sabotage that can be made in it.
+func TestAtKind(t *testing.T) {
+	all := parse(t, map[string]string{"both": "matrix: { overlay: [geneve, vxlan], proto: [tcp, udp] }" + `
+steps: [ { name: it answers, expect: { reach: { from: milan/web, to: rome/web, proto: "{proto}" } } } ]
+sabotage:
+  - { plant: { on: milan/router, run: ip rule add to 10.0.0.0/8, undo: ip rule del to 10.0.0.0/8 }, fails: it answers, expectation: reach }
+  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it answers, expectation: reach }
+  - { withhold: routeconfiguration/rome-gw-ext, in: milan, fails: it answers, expectation: reach }
+`})
+	o := runOptions{world: "auto", overlay: "auto", seed: "a", sabotage: sabotageAfter, jobs: 3}
+	selected, err := choose(all, []string{"both@vxlan", "both/vxlan/tcp@kind"}, o)
+	assert.NilError(t, err)
+	assert.Equal(t, selected[1].pattern(selected[1].rows[0].Name), "both/vxlan/tcp@kind")
+	c, err := newChooser("auto", "auto", machine(t), nil)
+	assert.NilError(t, err)
+	assert.DeepEqual(t, shown(groups(selected, c, o)), []string{
+		"of-this-test-kind-vxlan: both/vxlan/tcp both/vxlan/tcp[rome-node-gw]",
+		"of-this-test-native-vxlan: both/vxlan/udp both/vxlan/tcp both/vxlan/tcp[ip rule add to 10.0.0.0/8] both/vxlan/tcp[rome-node-gw] both/vxlan/udp[rome-gw-ext]",
+	})
 }
 
 // TestRunWithoutEngine: rows that clusters of kind could run are skipped where no

@@ -45,7 +45,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"run", "--sabotage=before"}, 2, "--sabotage=after for rows first"},
 		{[]string{"run", "--jobs", "0"}, 2, "at least one lab at a time"},
 		{[]string{"run", "pod-to-pot"}, 2, `did you mean "pod-to-pod"?`},
-		{[]string{"run", "pod-to-pod@genev"}, 2, "\"pod-to-pod@genev\": there is no overlay \"genev\"\ndid you mean \"geneve\"?"},
+		{[]string{"run", "pod-to-pod@genev"}, 2, "\"pod-to-pod@genev\": \"genev\" is neither an overlay nor the world kind\ndid you mean \"geneve\"?"},
 		{[]string{"run", "pod-to-pot@geneve"}, 2, "no row matches \"pod-to-pot@geneve\"\ndid you mean \"pod-to-pod\"?"},
 		{[]string{"run", "geneve-ping@vxlan"}, 2, `"geneve-ping@vxlan": none of its rows runs in overlay vxlan`},
 		{[]string{"run", "@vxlan"}, 2, `"@vxlan" names no rows: write '*@vxlan' for all of them`},

@@ -5,37 +5,58 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
 
 // A selection is the rows of a scenario that shall run, in the file's order.
-// What patterns name with different overlays are several selections of one
+// What patterns name with different @ are several selections of one
 // scenario: each has sabotages, see sabotagesOf.
 type selection struct {
 	scenario *scenario.Scenario
-	overlay  string // the one that the pattern names; empty: that of --overlay
+	at       at
 	rows     []scenario.Row
 }
 
-// A pattern is an argument of lab run: PATTERN or PATTERN@OVERLAY.
-type pattern struct {
-	text    string // as it was written
-	name    string // what stands for rows
+// An at is what follows the @ of a pattern: an overlay, or the world kind, which is
+// never taken by itself.
+type at struct {
 	overlay string // empty: that of --overlay
+	world   string // empty: that of --world
+}
+
+// ats are what can follow the @ of a pattern.
+func ats() []string { return append(scenario.Overlays(), kind.World) }
+
+func parseAt(text string) at {
+	if text == kind.World {
+		return at{world: text}
+	}
+	return at{overlay: text}
+}
+
+// String is what followed the @; empty: nothing did.
+func (a at) String() string { return a.overlay + a.world }
+
+// A pattern is an argument of lab run: PATTERN, PATTERN@OVERLAY or PATTERN@kind.
+type pattern struct {
+	text string // as it was written
+	name string // what stands for rows
+	at   at
 
 	named, chosen bool // whether it stands for a row, and for one that can run in its overlay
 }
 
-// parsePattern splits an argument of lab run and checks the overlay.
+// parsePattern splits an argument of lab run and checks what follows the @.
 func parsePattern(text string) (*pattern, error) {
-	name, overlay, found := strings.Cut(text, "@")
-	p := &pattern{text: text, name: strings.TrimSuffix(name, "/"), overlay: overlay}
+	name, after, found := strings.Cut(text, "@")
+	p := &pattern{text: text, name: strings.TrimSuffix(name, "/"), at: parseAt(after)}
 	switch {
-	case found && !slices.Contains(scenario.Overlays(), overlay):
-		return nil, usageError("%q: there is no overlay %q\n%s", text, overlay, yamlfile.DidYouMean(overlay, scenario.Overlays()))
+	case found && !slices.Contains(ats(), after):
+		return nil, usageError("%q: %q is neither an overlay nor the world kind\n%s", text, after, yamlfile.DidYouMean(after, ats()))
 	case found && p.name == "":
-		return nil, usageError("%q names no rows: write '*@%s' for all of them", text, overlay)
+		return nil, usageError("%q names no rows: write '*@%s' for all of them", text, after)
 	}
 	return p, nil
 }
@@ -47,7 +68,7 @@ func (p *pattern) chooses(r scenario.Row) bool {
 		return false
 	}
 	p.named = true
-	if !canRunIn(r, p.overlay) {
+	if !canRunIn(r, p.at.overlay) {
 		return false
 	}
 	p.chosen = true
@@ -75,46 +96,49 @@ func canRunIn(r scenario.Row, overlay string) bool {
 	return overlay == overlayAuto || overlay == "" || r.Overlay == "" || r.Overlay == overlay
 }
 
-// withOverlay is the pattern of a row that was selected with an overlay.
-func withOverlay(name, overlay string) string {
-	if overlay == "" {
+// pattern is the pattern of a row of the selection.
+func (s selection) pattern(name string) string {
+	if s.at == (at{}) {
 		return name
 	}
-	return name + "@" + overlay
+	return name + "@" + s.at.String()
 }
 
 // choose picks the rows that the patterns, the shard and the overlay name. A row
-// that is named with its overlay and without it runs once, with it.
+// that is named with an @ and without it runs once, with it.
 func choose(all []*scenario.Scenario, args []string, o runOptions) ([]selection, error) {
 	part, parts, err := parseShard(o.shard)
 	if err != nil {
 		return nil, err
 	}
-	byOverlay := map[string][]*pattern{}
+	byAt := map[at][]*pattern{}
 	var patterns []*pattern
 	for _, text := range args {
 		p, err := parsePattern(text)
 		if err != nil {
 			return nil, err
 		}
-		byOverlay[p.overlay] = append(byOverlay[p.overlay], p)
+		byAt[p.at] = append(byAt[p.at], p)
 		patterns = append(patterns, p)
 	}
 	if len(args) == 0 {
-		byOverlay[""] = []*pattern{{name: "*"}}
+		byAt[at{}] = []*pattern{{name: "*"}}
 	}
 	var out []selection
 	for _, s := range all {
-		named := map[string]bool{} // with an overlay
-		for _, overlay := range append(scenario.Overlays(), "") {
-			sel := selection{scenario: s, overlay: overlay}
+		named := map[string]bool{} // with an @
+		for _, text := range append(ats(), "") {
+			sel := selection{scenario: s, at: parseAt(text)}
 			for _, r := range s.Rows {
 				chosen := false
-				for _, p := range byOverlay[overlay] {
+				for _, p := range byAt[sel.at] {
 					chosen = p.chooses(r) || chosen
 				}
-				if overlay == "" {
-					chosen = chosen && canRunIn(r, o.overlay) && !named[r.Name]
+				if sel.at.overlay == "" {
+					chosen = chosen && canRunIn(r, o.overlay)
+				}
+				if sel.at == (at{}) {
+					chosen = chosen && !named[r.Name]
 				}
 				if chosen && inShard(r.Name, part, parts) {
 					sel.rows = append(sel.rows, r)
@@ -143,7 +167,7 @@ func unmatched(all []*scenario.Scenario, patterns []*pattern) error {
 			}
 			return usageError("no row matches %q\n%s", p.text, yamlfile.DidYouMean(p.name, names))
 		case !p.chosen:
-			return usageError("%q: none of its rows runs in overlay %s\nlab run --plan '%s' shows which they are", p.text, p.overlay, p.name)
+			return usageError("%q: none of its rows runs in overlay %s\nlab run --plan '%s' shows which they are", p.text, p.at.overlay, p.name)
 		}
 	}
 	return nil

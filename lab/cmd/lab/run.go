@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -51,13 +52,13 @@ of the same checkout, topology, chart and programs, and says why it does not use
 another one), runs the rows and prints a line for what held and an explanation for what did not.
 A pattern is a scenario, or a row or a part of one: pod-to-pod, pod-to-pod/vxlan,
 '*/*/udp'. PATTERN@OVERLAY stands for those of its rows that can run in that
-overlay. Of the sabotages that a scenario has in several overlays each is made
+overlay, PATTERN@kind for those that run in clusters of kind. Of the sabotages that a scenario has in several overlays each is made
 in one, and one at least in every overlay.
 
 Each row runs in the fastest world that has what it needs: a lab that is up, then
 this kernel (native), then the virtual machine (vm). Rows that name an overlay run
 in a lab with that overlay. With --world kind those rows run that clusters of kind
-have everything for; the others are listed as not selected, with the reason.
+have everything for, as with PATTERN@kind; the others are listed as not selected, with the reason.
 
 With --world kubeconfig rows run in clusters that you have, which have Isthmus and are
 peered: --kubeconfig milan=FILE@CONTEXT says which is scenarios' milan, --probe-image
@@ -160,12 +161,24 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 		out = a.stderr
 	}
 	var have []kubeconfig.Cluster
-	switch o.world {
-	case kind.World:
+	inKind := func(sel selection) bool { return cmp.Or(sel.at.world, o.world) == kind.World }
+	withKind := slices.ContainsFunc(selected, inKind)
+	switch {
+	case withKind && o.world == kubeconfig.World:
+		return usageError("PATTERN@kind: with --world kubeconfig all rows run in the clusters that --kubeconfig names")
+	case withKind:
 		engine, err := kind.FindEngine(ctx)
 		captures := err == nil && kind.CanCapture(engine) // the doctor says what is missing
-		selected = ofKind(captures).leave(out, selected, o.sabotage != "")
-	case kubeconfig.World:
+		var left []selection
+		for _, sel := range selected {
+			if inKind(sel) {
+				left = append(left, ofKind(captures).leave(out, []selection{sel}, o.sabotage != "")...)
+			} else {
+				left = append(left, sel)
+			}
+		}
+		selected = left
+	case o.world == kubeconfig.World:
 		if have, err = readClusters(ctx, out, o.kubeconfigs); err != nil {
 			return err
 		}
@@ -186,13 +199,11 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 	if !o.fresh {
 		up = labs.up(ctx)
 	}
-	chooser, err := newChooser(o.world, o.overlay, probe(ctx, p, o.world), up)
+	chooser, err := newChooser(o.world, o.overlay, probe(ctx, p, withKind), up)
 	if err != nil {
 		return err
 	}
-	if o.world == kubeconfig.World {
-		chooser.limits, chooser.clusters = ofClusters(have, o.overlay), have
-	}
+	chooser.clusters = have
 	run := report.Run{Seed: o.seed, World: o.world, Again: o.keptWith(), Version: version, Started: time.Now(), Labs: []report.Lab{}}
 	dir, err := report.NewDir(p.runs(), run.Started, o.seed)
 	if err != nil {

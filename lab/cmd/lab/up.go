@@ -398,7 +398,7 @@ that take a lab's name are content with how it starts.`,
 					return usageError("%v\n--world native and vm have all that topologies can have", err)
 				}
 			}
-			c, err := newChooser(worldName, overlay, probe(cmd.Context(), p, worldName), nil)
+			c, err := newChooser(worldName, overlay, probe(cmd.Context(), p, worldName == kind.World), nil)
 			if err != nil {
 				return err
 			}

@@ -34,8 +34,25 @@ type chooser struct {
 	probes         []world.Probe
 	world, overlay string // as asked for; auto leaves them open
 	up             labUp  // none is when nil
-	limits         limits // of the world, where not every row can run in it
-	clusters       []kubeconfig.Cluster
+	// clusters are those of the world kubeconfig.
+	clusters []kubeconfig.Cluster
+}
+
+// limits are those of the world that a selection runs in.
+func (c chooser) limits(sel selection) limits {
+	switch cmp.Or(sel.at.world, c.world) {
+	case kind.World:
+		return ofKind(true)
+	case kubeconfig.World:
+		return ofClusters(c.clusters, c.overlay)
+	}
+	return limits{}
+}
+
+// lacks tells whether a sabotage can't be made where a selection runs; limits.leave
+// has said why.
+func (c chooser) lacks(sel selection, sab scenario.Sabotage) bool {
+	return c.limits(sel).lacks(sel.scenario, sab)
 }
 
 // A labUp tells whether a lab is up that can be used.
@@ -52,12 +69,8 @@ func newChooser(worldName, overlay string, probes []world.Probe, up labUp) (choo
 	if overlay != overlayAuto && !slices.Contains(scenario.Overlays(), overlay) {
 		return c, usageError("--overlay %q: auto, geneve or vxlan", overlay)
 	}
-	switch worldName {
-	case kind.World:
-		c.limits = ofKind(true)
-		return c, nil // where it can't run, rows are skipped: see try
-	case kubeconfig.World:
-		return c, nil // this machine needs nothing for it
+	if worldName == kind.World || worldName == kubeconfig.World {
+		return c, nil // where kind can't run, rows are skipped: see try; the other one needs nothing of this machine
 	}
 	for _, p := range probes {
 		if p.Name == "root" && !p.OK { // what the others found says nothing then
@@ -88,7 +101,7 @@ type need struct {
 // needOf is what a row of a selection needs: a row that is about no overlay has
 // that of the pattern.
 func needOf(sel selection, r scenario.Row) need {
-	return need{sel.scenario.Topology, r.Requires, cmp.Or(r.Overlay, sel.overlay), sel.scenario.World}
+	return need{sel.scenario.Topology, r.Requires, cmp.Or(r.Overlay, sel.at.overlay), cmp.Or(sel.at.world, sel.scenario.World)}
 }
 
 // choose returns the fastest site that has what is needed: a lab that is up,
@@ -145,7 +158,7 @@ func (c chooser) try(n need, w string) site {
 	s := site{world: w, overlay: overlay, lacks: without(features, here)}
 	missing := without(append(features, overlay), has)
 	cannot := lacking(c.probes, w)
-	if c.world == w {
+	if c.world == w || w == kind.World { // which is only taken where it is named
 		cannot = slices.DeleteFunc(cannot, estimate)
 	}
 	containerd := containerdProbe(c.probes, n.topology)
