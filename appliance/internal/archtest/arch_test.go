@@ -52,7 +52,8 @@ var network = []string{
 // of clusters.
 var kubernetes = []string{
 	"appliance/api", "appliance/internal/kube", "appliance/internal/controllers", "appliance/internal/teardown", "appliance/internal/cli",
-	"appliance/internal/daemon", "appliance/internal/peers", "appliance/cmd", "appliance/plan", "lab",
+	"appliance/internal/access", "appliance/internal/peer", "appliance/internal/peers",
+	"appliance/internal/daemon", "appliance/cmd", "appliance/plan", "lab",
 }
 
 // typesOnly may import what is after the colon of Kubernetes and no more.

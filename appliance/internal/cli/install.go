@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 )
 
 // installation is what install and upgrade have in common.
@@ -347,7 +348,7 @@ func (c *cluster) notReady(ctx context.Context) string {
 	waiting := ""
 	n := 0
 	for _, pod := range list.Items {
-		why := trouble(pod)
+		why := kube.PodTrouble(pod)
 		if why == "" {
 			continue
 		}

@@ -8,11 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 
-	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
-	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/access"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
@@ -147,40 +145,23 @@ func checkPublicSystem(daemons []appsv1.DaemonSet, deployments []appsv1.Deployme
 
 const labelPartOf = "app.kubernetes.io/part-of"
 
-// A right is something that the user has to be allowed to do.
-type right struct{ verb, group, resource, subresource, namespace, name string }
-
-func (r right) String() string {
-	what := r.resource
-	if r.group != "" {
-		what += "." + r.group
-	}
-	if r.subresource != "" {
-		what += "/" + r.subresource
-	}
-	if r.namespace != "" {
-		what += " in namespace " + r.namespace
-	}
-	return r.verb + " " + what
-}
-
 // rights returns what it takes to do verbs to the objects, and to keep the
 // release; what the roles among them grant, the user has to hold.
-func (c *cluster) rights(m manifest, verbs ...string) (ours, granted []right) {
-	set, grants := map[right]bool{}, map[right]bool{}
+func (c *cluster) rights(m manifest, verbs ...string) (ours, granted []access.Right) {
+	set, grants := map[access.Right]bool{}, map[access.Right]bool{}
 	for _, verb := range []string{"create", "get", "list", "update", "delete"} {
-		set[right{verb: verb, resource: "secrets", namespace: c.namespace}] = true // the release
+		set[access.Right{Verb: verb, Resource: "secrets", Namespace: c.namespace}] = true // the release
 	}
-	set[right{verb: "create", resource: "namespaces"}] = true
-	set[right{verb: "list", resource: "nodes"}] = true
+	set[access.Right{Verb: "create", Resource: "namespaces"}] = true
+	set[access.Right{Verb: "list", Resource: "nodes"}] = true
 	for _, verb := range []string{"list", "create", "patch"} {
-		set[right{verb: verb, group: "apiextensions.k8s.io", resource: "customresourcedefinitions"}] = true
+		set[access.Right{Verb: verb, Group: "apiextensions.k8s.io", Resource: "customresourcedefinitions"}] = true
 	}
 	for _, d := range m.objects {
 		gvk := d.object.GroupVersionKind()
 		plural, _ := meta.UnsafeGuessKindToResource(gvk)
 		for _, verb := range verbs {
-			set[right{verb: verb, group: gvk.Group, resource: plural.Resource, namespace: d.object.GetNamespace()}] = true
+			set[access.Right{Verb: verb, Group: gvk.Group, Resource: plural.Resource, Namespace: d.object.GetNamespace()}] = true
 		}
 		for _, rule := range rulesOf(d.object) {
 			for _, group := range rule.APIGroups {
@@ -188,15 +169,14 @@ func (c *cluster) rights(m manifest, verbs ...string) (ours, granted []right) {
 					for _, verb := range rule.Verbs {
 						resource, sub, _ := strings.Cut(resource, "/")
 						for _, name := range append(rule.ResourceNames, "")[:max(1, len(rule.ResourceNames))] {
-							grants[right{verb, group, resource, sub, d.object.GetNamespace(), name}] = true
+							grants[access.Right{Verb: verb, Group: group, Resource: resource, Subresource: sub, Namespace: d.object.GetNamespace(), Name: name}] = true
 						}
 					}
 				}
 			}
 		}
 	}
-	order := func(a, b right) int { return strings.Compare(a.String(), b.String()) }
-	return slices.SortedFunc(maps.Keys(set), order), slices.SortedFunc(maps.Keys(grants), order)
+	return slices.SortedFunc(maps.Keys(set), access.Compare), slices.SortedFunc(maps.Keys(grants), access.Compare)
 }
 
 // rulesOf are the rules of a role; nil of anything else.
@@ -211,51 +191,22 @@ func rulesOf(o *unstructured.Unstructured) []rbacv1.PolicyRule {
 	return role.Rules
 }
 
-// missing returns those of the rights that the user does not have.
-func (c *cluster) missing(ctx context.Context, list []right) ([]right, error) {
-	var mu sync.Mutex
-	var out []right
-	g, ctx := errgroup.WithContext(ctx)
-	g.SetLimit(16)
-	for _, r := range list {
-		g.Go(func() error {
-			review, err := c.clients.AuthorizationV1().SelfSubjectAccessReviews().Create(ctx, &authorizationv1.SelfSubjectAccessReview{
-				Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
-					Verb: r.verb, Group: r.group, Resource: r.resource, Subresource: r.subresource, Namespace: r.namespace, Name: r.name,
-				}},
-			}, metav1.CreateOptions{})
-			if err != nil {
-				return fmt.Errorf("ask whether you may %s: %w", r, err)
-			}
-			if !review.Status.Allowed {
-				mu.Lock()
-				defer mu.Unlock()
-				out = append(out, r)
-			}
-			return nil
-		})
-	}
-	err := g.Wait()
-	slices.SortFunc(out, func(a, b right) int { return strings.Compare(a.String(), b.String()) })
-	return out, err
-}
-
 // checkRights finds what the user is not allowed to do.
 func (c *cluster) checkRights(ctx context.Context, m manifest, verbs ...string) ([]Problem, error) {
 	ours, granted := c.rights(m, verbs...)
-	lacking, err := c.missing(ctx, ours)
+	lacking, err := access.Missing(ctx, c.client, ours)
 	if err != nil {
 		return nil, err
 	}
 	// Who may escalate needs to hold nothing of what roles grant.
-	escalate, err := c.missing(ctx, []right{
-		{verb: "escalate", group: rbacv1.GroupName, resource: "clusterroles"}, {verb: "escalate", group: rbacv1.GroupName, resource: "roles", namespace: c.namespace},
+	escalate, err := access.Missing(ctx, c.client, []access.Right{
+		{Verb: "escalate", Group: rbacv1.GroupName, Resource: "clusterroles"}, {Verb: "escalate", Group: rbacv1.GroupName, Resource: "roles", Namespace: c.namespace},
 	})
 	if err != nil {
 		return nil, err
 	}
 	if len(escalate) > 0 {
-		more, err := c.missing(ctx, granted)
+		more, err := access.Missing(ctx, c.client, granted)
 		if err != nil {
 			return nil, err
 		}
