@@ -3,6 +3,7 @@
 //	isthmusctl install
 //	isthmusctl upgrade
 //	isthmusctl uninstall
+//	isthmusctl network init|connect|disconnect|reset
 //
 // Installed as kubectl-isthmus it is also "kubectl isthmus".
 package main

@@ -89,16 +89,16 @@ func (p *program) print(v any) error {
 func (p *program) root() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "isthmusctl",
-		Short: "Install, upgrade and remove Isthmus",
+		Short: "Install Isthmus, and connect clusters",
 		Long: `Isthmus connects the pods of Kubernetes clusters. isthmusctl installs it in the
 cluster of the current context, brings it up to date, and removes it without a
-trace. As kubectl-isthmus in the PATH it is also "kubectl isthmus".`,
+trace; and it connects two clusters that have it. As kubectl-isthmus in the PATH it is also "kubectl isthmus".`,
 		Version:       p.version,
 		SilenceErrors: true, // Run prints them
 		SilenceUsage:  true,
 	}
 	p.addClusterFlags(cmd)
-	cmd.AddCommand(p.installCommand(), p.upgradeCommand(), p.uninstallCommand(), p.peerCommand())
+	cmd.AddCommand(p.installCommand(), p.upgradeCommand(), p.uninstallCommand(), p.networkCommand(), p.peerCommand())
 	return cmd
 }
 

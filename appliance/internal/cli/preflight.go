@@ -33,10 +33,16 @@ type Problem struct {
 }
 
 // A RefusedError is returned when nothing has been changed, and says why.
-type RefusedError struct{ Problems []Problem }
+type RefusedError struct {
+	Problems []Problem
+	text     string // of somebody who has said it already
+}
 
 // Error lists the problems, one a line.
 func (e *RefusedError) Error() string {
+	if e.text != "" {
+		return e.text
+	}
 	var out strings.Builder
 	fmt.Fprintf(&out, "refused, nothing was changed:")
 	for _, p := range e.Problems {
@@ -49,7 +55,7 @@ func refuse(problems []Problem) error {
 	if len(problems) == 0 {
 		return nil
 	}
-	return &RefusedError{problems}
+	return &RefusedError{Problems: problems}
 }
 
 // valueOf are the values that the Networks of the chart come from, by type.

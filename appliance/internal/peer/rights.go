@@ -1,0 +1,98 @@
+package peer
+
+import (
+	"context"
+	"fmt"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/access"
+)
+
+// rights are what it takes to do the rest of an action on a side. What has been
+// read already is not among them.
+func rights(b *Both, on Side, action Action, o *Options) []access.Right {
+	f := &b[on]
+	var out []access.Right
+	add := func(verb, group, resource, namespace string) {
+		out = append(out, access.Right{Verb: verb, Group: group, Resource: resource, Namespace: namespace})
+	}
+	ns, group := f.Namespace.Name, v1beta1.GroupVersion.Group
+	exists := f.Namespace.UID != ""
+	gateway := "gatewayclients"
+	if on == serverSide(b) {
+		gateway = "gatewayservers"
+	}
+	switch action {
+	case Init, Connect:
+		if !exists {
+			add("create", "", "namespaces", "")
+		}
+		kinds := []string{"configurations"}
+		if action == Connect {
+			kinds = append(kinds, gateway)
+			if !o.KeepKeys {
+				kinds = append(kinds, "publickeies")
+				add("get", "", "secrets", ns)
+			}
+			add("list", group, "connections", ns)
+		}
+		for _, k := range kinds {
+			add("create", group, k, ns)
+			add("list", group, k, ns)
+			if o.Atomic {
+				add("delete", group, k, ns)
+			}
+		}
+		if o.Atomic && !exists {
+			add("delete", "", "namespaces", "")
+		}
+	case Disconnect, Reset:
+		if len(f.Servers) > 0 {
+			add("delete", group, "gatewayservers", ns)
+		}
+		if len(f.Clients) > 0 {
+			add("delete", group, "gatewayclients", ns)
+		}
+		if len(f.Keys) > 0 {
+			add("delete", group, "publickeies", ns)
+		}
+		if action == Reset && len(f.Configurations) > 0 {
+			add("delete", group, "configurations", ns)
+		}
+		if action == Reset && exists {
+			add("delete", "", "namespaces", "")
+		}
+	}
+	return out
+}
+
+// checkRights returns a RefusedError that names what the users of the two
+// clusters may not do, before anything is done.
+func (r *run) checkRights(ctx context.Context) error {
+	var lacking [2][]access.Right
+	g, gctx := errgroup.WithContext(ctx)
+	for i, c := range r.Clusters {
+		g.Go(func() (err error) {
+			if lacking[i], err = access.Missing(gctx, c.Client, rights(&r.both, Side(i), r.Action, &r.Options)); err != nil {
+				return &ReadError{c, err}
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	var out []Problem
+	for i, list := range lacking {
+		for _, right := range list {
+			out = append(out, Problem{Check: "permission", Object: r.ids[i].ID, Message: "you may not " + right.String(),
+				Fix: fmt.Sprintf("ask an administrator of that cluster for this right, or use a kubeconfig that has it; %s auth whoami says who you are", r.Clusters[i].Kubectl)})
+		}
+	}
+	if len(out) > 0 {
+		return &RefusedError{Problems: out, Changed: len(r.journal) > 0}
+	}
+	return nil
+}

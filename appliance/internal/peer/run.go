@@ -1,0 +1,528 @@
+package peer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+)
+
+// Config is what Run needs.
+type Config struct {
+	Clusters [2]Cluster
+	Action   Action
+	Options  Options
+	// Say is told what was done, and Waiting what is waited for now.
+	Say, Waiting func(text string)
+	// Kinds returns the kinds of objects in namespaces that a side serves; only
+	// Reset and Atomic ask.
+	Kinds func(Side) ([]schema.GroupVersionKind, error)
+}
+
+// A Done is an object of the result, and what was done to it.
+type Done struct {
+	Ref
+	Deed Deed `json:"action"`
+}
+
+// unchanged is the deed of an object that was as it should be.
+const unchanged Deed = "unchanged"
+
+// A Result is what a run did.
+type Result struct {
+	Action   Action       `json:"action"`
+	Clusters [2]EndOfPair `json:"clusters"`
+	Objects  []Done       `json:"objects"`
+	Notes    []string     `json:"notes,omitempty"`
+	// Changed is how many objects were made, updated or deleted.
+	Changed int `json:"changed"`
+	// Connected: both gateways have heard from each other.
+	Connected  bool    `json:"connected"`
+	RolledBack bool    `json:"rolledBack,omitempty"`
+	Seconds    float64 `json:"seconds"`
+}
+
+// EndOfPair is one of the two clusters in a result.
+type EndOfPair struct {
+	ID        string `json:"id"`
+	Namespace string `json:"namespace"`
+	Role      string `json:"role,omitempty"` // server or client
+}
+
+const (
+	// pollTime is the time between two looks at both clusters.
+	pollTime = 200 * time.Millisecond
+	// refusalTime is how long a controller's refusal has to stand: it may be about
+	// what was there a moment ago.
+	refusalTime = 3 * time.Second
+	// rollbackTime is how long taking back may take.
+	rollbackTime = time.Minute
+)
+
+// run is one in progress.
+type run struct {
+	Config
+	both    Both
+	journal []entry
+	result  Result
+	started time.Time
+	ids     [2]Identity
+}
+
+// An entry of the journal is a change that was made.
+type entry struct {
+	Change
+	before client.Object // of an update
+}
+
+// Run does what the action says. It returns what was done also with an error:
+// a RefusedError, TimeoutError, ReadError, NotInstalledError, or a write that
+// failed.
+func Run(ctx context.Context, cfg Config) (Result, error) {
+	r := &run{Config: cfg, started: time.Now()}
+	r.result.Action = cfg.Action
+	limited, cancel := context.WithTimeout(ctx, cfg.Options.Timeout)
+	defer cancel()
+	err := r.identify(limited)
+	if err == nil {
+		err = r.converge(limited)
+	}
+	r.summarize()
+	if err != nil && r.Options.Atomic && len(r.journal) > 0 {
+		// Not in the time of ctx: that is over, or somebody has pressed Ctrl-C.
+		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+		defer cancel()
+		if failed := r.rollBack(back); failed != nil {
+			err = fmt.Errorf("%w\ntaking it back failed: %w", err, failed)
+		} else {
+			r.result.RolledBack = true
+			err = fmt.Errorf("%w\nwhat this run had made was taken back (--atomic)", err)
+		}
+	}
+	r.result.Seconds = time.Since(r.started).Seconds()
+	return r.result, err
+}
+
+// identify finds out which clusters they are, and what is to be made from which
+// templates.
+func (r *run) identify(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for i, c := range r.Clusters {
+		g.Go(func() (err error) {
+			r.ids[i], err = Identify(ctx, c, Template{})
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// look reads both sides.
+func (r *run) look(ctx context.Context) error {
+	g, gctx := errgroup.WithContext(ctx)
+	var both Both
+	for i, c := range r.Clusters {
+		g.Go(func() (err error) {
+			peer := r.ids[1-i].ID
+			if both[i], err = Look(gctx, c, r.ids[i], peer); err == nil && (r.Action == Disconnect || r.Action == Reset) {
+				err = both[i].lookMade(gctx, peer)
+			}
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	r.both = both
+	if r.Action != Connect && r.Action != Init {
+		return nil
+	}
+	// Networks may come late, and which template matters depends on the roles.
+	server := serverSide(&r.both)
+	g, gctx = errgroup.WithContext(ctx)
+	for i := range r.both {
+		t := r.Options.Client
+		if Side(i) == server {
+			t = r.Options.Server
+		}
+		f := &r.both[i]
+		if t = t.of(&f.Cluster); r.Action == Init || r.Options.SkipValidation {
+			t = Template{}
+		}
+		if f.Pending == "" && (t.Kind == "" || f.Template != nil && f.Template.GetName() == t.Name && f.Template.GetNamespace() == t.Namespace && f.Template.GetKind() == t.Kind) {
+			continue
+		}
+		g.Go(func() (err error) {
+			if f.Identity, err = Identify(gctx, f.Cluster, t); err == nil {
+				r.ids[i] = f.Identity
+			}
+			return err
+		})
+	}
+	return g.Wait()
+}
+
+// plan returns what is next.
+func (r *run) plan() Step {
+	if r.Action == Disconnect || r.Action == Reset {
+		return remove(&r.both, r.Action, &r.Options)
+	}
+	return connect(&r.both, r.Action, &r.Options)
+}
+
+// converge does what is next until nothing is.
+func (r *run) converge(ctx context.Context) error {
+	tick := time.NewTicker(pollTime)
+	defer tick.Stop()
+	seen, allowed := false, false
+	var refused string
+	var since time.Time
+	var step Step
+	kept := map[string]bool{} // namespaces that stay
+	for {
+		err := r.look(ctx)
+		if err != nil && (!seen || !transient(err)) {
+			if ctx.Err() != nil && seen {
+				return r.late(ctx, step)
+			}
+			return err
+		}
+		if err == nil {
+			seen = true
+			step = r.plan()
+			if len(step.Problems) > 0 {
+				return &RefusedError{Problems: step.Problems, Changed: len(r.journal) > 0}
+			}
+			if !allowed && len(step.Changes) > 0 {
+				if err := r.checkRights(ctx); err != nil {
+					return err
+				}
+				allowed = true
+			}
+			acted, err := r.act(ctx, step, kept)
+			if err != nil {
+				return err
+			}
+			if acted {
+				continue
+			}
+			r.keep(step)
+			if len(step.Waits) == 0 {
+				return nil
+			}
+			now := firstRefusal(step)
+			if now != refused {
+				refused, since = now, time.Now()
+			}
+			if refused != "" && time.Since(since) >= refusalTime {
+				return r.refusal(step)
+			}
+			r.Waiting("waiting for " + step.Waits[0].Text)
+		}
+		select {
+		case <-ctx.Done():
+			return r.late(ctx, step)
+		case <-tick.C:
+		}
+	}
+}
+
+// act makes the changes of a step and reports whether there were any. What has
+// changed meanwhile is looked at again.
+func (r *run) act(ctx context.Context, step Step, kept map[string]bool) (acted bool, err error) {
+	for _, c := range step.Changes {
+		ref := r.both.ref(c.On, c.Object)
+		if kept[ref.String()] {
+			continue
+		}
+		if c.Emptied {
+			who, err := r.occupants(ctx, c.On)
+			if err != nil {
+				return acted, err
+			}
+			if len(who) > 0 {
+				kept[ref.String()] = true
+				r.note(left(ref, who))
+				continue
+			}
+		}
+		acted = true
+		if err := r.do(ctx, c); apierrors.IsAlreadyExists(err) || apierrors.IsConflict(err) || (c.Deed == Delete && apierrors.IsNotFound(err)) {
+			continue
+		} else if err != nil {
+			return acted, r.failed(c, ref, err)
+		}
+		r.result.Objects = append(r.result.Objects, Done{ref, c.Deed})
+		text := fmt.Sprintf("%s %s", ref, c.Deed)
+		if c.Why != "" {
+			text += " (" + c.Why + ")"
+		}
+		r.Say(text)
+	}
+	return acted, nil
+}
+
+// do makes one change and enters it into the journal.
+func (r *run) do(ctx context.Context, c Change) error {
+	cl := r.Clusters[c.On].Client
+	switch c.Deed {
+	case Create:
+		if err := cl.Create(ctx, c.Object, FieldOwner); err != nil {
+			return err
+		}
+		r.journal = append(r.journal, entry{Change: c})
+	case Update:
+		before := r.find(c)
+		// Fields that we do not know stay.
+		if err := cl.Patch(ctx, c.Object, client.MergeFromWithOptions(before, client.MergeFromWithOptimisticLock{}), FieldOwner); err != nil {
+			return err
+		}
+		r.journal = append(r.journal, entry{c, before})
+	case Delete:
+		uid := c.Object.GetUID()
+		if err := cl.Delete(ctx, c.Object, client.Preconditions{UID: &uid}, client.PropagationPolicy(metav1.DeletePropagationBackground)); err != nil {
+			return err
+		}
+		r.journal = append(r.journal, entry{Change: c})
+	}
+	return nil
+}
+
+// find returns the object of a change as it was looked at.
+func (r *run) find(c Change) client.Object {
+	f := &r.both[c.On]
+	var all []client.Object
+	for i := range f.Configurations {
+		all = append(all, &f.Configurations[i])
+	}
+	for i := range f.Servers {
+		all = append(all, &f.Servers[i])
+	}
+	for i := range f.Clients {
+		all = append(all, &f.Clients[i])
+	}
+	for i := range f.Keys {
+		all = append(all, &f.Keys[i])
+	}
+	i := slices.IndexFunc(all, func(o client.Object) bool { return o.GetUID() == c.Object.GetUID() })
+	if i < 0 {
+		return nil
+	}
+	return all[i]
+}
+
+// failed says what could not be done.
+func (r *run) failed(c Change, ref Ref, err error) error {
+	verb := map[Deed]string{Create: "create", Update: "update", Delete: "delete"}[c.Deed]
+	fix := ""
+	switch {
+	case apierrors.IsForbidden(err):
+		fix = ": ask an administrator of that cluster for this right, or use a kubeconfig that has it"
+	case apierrors.IsInvalid(err):
+		fix = ": correct the flag that asks for it"
+	}
+	return fmt.Errorf("%s %s: %w%s%s", verb, ref, err, fix, r.resume())
+}
+
+// resume says that what is done stays.
+func (r *run) resume() string {
+	if r.Options.Atomic || len(r.journal) == 0 {
+		return ""
+	}
+	return " (run it again when that is mended: what is done stays done)"
+}
+
+// keep notes the objects that were as they should be.
+func (r *run) keep(step Step) {
+	for _, ref := range step.InPlace {
+		if !slices.ContainsFunc(r.result.Objects, func(d Done) bool { return d.Ref == ref }) {
+			r.result.Objects = append(r.result.Objects, Done{ref, unchanged})
+		}
+	}
+	for _, n := range step.Notes {
+		r.note(n)
+	}
+}
+
+func (r *run) note(text string) {
+	if !slices.Contains(r.result.Notes, text) {
+		r.result.Notes = append(r.result.Notes, text)
+		r.Say("note: " + text)
+	}
+}
+
+// summarize completes the result with what was looked at last.
+func (r *run) summarize() {
+	server := serverSide(&r.both)
+	for i := range r.both {
+		f := &r.both[i]
+		r.result.Clusters[i] = EndOfPair{ID: r.ids[i].ID, Namespace: f.Namespace.Name}
+		if r.Action == Connect {
+			r.result.Clusters[i].Role = "client"
+			if Side(i) == server {
+				r.result.Clusters[i].Role = "server"
+			}
+		}
+	}
+	r.result.Changed = len(r.journal)
+	_, here := r.both[Local].connected()
+	_, there := r.both[Remote].connected()
+	r.result.Connected = here && there
+}
+
+// transient reports whether an error may go away by itself.
+func transient(err error) bool {
+	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
+		return false
+	}
+	var none *NotInstalledError
+	return !errors.As(err, &none)
+}
+
+func firstRefusal(s Step) string {
+	for _, w := range s.Waits {
+		if w.Refused {
+			return w.Text
+		}
+	}
+	return ""
+}
+
+// refusal is the error of a controller that can't do what was asked for.
+func (r *run) refusal(s Step) error {
+	var out []Problem
+	for _, w := range s.Waits {
+		if w.Refused {
+			out = append(out, Problem{Check: "controller", Object: r.ids[w.On].ID, Message: w.Text,
+				Fix: fmt.Sprintf("mend that, and run it again; see %s describe configurations,gatewayservers,gatewayclients -n %s", r.Clusters[w.On].Kubectl, r.both[w.On].Namespace.Name)})
+		}
+	}
+	return &RefusedError{Problems: out, Changed: true}
+}
+
+// late is the error of a run that has no time left, or that somebody ended.
+func (r *run) late(ctx context.Context, step Step) error {
+	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		return fmt.Errorf("interrupted%s: %w", r.resume(), ctx.Err())
+	}
+	e := &TimeoutError{After: time.Since(r.started)}
+	for _, w := range step.Waits {
+		e.Waits = append(e.Waits, "waited for "+w.Text)
+	}
+	if len(step.Waits) > 0 {
+		look, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer cancel()
+		e.Look = explain(look, &r.both)
+	}
+	if text := r.resume(); text != "" {
+		e.Look = append(e.Look, "run it again when that is mended, with a longer --timeout where it only takes its time: what is done stays done")
+	}
+	return e
+}
+
+// occupants names what keeps the namespace of a side.
+func (r *run) occupants(ctx context.Context, on Side) ([]string, error) {
+	kinds, err := r.Kinds(on)
+	if err != nil {
+		return nil, &ReadError{r.Clusters[on], err}
+	}
+	return occupants(ctx, r.Clusters[on], r.both[on].Namespace.Name, kinds)
+}
+
+// rollBack takes back what this run made and nothing else, the last first.
+func (r *run) rollBack(ctx context.Context) error {
+	var failed []error
+	for _, e := range slices.Backward(r.journal) {
+		ref := r.both.ref(e.On, e.Object)
+		var err error
+		switch e.Deed {
+		case Create:
+			err = r.unmake(ctx, e, ref)
+		case Update:
+			err = r.restore(ctx, e, ref)
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("%s: %w", ref, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// unmake deletes an object that this run made, a namespace only when nobody else
+// has come to use it.
+func (r *run) unmake(ctx context.Context, e entry, ref Ref) error {
+	if _, ok := e.Object.(*corev1.Namespace); ok {
+		r.both[e.On].Namespace.Name = e.Object.GetName()
+		who, err := r.occupants(ctx, e.On)
+		if err != nil {
+			return err
+		}
+		if len(who) > 0 {
+			r.note(left(ref, who))
+			return nil
+		}
+	}
+	uid := e.Object.GetUID()
+	err := r.Clusters[e.On].Client.Delete(ctx, e.Object, client.Preconditions{UID: &uid})
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // gone, or another of the same name
+		return nil
+	}
+	if err == nil {
+		r.Say(ref.String() + " deleted again")
+	}
+	return err
+}
+
+// restore writes the spec that an object had before, unless somebody else has
+// changed it since.
+func (r *run) restore(ctx context.Context, e entry, ref Ref) error {
+	if e.before == nil {
+		return nil
+	}
+	cl := r.Clusters[e.On].Client
+	now := e.Object.DeepCopyObject().(client.Object)
+	if err := cl.Get(ctx, client.ObjectKeyFromObject(now), now); err != nil {
+		return client.IgnoreNotFound(err)
+	}
+	if !sameSpec(now, e.Object) {
+		r.note(ref.String() + " stays: somebody else has changed it since")
+		return nil
+	}
+	was := now.DeepCopyObject().(client.Object)
+	setSpec(now, e.before)
+	if err := cl.Patch(ctx, now, client.MergeFromWithOptions(was, client.MergeFromWithOptimisticLock{}), FieldOwner); err != nil {
+		return err
+	}
+	r.Say(ref.String() + " is as it was before")
+	return nil
+}
+
+func sameSpec(a, b client.Object) bool {
+	c := a.DeepCopyObject().(client.Object)
+	setSpec(c, b)
+	return reflect.DeepEqual(a, c)
+}
+
+// setSpec gives an object the spec of another one of its kind.
+func setSpec(o, from client.Object) {
+	switch o := o.(type) {
+	case *v1beta1.Configuration:
+		o.Spec = from.(*v1beta1.Configuration).Spec
+	case *v1beta1.GatewayServer:
+		o.Spec = from.(*v1beta1.GatewayServer).Spec
+	case *v1beta1.GatewayClient:
+		o.Spec = from.(*v1beta1.GatewayClient).Spec
+	case *v1beta1.PublicKey:
+		o.Spec = from.(*v1beta1.PublicKey).Spec
+	}
+}
