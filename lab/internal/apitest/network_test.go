@@ -1,0 +1,532 @@
+package apitest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/netip"
+	"net/url"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/appliance/nettest"
+	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
+)
+
+// A pair are two clusters with the appliance's controller in each, and no nodes.
+type pair struct {
+	t     *testing.T
+	milan *operator // whose kubeconfig is --kubeconfig
+	rome  *operator
+	// hear makes gateways hear each other, which nobody here does.
+	hear *atomic.Bool
+}
+
+func (p *pair) of(t *testing.T) *pair {
+	milan, rome := *p.milan, *p.rome
+	milan.t, rome.t = t, t
+	return &pair{t, &milan, &rome, p.hear}
+}
+
+// TestNetwork connects two clusters by isthmusctl, as operators do, and
+// disconnects them; ends it in the middle; and tries what has to be refused.
+func TestNetwork(t *testing.T) {
+	nettest.Slow(t, "starts two control planes")
+	p := &pair{t: t, hear: &atomic.Bool{}}
+	var started sync.WaitGroup
+	for i, c := range []struct {
+		name          string
+		operator      **operator
+		pods, service string
+	}{{"milan", &p.milan, "10.0.0.0/16", "10.96.0.0/16"}, {"rome", &p.rome, "10.1.0.0/16", "10.97.0.0/16"}} {
+		o := &operator{t: t, kubernetes: nettest.Built(t, "kubernetes"), isthmusctl: nettest.Built(t, "isthmusctl"), isthmus: nettest.Built(t, "isthmus")}
+		*c.operator = o
+		ports, err := controlplane.FreePorts()
+		assert.NilError(t, err)
+		dir := t.TempDir()
+		started.Go(func() {
+			o.cp, err = controlplane.Start(t.Context(), controlplane.Config{
+				Name: c.name, Dir: dir, Binary: o.kubernetes, Address: netip.AddrFrom4([4]byte{127, 0, 0, byte(1 + i)}), Ports: ports,
+				ServiceCIDR: netip.MustParsePrefix(c.service), PodCIDR: netip.MustParsePrefix(c.pods),
+			})
+			assert.Check(t, err)
+		})
+		started.Wait() // ports that are free are so for a moment only
+		assert.Assert(t, !t.Failed())
+		t.Cleanup(func() { assert.Check(t, o.cp.Close()) })
+		config := o.cp.RESTConfig()
+		config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
+		o.client, err = client.New(config, client.Options{})
+		assert.NilError(t, err)
+		admin, err := o.cp.Kubeconfig("admin")
+		assert.NilError(t, err)
+		o.kubeconfig = o.file(c.name, admin)
+	}
+
+	t.Run("one of them has no Isthmus", func(t *testing.T) { p.of(t).notInstalled() })
+	p.install(p.milan, "milan", "10.0.0.0/16")
+	p.install(p.rome, "rome", "10.1.0.0/16")
+	p.hear.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	var gateways sync.WaitGroup
+	gateways.Go(func() { p.gateways(ctx) })
+	defer gateways.Wait()
+	defer cancel()
+	defer p.milan.withAccount().controller()()
+	defer p.rome.withAccount().controller()()
+
+	for _, step := range []struct {
+		name string
+		run  func(*pair)
+	}{
+		{"refused before anything is changed", (*pair).refusals},
+		{"connected, and a second time there is nothing to do", (*pair).connects},
+		{"another's objects are taken as they are", (*pair).adopts},
+		{"killed after any write, the next run ends in the same objects", (*pair).killed},
+		{"what can't be done is taken back, and nothing else", (*pair).takesBack},
+	} {
+		if !t.Run(step.name, func(t *testing.T) { step.run(p.of(t)) }) {
+			t.FailNow()
+		}
+	}
+}
+
+func (p *pair) install(o *operator, id, pods string) {
+	o.run("install", "--wait=false", "--set", fmt.Sprintf("discovery.config.clusterID=%s,ipam.podCIDRs={%s}", id, pods))
+}
+
+// withAccount is o with the controller's account, by which the policies of the chart
+// know it.
+func (o *operator) withAccount() *operator {
+	admin, err := o.cp.Kubeconfig("admin")
+	assert.NilError(o.t, err)
+	own := *o
+	own.kubeconfig = o.file("controller", []byte(strings.Replace(string(admin), "user:\n", "user:\n    as: system:serviceaccount:liqo:isthmus-controller\n", 1)))
+	return &own
+}
+
+// gateways has all Connections say that they are connected, until ctx is done.
+func (p *pair) gateways(ctx context.Context) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if !p.hear.Load() {
+			continue
+		}
+		for _, o := range []*operator{p.milan, p.rome} {
+			for _, c := range o.list(ctx, "Connection") {
+				if value, _, _ := unstructured.NestedString(c.Object, "status", "value"); value == "Connected" {
+					continue
+				}
+				_ = unstructured.SetNestedField(c.Object, "Connected", "status", "value")
+				if err := o.client.Status().Update(ctx, &c); err != nil && ctx.Err() == nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+					p.t.Errorf("Connection %s: %v", c.GetName(), err)
+				}
+			}
+		}
+	}
+}
+
+// list returns the objects of a kind of ours in all namespaces.
+func (o *operator) list(ctx context.Context, kind string) []unstructured.Unstructured {
+	list := &unstructured.UnstructuredList{}
+	list.SetAPIVersion("networking.liqo.io/v1beta1")
+	list.SetKind(kind + "List")
+	if err := o.client.List(ctx, list); err != nil && ctx.Err() == nil {
+		o.t.Errorf("list %s: %v", kind, err)
+	}
+	return list.Items
+}
+
+// network runs isthmusctl network for the two.
+func (p *pair) network(args ...string) (stdout, stderr string, err error) {
+	return p.milan.try(append([]string{"network", "--remote-kubeconfig", p.rome.kubeconfig}, args...)...)
+}
+
+// does is network for what has to work.
+func (p *pair) does(args ...string) networkResult {
+	p.t.Helper()
+	out, errs, err := p.network(append(args, "--json")...)
+	assert.NilError(p.t, err, "isthmusctl network %v:\n%s%s", args, out, errs)
+	var r networkResult
+	assert.NilError(p.t, json.Unmarshal([]byte(out), &r), out)
+	p.t.Logf("isthmusctl network %s: %d changes in %.2f s", args[0], r.Changed, r.Seconds)
+	return r
+}
+
+// says runs what has to fail, and checks what it says.
+func (p *pair) says(args []string, wants ...string) string {
+	p.t.Helper()
+	out, errs, err := p.network(args...)
+	assert.Assert(p.t, err != nil, "isthmusctl network %v did it:\n%s%s", args, out, errs)
+	for _, want := range wants {
+		assert.Check(p.t, is.Contains(errs, want), "isthmusctl network %v", args)
+	}
+	return errs
+}
+
+type networkResult struct {
+	Changed   int
+	Connected bool
+	Seconds   float64
+	Notes     []string
+	Objects   []struct{ Cluster, Kind, Namespace, Name, Action string }
+}
+
+// objects are those of peerings in both clusters, without what is new each time,
+// keys and addresses, which are compared with where they come from, and without what
+// the controller adds.
+func (p *pair) objects() []string {
+	p.t.Helper()
+	var out []string
+	for _, o := range []*operator{p.milan, p.rome} {
+		var namespaces corev1.NamespaceList
+		assert.NilError(p.t, o.client.List(p.t.Context(), &namespaces, client.HasLabels{"liqo.io/tenant-namespace"}))
+		for _, n := range namespaces.Items {
+			maps.DeleteFunc(n.Labels, func(label, _ string) bool { return strings.HasPrefix(label, "pod-security.") })
+			out = append(out, fmt.Sprintf("Namespace %s %v %v", n.Name, n.Labels, n.DeletionTimestamp != nil))
+		}
+		for _, kind := range []string{"Configuration", "GatewayServer", "GatewayClient", "PublicKey"} {
+			for _, u := range o.list(p.t.Context(), kind) {
+				switch kind {
+				case "Configuration":
+					unstructured.RemoveNestedField(u.Object, "spec", "local")
+				case "GatewayClient":
+					unstructured.RemoveNestedField(u.Object, "spec", "endpoint", "addresses")
+				case "PublicKey":
+					unstructured.RemoveNestedField(u.Object, "spec")
+				}
+				owners := u.GetOwnerReferences()
+				for i := range owners {
+					owners[i].UID = ""
+				}
+				u.SetOwnerReferences(owners)
+				out = append(out, kind+" "+spec(p.t, &u))
+			}
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// wired checks that each side has what the other says of itself.
+func (p *pair) wired() {
+	p.t.Helper()
+	ctx := p.t.Context()
+	server, dialler := p.rome.list(ctx, "GatewayServer"), p.milan.list(ctx, "GatewayClient")
+	assert.Equal(p.t, len(server), 1)
+	assert.Equal(p.t, len(dialler), 1)
+	at, _, _ := unstructured.NestedStringSlice(server[0].Object, "status", "endpoint", "addresses")
+	dials, _, _ := unstructured.NestedStringSlice(dialler[0].Object, "spec", "endpoint", "addresses")
+	assert.DeepEqual(p.t, dials, at)
+	for _, x := range []struct{ of, at *operator }{{p.milan, p.rome}, {p.rome, p.milan}} {
+		keys := x.at.list(ctx, "PublicKey")
+		assert.Equal(p.t, len(keys), 1)
+		var secrets corev1.SecretList
+		assert.NilError(p.t, x.of.client.List(ctx, &secrets, client.MatchingLabels{"networking.liqo.io/gateway-resource": "true"}))
+		assert.Equal(p.t, len(secrets.Items), 1)
+		text, _, _ := unstructured.NestedString(keys[0].Object, "spec", "publicKey")
+		want, err := json.Marshal(secrets.Items[0].Data["publicKey"])
+		assert.NilError(p.t, err)
+		assert.Equal(p.t, `"`+text+`"`, string(want))
+	}
+}
+
+// nothing checks that no cluster has anything of a peering.
+func (p *pair) nothing() {
+	p.t.Helper()
+	until(p.t, "nothing is left of the peering", func() bool { return len(p.objects()) == 0 })
+}
+
+var connectArgs = []string{"connect", "--gw-server-service-type", "ClusterIP", "--wait", "--timeout", "30s"}
+
+func (p *pair) notInstalled() {
+	p.says([]string{"connect"}, "Isthmus is not installed in namespace liqo", "local cluster at https://127.0.0.1", "isthmusctl --kubeconfig "+p.milan.kubeconfig+" install")
+	p.install(p.milan, "milan", "10.0.0.0/16")
+	p.says([]string{"connect"}, "Isthmus is not installed in namespace liqo", "remote cluster at https://127.0.0.2", "isthmusctl --kubeconfig "+p.rome.kubeconfig+" install")
+	p.milan.run("uninstall", "--purge")
+}
+
+func (p *pair) refusals() {
+	same := *p
+	same.rome = p.milan
+	same.says(connectArgs, "refused, nothing was changed", "they are the same cluster, milan", "--remote-kubeconfig or --remote-context")
+
+	for _, bad := range []struct {
+		args  []string
+		wants []string
+	}{
+		{[]string{"connect", "--gw-server-service-type", "ExternalName"}, []string{"--gw-server-service-type", `"ExternalName" is not LoadBalancer, NodePort or ClusterIP`}},
+		{[]string{"connect", "--mtu", "9"}, []string{"--mtu", "9 is not an MTU"}},
+		{[]string{"connect", "--gw-server-template-name", "fast"}, []string{"WgGatewayServerTemplate liqo/fast in rome: it does not exist", "there are liqo/wireguard-server", "--gw-server-template-name"}},
+		{[]string{"connect", "--gw-client-template-namespace", "elsewhere"}, []string{"WgGatewayClientTemplate elsewhere/wireguard-client in milan", "liqo/wireguard-client"}},
+		{[]string{"connect", "--gw-server-type", "templates"}, []string{"group/version/resource"}},
+		{[]string{"connect", "--remote-liqo-namespace", "kube-system"}, []string{"Isthmus is not installed in namespace kube-system", "remote cluster"}},
+		{[]string{"connect", "--remote-context", "none"}, []string{"which remote cluster", "--remote-kubeconfig"}},
+	} {
+		p.says(bad.args, bad.wants...)
+	}
+
+	// Somebody who may not do it, and may read.
+	o := p.rome
+	o.kubectl(`
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: reader}, rules: [{apiGroups: ["*"], resources: ["*"], verbs: [get, list]}]}
+---
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: reader}, roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: reader}, subjects: [{kind: User, name: somebody}]}
+`, "apply", "-f", "-")
+	admin, err := o.cp.Kubeconfig("admin")
+	assert.NilError(p.t, err)
+	reader := *p
+	theirs := *o
+	theirs.kubeconfig = o.file("somebody", []byte(strings.Replace(string(admin), "user:\n", "user:\n    as: somebody\n", 1)))
+	reader.rome = &theirs
+	reader.says(connectArgs, "refused, nothing was changed", "rome: you may not create namespaces", "create publickeies.networking.liqo.io in namespace liqo-tenant-milan", "auth whoami")
+	o.kubectl("", "delete", "clusterrolebinding", "reader")
+	reader.says(connectArgs, "remote cluster at", `User "somebody" cannot list resource`, "ask an administrator of that cluster")
+
+	// Nobody there.
+	gone := *p
+	away := *o
+	away.kubeconfig = o.file("away", []byte(strings.Replace(string(admin), fmt.Sprintf(":%d", o.cp.Address().Port()), ":1", 1)))
+	gone.rome = &away
+	gone.says(connectArgs, "remote cluster at https://127.0.0.2:1: the API server does not answer", "connection refused")
+	p.nothing()
+}
+
+func (p *pair) connects() {
+	r := p.does(connectArgs...)
+	assert.Equal(p.t, r.Changed, 8, "%v", r.Objects)
+	assert.Assert(p.t, r.Connected)
+	assert.Check(p.t, r.Seconds < 10)
+	p.wired()
+	objects := p.objects()
+
+	out, errs, err := p.network(connectArgs...)
+	assert.NilError(p.t, err, errs)
+	assert.Equal(p.t, out, "milan and rome are connected already: nothing to do.\n")
+	assert.Equal(p.t, errs, "")
+	assert.DeepEqual(p.t, p.objects(), objects)
+	// From the other side it is the same peering.
+	back := &pair{p.t, p.rome, p.milan, p.hear}
+	assert.Equal(p.t, back.does("connect", "--wait").Changed, 0)
+	assert.DeepEqual(p.t, p.objects(), objects)
+
+	// What isthmusctl wrote, it changes when asked to.
+	r = p.does(append(connectArgs, "--mtu", "1400")...)
+	assert.Equal(p.t, r.Changed, 2, "%v", r.Objects)
+	assert.Equal(p.t, p.does(connectArgs...).Changed, 0) // a flag that is not given changes nothing
+
+	// Another peering is none of ours.
+	p.milan.kubectl(`
+{apiVersion: v1, kind: Namespace, metadata: {name: liqo-tenant-oslo, labels: {liqo.io/remote-cluster-id: oslo, liqo.io/tenant-namespace: "true"}}}
+---
+{apiVersion: networking.liqo.io/v1beta1, kind: Configuration, metadata: {namespace: liqo-tenant-oslo, name: oslo, labels: {liqo.io/remote-cluster-id: oslo}}, spec: {remote: {cidr: {pod: [10.5.0.0/16], external: [10.75.0.0/16]}}}}
+---
+{apiVersion: networking.liqo.io/v1beta1, kind: PublicKey, metadata: {namespace: liqo-tenant-oslo, name: oslo, labels: {liqo.io/remote-cluster-id: oslo}}, spec: {publicKey: AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE=}}
+`, "apply", "-f", "-")
+	oslo := p.milan.kubectl("", "get", "namespace,configuration,publickeies", "-n", "liqo-tenant-oslo", "-l", "liqo.io/remote-cluster-id=oslo", "-o", "jsonpath={range .items[*]}{.kind} {.metadata.uid} {.metadata.labels}{end}")
+
+	p.does("disconnect", "--wait")
+	for _, kind := range []string{"GatewayServer", "GatewayClient", "Connection"} {
+		assert.Equal(p.t, len(p.milan.list(p.t.Context(), kind))+len(p.rome.list(p.t.Context(), kind)), 0, kind)
+	}
+	assert.Equal(p.t, p.does("disconnect", "--wait").Changed, 0)
+	assert.Equal(p.t, len(p.rome.list(p.t.Context(), "Configuration")), 1)
+
+	// A namespace that somebody uses stays.
+	p.rome.kubectl("", "create", "configmap", "-n", "liqo-tenant-milan", "mine")
+	r = p.does("reset", "--wait")
+	assert.DeepEqual(p.t, r.Notes, []string{"Namespace liqo-tenant-milan in rome stays, for not all of it is of the peering: ConfigMap mine"})
+	assert.Equal(p.t, p.does("reset", "--wait").Changed, 0)
+	p.rome.kubectl("", "delete", "configmap", "-n", "liqo-tenant-milan", "mine")
+	p.does("reset", "--wait")
+	out, errs, err = p.network("reset")
+	assert.NilError(p.t, err, errs)
+	assert.Equal(p.t, out, "milan and rome do not know each other: nothing to do.\n")
+
+	assert.Equal(p.t, p.milan.kubectl("", "get", "namespace,configuration,publickeies", "-n", "liqo-tenant-oslo", "-l", "liqo.io/remote-cluster-id=oslo", "-o", "jsonpath={range .items[*]}{.kind} {.metadata.uid} {.metadata.labels}{end}"), oslo)
+	p.milan.kubectl("", "delete", "namespace", "liqo-tenant-oslo")
+	p.nothing()
+}
+
+func (p *pair) adopts() {
+	p.does("init")
+	p.does("reset", "--wait")
+	// By hand, without an MTU, the port in a list, and no label on the namespace
+	// that the public CLI sets.
+	p.rome.kubectl(`
+{apiVersion: v1, kind: Namespace, metadata: {name: liqo-tenant-milan, labels: {liqo.io/remote-cluster-id: milan, liqo.io/tenant-namespace: "true"}}}
+---
+{apiVersion: networking.liqo.io/v1beta1, kind: Configuration, metadata: {namespace: liqo-tenant-milan, name: of-milan, labels: {liqo.io/remote-cluster-id: milan}}, spec: {remote: {cidr: {pod: [10.0.0.0/16], external: [10.70.0.0/16]}}}}
+---
+{apiVersion: networking.liqo.io/v1beta1, kind: GatewayServer, metadata: {namespace: liqo-tenant-milan, name: to-milan, labels: {liqo.io/remote-cluster-id: milan}}, spec: {endpoint: {serviceType: ClusterIP, ports: [51840]}}}
+`, "apply", "-f", "-")
+	by := p.objects()
+	p.says(append(connectArgs, "--mtu", "1400"), "refused, nothing was changed", "GatewayServer liqo-tenant-milan/to-milan in rome: spec.mtu is 0, written by kubectl-client-side-apply, and --mtu asks for 1400", "kubectl --kubeconfig "+p.rome.kubeconfig+" edit gatewayserver -n liqo-tenant-milan to-milan")
+	assert.DeepEqual(p.t, p.objects(), by)
+	r := p.does("connect", "--wait", "--timeout", "30s")
+	assert.Equal(p.t, r.Changed, 5, "%v", r.Objects) // a namespace, a Configuration, the client, two keys
+	p.wired()
+	for _, have := range by {
+		assert.Check(p.t, slices.Contains(p.objects(), have), have)
+	}
+
+	// The key is another one, and not by us.
+	p.rome.kubectl("", "patch", "publickeies", "-n", "liqo-tenant-milan", "milan", "--type=merge", "-p", `{"spec": {"publicKey": "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAE="}}`)
+	p.says(connectArgs[:1], "PublicKey liqo-tenant-milan/milan in rome: spec.publicKey is another key, written by kubectl-patch", "delete publickeies -n liqo-tenant-milan milan")
+	p.rome.kubectl("", "delete", "publickeies", "-n", "liqo-tenant-milan", "milan")
+	assert.Equal(p.t, p.does("connect", "--wait").Changed, 1)
+
+	// The networks are those of another cluster.
+	p.milan.kubectl("", "patch", "configuration", "-n", "liqo-tenant-rome", "rome", "--type=merge", "-p", `{"spec": {"remote": {"cidr": {"pod": ["10.9.0.0/16"]}}}}`)
+	p.says(connectArgs[:1], "Configuration liqo-tenant-rome/rome in milan: spec.remote.cidr.pod is 10.9.0.0/16, written by kubectl-patch, and the other cluster says 10.1.0.0/16", "another cluster with the ID rome")
+	p.does("reset", "--wait")
+	p.nothing()
+}
+
+// killer passes requests on to the API servers, until as many writes as it is set
+// to have been made; then it kills.
+type killer struct {
+	left atomic.Int64
+	kill atomic.Pointer[func()]
+}
+
+// between returns a kubeconfig that leads to a cluster through the killer.
+func (k *killer) between(o *operator) string {
+	config := o.cp.RESTConfig()
+	transport, err := rest.TransportFor(config)
+	assert.NilError(o.t, err)
+	to, err := url.Parse(config.Host)
+	assert.NilError(o.t, err)
+	proxy := &httputil.ReverseProxy{Transport: transport, Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(to) }}
+	proxy.ErrorHandler = func(http.ResponseWriter, *http.Request, error) {} // whoever asked is dead
+	proxy.ModifyResponse = func(res *http.Response) error {
+		write := res.Request.Method != http.MethodGet && !strings.Contains(res.Request.URL.Path, "selfsubjectaccessreviews")
+		if write && k.left.Add(-1) == 0 {
+			(*k.kill.Load())() // it has been done, and nobody hears of it
+		}
+		return nil
+	}
+	s := httptest.NewServer(proxy)
+	o.t.Cleanup(s.Close)
+	return o.file("through", fmt.Appendf(nil, `{apiVersion: v1, kind: Config, current-context: c, contexts: [{name: c, context: {cluster: c}}], clusters: [{name: c, cluster: {server: "%s"}}]}`, s.URL))
+}
+
+// killedAfter runs isthmusctl network and kills it after so many writes. It
+// reports whether it came to that.
+func (p *pair) killedAfter(writes int, args ...string) bool {
+	p.t.Helper()
+	k := &killer{}
+	k.left.Store(int64(writes))
+	cmd := exec.CommandContext(p.t.Context(), p.milan.isthmusctl, append([]string{"network", "--kubeconfig", k.between(p.milan), "--remote-kubeconfig", k.between(p.rome)}, args...)...)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	kill := func() { _ = cmd.Process.Kill() }
+	k.kill.Store(&kill)
+	err := cmd.Run()
+	if k.left.Load() > 0 {
+		assert.NilError(p.t, err, out.String())
+		return false
+	}
+	return true
+}
+
+func (p *pair) killed() {
+	p.does(connectArgs...)
+	want := p.objects()
+	p.does("reset", "--wait")
+	resumes := func(writes, all int) {
+		p.t.Helper()
+		assert.Assert(p.t, p.killedAfter(writes, connectArgs...))
+		r := p.does(connectArgs...)
+		assert.Equal(p.t, r.Changed, all-writes, "killed after %d writes: %v", writes, r.Objects)
+		p.wired()
+		assert.DeepEqual(p.t, p.objects(), want)
+		p.does("reset", "--wait")
+	}
+	const namespaces, others = 2, 6
+	for writes := 1; writes <= namespaces; writes++ {
+		resumes(writes, namespaces+others)
+		p.nothing()
+	}
+	// Namespaces take seconds to go. From here on they stay, because somebody uses
+	// them.
+	p.does(connectArgs...)
+	p.milan.kubectl("", "create", "configmap", "-n", "liqo-tenant-rome", "mine")
+	p.rome.kubectl("", "create", "configmap", "-n", "liqo-tenant-milan", "mine")
+	p.does("reset", "--wait")
+	for writes := 1; writes <= others; writes++ {
+		resumes(writes, others)
+	}
+	assert.Assert(p.t, !p.killedAfter(others+1, connectArgs...), "there are more writes")
+	assert.DeepEqual(p.t, p.objects(), want)
+
+	// The same of a reset, of which two writes are of keys that may be gone already.
+	for writes := 1; p.killedAfter(writes, "reset", "--wait"); writes++ {
+		assert.Assert(p.t, writes <= others)
+		p.does("reset", "--wait")
+		assert.Equal(p.t, len(p.objects()), namespaces)
+		p.does(connectArgs...)
+		assert.DeepEqual(p.t, p.objects(), want)
+	}
+	p.milan.kubectl("", "delete", "configmap", "-n", "liqo-tenant-rome", "mine")
+	p.rome.kubectl("", "delete", "configmap", "-n", "liqo-tenant-milan", "mine")
+	p.does("reset", "--wait")
+	p.nothing()
+}
+
+func (p *pair) takesBack() {
+	// Nobody is a load balancer here.
+	p.hear.Store(false)
+	defer p.hear.Store(true)
+	errs := p.says([]string{"connect", "--timeout", "3s", "--atomic"}, "GatewayServer liqo-tenant-milan/milan in rome to have an endpoint: no load balancer has given Service gw-milan an address",
+		"if the cluster has none", "--gw-server-service-type NodePort", "what this run had made was taken back")
+	assert.Check(p.t, !strings.Contains(errs, "stays done"), errs)
+	p.nothing()
+
+	// What was there before stays.
+	p.does("init")
+	before := p.objects()
+	p.says([]string{"connect", "--gw-server-service-type", "ClusterIP", "--timeout", "4s", "--wait", "--atomic"}, "the tunnel: Connection liqo-tenant-rome/gw-rome in milan is", "the gateway of milan dials", "UDP has to reach it", "Service liqo-tenant-milan/gw-milan in rome: ClusterIP, port 51840", "get connections,services,pods -n liqo-tenant-milan")
+	assert.DeepEqual(p.t, p.objects(), before)
+
+	// Without --atomic it stays, and is gone on with.
+	p.says([]string{"connect", "--gw-server-service-type", "ClusterIP", "--timeout", "4s", "--wait"}, "what is done stays done")
+	p.hear.Store(true)
+	r := p.does(connectArgs...)
+	assert.Equal(p.t, r.Changed, 0)
+	assert.Assert(p.t, r.Connected)
+
+	// An object that was changed has its old spec again.
+	p.hear.Store(false)
+	before = p.objects()
+	p.milan.kubectl("", "delete", "connections", "--all", "-A")
+	p.says([]string{"connect", "--mtu", "1280", "--timeout", "4s", "--wait", "--atomic"}, "taken back")
+	assert.DeepEqual(p.t, p.objects(), before)
+	p.hear.Store(true)
+	p.does("reset", "--wait")
+	p.nothing()
+}
