@@ -84,6 +84,9 @@ func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRe
 	if err != nil {
 		return 0, err
 	}
+	if name == world.ControlPlaneHost {
+		req.Env = append([]string{world.KubeconfigsVariable + "=" + kubeconfigs}, req.Env...)
+	}
 	if req.TTY {
 		return 0, fmt.Errorf("exec on %s: kind gives nodes no terminal; run: %s exec -it %s %s", req.Target, l.record.Engine, n, strings.Join(req.Argv, " "))
 	}

@@ -191,6 +191,9 @@ func (l *Lab) create(ctx context.Context, s Spec) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	if err := l.shareKubeconfigs(ctx); err != nil {
+		return err
+	}
 	if len(s.Topology.Outside) > 0 {
 		start := time.Now()
 		if err := l.createOutside(ctx, s, image); err != nil {

@@ -337,7 +337,7 @@ func commands(t *testing.T, l *Lab, e engine, kindName string) {
 	assert.Equal(t, res.Code, 7)
 	_, err = run("milan/control-plane", "kubernetes", "kubectl", "get", "nodes")
 	assert.NilError(t, err)
-	assert.Equal(t, len(e.calls(t, "exec --privileged -e TMPDIR=/tmp "+kindName+"-control-plane kubernetes kubectl get nodes")), 1)
+	assert.Equal(t, len(e.calls(t, "exec --privileged -e TMPDIR=/tmp -e KUBECONFIGS=/kind/kubeconfigs "+kindName+"-control-plane kubernetes kubectl get nodes")), 1)
 	_, err = run("milan/node-3", "true")
 	assert.ErrorIs(t, err, world.ErrNoTarget)
 	_, err = run("naples/node-1", "true")

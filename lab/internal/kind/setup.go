@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
 	"time"
@@ -127,6 +128,31 @@ func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world
 	}
 	_, err = l.waitNodes(ctx, c, readyTime, "is not ready", ready)
 	return err
+}
+
+// kubeconfigs is the directory of control planes that world.KubeconfigsVariable names.
+const kubeconfigs = "/kind/kubeconfigs"
+
+// shareKubeconfigs gives every control plane the kubeconfigs of all clusters, by which
+// the nodes' network reaches them.
+func (l *Lab) shareKubeconfigs(ctx context.Context) error {
+	for _, of := range l.record.Clusters {
+		text, err := l.provider.KubeConfig(of.Kind, true)
+		if err != nil {
+			return fmt.Errorf("kubeconfig of %s: %w", of.Name, err)
+		}
+		for _, to := range l.record.Clusters {
+			n, err := l.node(to.Name, world.ControlPlaneHost)
+			if err != nil {
+				return err
+			}
+			dir := path.Join(kubeconfigs, of.Name)
+			if err := runOn(ctx, n, strings.NewReader(text), "sh", "-c", "mkdir -p "+dir+" && cat >"+dir+"/admin.kubeconfig"); err != nil {
+				return fmt.Errorf("kubeconfig of %s for %s: %w", of.Name, to.Name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // waitNodes waits until all nodes of a cluster are as they should be, and

@@ -267,7 +267,7 @@ func (l *lab) controlPlaneTarget(target string) (*cluster, bool) {
 // kinds that it serves by the address of its API server, which is the same in every
 // lab: in the home directory one lab would find those of another.
 func (l *lab) clientEnv(cluster string) []string {
-	return []string{"KUBECONFIG=" + l.kubeconfigFile(cluster), "KUBECACHEDIR=" + l.state("control-plane", cluster, "kube-cache")}
+	return []string{"KUBECONFIG=" + l.kubeconfigFile(cluster), world.KubeconfigsVariable + "=" + l.state("control-plane"), "KUBECACHEDIR=" + l.state("control-plane", cluster, "kube-cache")}
 }
 
 // execControlPlane runs a command in a control plane's namespace, with its

@@ -15,6 +15,11 @@ const (
 	PhaseStopping = "stopping"
 )
 
+// KubeconfigsVariable is a variable of commands on control planes: the directory that
+// has NAME/admin.kubeconfig for each cluster of the lab, since whoever connects two
+// clusters reaches both API servers.
+const KubeconfigsVariable = "KUBECONFIGS"
+
 // A Status is what there is of a lab.
 type Status struct {
 	Name     string          `json:"name"`
