@@ -74,8 +74,9 @@ var (
 	}
 )
 
-// withKeys are the packages that a private key may pass through.
-var withKeys = []string{"appliance/kernel", "appliance/internal/controllers", "appliance/internal/daemon", "appliance/cmd"}
+// withKeys are the packages that a private key may pass through: of isthmusctl the one
+// that writes a peering to files, with the key pairs of its gateways.
+var withKeys = []string{"appliance/kernel", "appliance/internal/controllers", "appliance/internal/daemon", "appliance/internal/peer", "appliance/cmd"}
 
 // globals are package-level variables that are neither errors nor constants
 // in all but name, with the reason.

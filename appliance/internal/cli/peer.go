@@ -17,9 +17,9 @@ import (
 func (p *program) peerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "peer",
-		Short: "Look at peerings",
+		Short: "Look at peerings, and write them to files",
 	}
-	cmd.AddCommand(p.peerListCommand())
+	cmd.AddCommand(p.peerListCommand(), p.peerManifestsCommand())
 	return cmd
 }
 

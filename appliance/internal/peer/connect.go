@@ -259,9 +259,7 @@ func exchange(b *Both, server Side, o *Options, s *Step) {
 		return
 	}
 	if len(b[on].Clients) == 0 {
-		c := &v1beta1.GatewayClient{ObjectMeta: b.meta(on, o)}
-		c.Spec = v1beta1.GatewayClientSpec{MTU: o.MTU, ClientTemplateRef: o.Client.of(&b[on].Cluster).ref(), Endpoint: *endpoint}
-		s.Changes = append(s.Changes, Change{On: on, Deed: Create, Object: c})
+		s.Changes = append(s.Changes, Change{On: on, Deed: Create, Object: b.newClient(on, o, endpoint)})
 		return
 	}
 	c := &b[on].Clients[0]
@@ -375,9 +373,7 @@ func giveKey(b *Both, from Side, g client.Object, o *Options, s *Step) {
 	}
 	f := &b[on]
 	if len(f.Keys) == 0 {
-		k := &v1beta1.PublicKey{ObjectMeta: b.meta(on, o)}
-		k.Labels[v1beta1.LabelGatewayResource] = "true"
-		k.Spec.PublicKey = key
+		k := b.newKey(on, o, key)
 		var owner client.Object
 		if len(f.Servers) > 0 {
 			owner = &f.Servers[0]

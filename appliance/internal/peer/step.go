@@ -67,6 +67,8 @@ func kindOf(o client.Object) (version, kind string) {
 	switch o.(type) {
 	case *corev1.Namespace:
 		return "v1", "Namespace"
+	case *corev1.Secret:
+		return "v1", "Secret"
 	case *v1beta1.Configuration:
 		kind = "Configuration"
 	case *v1beta1.GatewayServer:
