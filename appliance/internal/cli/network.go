@@ -183,6 +183,9 @@ func (n *network) runs(action peer.Action) func(*cobra.Command, []string) error 
 }
 
 func (n *network) run(ctx context.Context, action peer.Action) error {
+	if n.options.Timeout <= 0 {
+		return fmt.Errorf("--timeout %v: write a time that is longer than nothing, such as %v", n.options.Timeout, peer.DefaultTimeout)
+	}
 	n.options.ServiceType = corev1.ServiceType(n.serviceType)
 	if action == peer.Connect {
 		if err := peerError(asRefused(n.options.Check())); err != nil {

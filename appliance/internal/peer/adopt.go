@@ -112,7 +112,7 @@ func writer(o client.Object, field string) string {
 	if i := slices.IndexFunc(of, func(m string) bool { return m != string(FieldOwner) }); i >= 0 {
 		return of[i]
 	}
-	if len(of) == 0 && len(o.GetManagedFields()) > 0 {
+	if len(of) == 0 {
 		return "somebody else"
 	}
 	return ""

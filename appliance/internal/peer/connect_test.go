@@ -46,7 +46,7 @@ func defaults(given ...string) *Options {
 	return o
 }
 
-// cluster does what the API server, the controller and the gateways of a side do.
+// settle does what the controller and the gateways of a side do.
 func (b *Both) settle(on Side) {
 	f, other := &b[on], &b[on.other()]
 	for i := range f.Configurations {

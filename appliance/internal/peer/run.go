@@ -98,6 +98,9 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	if err == nil {
 		err = r.converge(limited)
 	}
+	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = fmt.Errorf("interrupted%s", r.resume()) // in the middle of a request
+	}
 	r.summarize()
 	if err != nil && r.Options.Atomic && len(r.journal) > 0 {
 		// Not in the time of ctx: that is over, or somebody has pressed Ctrl-C.
@@ -188,17 +191,20 @@ func (r *run) converge(ctx context.Context) error {
 	var refused string
 	var since time.Time
 	var step Step
+	var away error            // an API server that does not answer any more
 	kept := map[string]bool{} // namespaces that stay
 	for {
 		err := r.look(ctx)
-		if err != nil && (!seen || !transient(err)) {
-			if ctx.Err() != nil && seen {
-				return r.late(ctx, step)
-			}
+		switch {
+		case ctx.Err() != nil && seen:
+			return r.late(ctx, step, away)
+		case err != nil && (!seen || !transient(err)):
 			return err
-		}
-		if err == nil {
-			seen = true
+		case err != nil:
+			away = err
+			r.Waiting(err.Error())
+		default:
+			seen, away = true, nil
 			step = r.plan()
 			if len(step.Problems) > 0 {
 				return &RefusedError{Problems: step.Problems, Changed: len(r.journal) > 0}
@@ -231,7 +237,7 @@ func (r *run) converge(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return r.late(ctx, step)
+			return r.late(ctx, step, away)
 		case <-tick.C:
 		}
 	}
@@ -411,11 +417,14 @@ func (r *run) refusal(s Step) error {
 }
 
 // late is the error of a run that has no time left, or that somebody ended.
-func (r *run) late(ctx context.Context, step Step) error {
+func (r *run) late(ctx context.Context, step Step, away error) error {
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fmt.Errorf("interrupted%s: %w", r.resume(), ctx.Err())
+		return fmt.Errorf("interrupted%s", r.resume())
 	}
 	e := &TimeoutError{After: time.Since(r.started)}
+	if away != nil {
+		e.Waits, step.Waits = []string{away.Error()}, nil
+	}
 	for _, w := range step.Waits {
 		e.Waits = append(e.Waits, "waited for "+w.Text)
 	}

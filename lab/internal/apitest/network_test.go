@@ -11,6 +11,7 @@ import (
 	"net/http/httputil"
 	"net/netip"
 	"net/url"
+	"os"
 	"os/exec"
 	"slices"
 	"strings"
@@ -81,9 +82,8 @@ func TestNetwork(t *testing.T) {
 		o.kubeconfig = o.file(c.name, admin)
 	}
 
-	t.Run("one of them has no Isthmus", func(t *testing.T) { p.of(t).notInstalled() })
-	p.install(p.milan, "milan", "10.0.0.0/16")
-	p.install(p.rome, "rome", "10.1.0.0/16")
+	t.Run("installed on one side only", func(t *testing.T) { p.of(t).installs() })
+	assert.Assert(t, !t.Failed())
 	p.hear.Store(true)
 	ctx, cancel := context.WithCancel(t.Context())
 	var gateways sync.WaitGroup
@@ -263,11 +263,11 @@ func (p *pair) nothing() {
 
 var connectArgs = []string{"connect", "--gw-server-service-type", "ClusterIP", "--wait", "--timeout", "30s"}
 
-func (p *pair) notInstalled() {
+func (p *pair) installs() {
 	p.says([]string{"connect"}, "Isthmus is not installed in namespace liqo", "local cluster at https://127.0.0.1", "isthmusctl --kubeconfig "+p.milan.kubeconfig+" install")
 	p.install(p.milan, "milan", "10.0.0.0/16")
 	p.says([]string{"connect"}, "Isthmus is not installed in namespace liqo", "remote cluster at https://127.0.0.2", "isthmusctl --kubeconfig "+p.rome.kubeconfig+" install")
-	p.milan.run("uninstall", "--purge")
+	p.install(p.rome, "rome", "10.1.0.0/16")
 }
 
 func (p *pair) refusals() {
@@ -511,6 +511,24 @@ func (p *pair) takesBack() {
 	p.does("init")
 	before := p.objects()
 	p.says([]string{"connect", "--gw-server-service-type", "ClusterIP", "--timeout", "4s", "--wait", "--atomic"}, "the tunnel: Connection liqo-tenant-rome/gw-rome in milan is", "the gateway of milan dials", "UDP has to reach it", "Service liqo-tenant-milan/gw-milan in rome: ClusterIP, port 51840", "get connections,services,pods -n liqo-tenant-milan")
+	assert.DeepEqual(p.t, p.objects(), before)
+
+	// The controller refuses, and says why.
+	p.rome.kubectl(`{apiVersion: v1, kind: Service, metadata: {namespace: default, name: games}, spec: {type: NodePort, ports: [{port: 1, nodePort: 31840, protocol: UDP}]}}`, "apply", "-f", "-")
+	p.says([]string{"connect", "--gw-server-service-type", "NodePort", "--gw-server-service-nodeport", "31840", "--atomic"},
+		"GatewayServer liqo-tenant-milan/milan in rome can't be used: spec.endpoint.nodePort 31840 is that of Service default/games", "describe configurations,gatewayservers,gatewayclients -n liqo-tenant-milan", "taken back")
+	assert.DeepEqual(p.t, p.objects(), before)
+	p.rome.kubectl("", "delete", "service", "games")
+
+	// Ctrl-C.
+	cmd := exec.CommandContext(p.t.Context(), p.milan.isthmusctl, "network", "--kubeconfig", p.milan.kubeconfig, "--remote-kubeconfig", p.rome.kubeconfig, "connect", "--atomic")
+	stderr := &log{}
+	cmd.Stdout, cmd.Stderr = stderr, stderr
+	assert.NilError(p.t, cmd.Start())
+	until(p.t, "it waits for a load balancer", func() bool { return strings.Contains(stderr.String(), "waiting for GatewayServer") })
+	assert.NilError(p.t, cmd.Process.Signal(os.Interrupt))
+	assert.ErrorContains(p.t, cmd.Wait(), "exit status 1")
+	assert.Check(p.t, is.Contains(stderr.String(), "isthmusctl: interrupted\nwhat this run had made was taken back (--atomic)"))
 	assert.DeepEqual(p.t, p.objects(), before)
 
 	// Without --atomic it stays, and is gone on with.
