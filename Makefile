@@ -99,7 +99,7 @@ GENEVE := \
 # What runs in clusters of kind: what real kubelets, kubeadm's control planes and
 # nodes that are containers may do differently. Beside the other labs each of these
 # scenarios has one of its sabotages there, in test-kind all of them.
-KIND := install-uninstall/vxlan/removed \
+KIND := install-uninstall/vxlan \
 	overlapping-cidrs/vxlan/tcp/*-web nodeport-return-path/vxlan/*/Local/tcp masquerade-bypass/vxlan/tcp/*-web host-sources/vxlan \
 	pod-to-pod/vxlan/*/milan-*/rome-web
 
