@@ -98,6 +98,7 @@ func TestTicker(t *testing.T) {
 	out.Reset()
 	p = &ticker{out: &out, terminal: true, width: 12}
 	p.waiting("waiting for a")
+	p.waiting("waiting for a")
 	p.say("a is there")
-	assert.Equal(t, out.String(), "… waiting f\r\x1b[K✓ a is there\n")
+	assert.Equal(t, out.String(), "… 0s waitin\r\x1b[K✓ a is there\n")
 }

@@ -61,10 +61,13 @@ func (t *ticker) waiting(text string) {
 	}
 	waited := time.Since(t.since)
 	if t.terminal {
-		line := []rune(fmt.Sprintf("… %s (%v)", text, waited.Round(time.Second)))
-		t.clear()
-		t.shown = string(line[:min(len(line), t.width-1)])
-		fmt.Fprint(t.out, t.shown)
+		// The end of a line that is too long is missing, and not how long it has been.
+		line := []rune(fmt.Sprintf("… %v %s", waited.Round(time.Second), text))
+		if now := string(line[:min(len(line), t.width-1)]); now != t.shown {
+			t.clear()
+			t.shown = now
+			fmt.Fprint(t.out, now)
+		}
 		return
 	}
 	if waited >= patience && t.shown != text {

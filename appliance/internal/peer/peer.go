@@ -221,8 +221,8 @@ type TimeoutError struct {
 // Error says it, and what to do.
 func (e *TimeoutError) Error() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "not done after %v: %s", e.After.Round(time.Second), strings.Join(e.Waits, "; "))
-	for _, l := range e.Look {
+	fmt.Fprintf(&out, "not done after %v:", e.After.Round(time.Second))
+	for _, l := range slices.Concat(e.Waits, e.Look) {
 		fmt.Fprintf(&out, "\n  %s", l)
 	}
 	return out.String()
