@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/peer"
 )
 
 // release is the name of the Helm release.
@@ -67,6 +68,8 @@ func (p *program) fail(err error) {
 		Error    string    `json:"error"`
 		Problems []Problem `json:"problems,omitempty"`
 		Gateway  *ref      `json:"gateway,omitempty"` // that is not replaced
+		// Result is what was done before.
+		Result *peer.Result `json:"result,omitempty"`
 	}{Error: err.Error()}
 	var refused *RefusedError
 	if errors.As(err, &refused) {
@@ -75,6 +78,10 @@ func (p *program) fail(err error) {
 	var late *GatewayError
 	if errors.As(err, &late) {
 		answer.Gateway = &late.Gateway
+	}
+	var network *networkError
+	if errors.As(err, &network) {
+		answer.Result = &network.result
 	}
 	_ = p.print(answer) // the exit status tells, too
 }

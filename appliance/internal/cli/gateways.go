@@ -88,16 +88,10 @@ func (g *gateway) behind(from model.Ref, templates []model.Template, controller 
 // starting says why the pods of g's Deployment are not there and ready, or that
 // older ones are.
 func (g *gateway) starting() string {
-	d, want := g.deployment, int32(1)
-	if d.Spec.Replicas != nil {
-		want = *d.Spec.Replicas
-	}
-	st := d.Status
-	ending := st.TerminatingReplicas != nil && *st.TerminatingReplicas > 0
-	if st.ObservedGeneration >= d.Generation && st.UpdatedReplicas >= want && st.AvailableReplicas >= want && st.Replicas <= want && !ending {
+	why := kube.DeploymentTrouble(g.deployment)
+	if why == "" {
 		return ""
 	}
-	why := fmt.Sprintf("Deployment %s: %d of %d pods are new, %d available", d.Name, st.UpdatedReplicas, want, st.AvailableReplicas)
 	for _, pod := range g.pods {
 		if t := kube.PodTrouble(pod); t != "" {
 			return fmt.Sprintf("%s: pod %s: %s", why, pod.Name, t)

@@ -216,7 +216,7 @@ func (n *network) run(ctx context.Context, action peer.Action) error {
 		}
 		return peer.NamespacedKinds(lists), err
 	}
-	if (action == peer.Disconnect || action == peer.Reset) && !n.confirmed(action) {
+	if (action == peer.Disconnect || action == peer.Reset) && !n.confirmed(action, cfg.Clusters) {
 		return errors.New("nothing was changed")
 	}
 	out := newTicker(n.err)
@@ -224,7 +224,7 @@ func (n *network) run(ctx context.Context, action peer.Action) error {
 	result, err := peer.Run(ctx, cfg)
 	out.end()
 	if err != nil {
-		return peerError(err)
+		return &networkError{peerError(err), result}
 	}
 	return n.tell(result)
 }
@@ -286,11 +286,11 @@ func (n *network) template(t peer.Template, flag, resource, known, kind string, 
 }
 
 // confirmed asks whether to go on, where there is somebody to ask.
-func (n *network) confirmed(action peer.Action) bool {
+func (n *network) confirmed(action peer.Action, clusters [2]peer.Cluster) bool {
 	if n.skipConfirm || n.json || !isTerminal(n.in) {
 		return true
 	}
-	fmt.Fprintf(n.err, "%s the two clusters? [y/N] ", strings.ToUpper(string(action[:1]))+string(action[1:]))
+	fmt.Fprintf(n.err, "%s the %s and the %s? [y/N] ", strings.ToUpper(string(action[:1]))+string(action[1:]), clusters[peer.Local].Name, clusters[peer.Remote].Name)
 	answer, _ := bufio.NewReader(n.in).ReadString('\n')
 	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
 }
@@ -314,6 +314,18 @@ func peerError(err error) error {
 	}
 	return out
 }
+
+// A networkError is an error after something may have been done.
+type networkError struct {
+	err    error
+	result peer.Result
+}
+
+// Error is that of the run.
+func (e *networkError) Error() string { return e.err.Error() }
+
+// Unwrap returns it.
+func (e *networkError) Unwrap() error { return e.err }
 
 // tell prints the result.
 func (n *network) tell(r peer.Result) error {

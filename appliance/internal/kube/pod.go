@@ -1,9 +1,11 @@
 package kube
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -31,4 +33,19 @@ func PodTrouble(pod corev1.Pod) string {
 		}
 	}
 	return "it is not ready (" + string(pod.Status.Phase) + ")"
+}
+
+// DeploymentTrouble says why the pods of a Deployment are not there and available,
+// or that older ones are; empty: they are.
+func DeploymentTrouble(d *appsv1.Deployment) string {
+	want := int32(1)
+	if d.Spec.Replicas != nil {
+		want = *d.Spec.Replicas
+	}
+	st := d.Status
+	ending := st.TerminatingReplicas != nil && *st.TerminatingReplicas > 0
+	if st.ObservedGeneration >= d.Generation && st.UpdatedReplicas >= want && st.AvailableReplicas >= want && st.Replicas <= want && !ending {
+		return ""
+	}
+	return fmt.Sprintf("Deployment %s: %d of %d pods are new, %d available", d.Name, st.UpdatedReplicas, want, st.AvailableReplicas)
 }

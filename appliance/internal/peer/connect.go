@@ -278,6 +278,15 @@ func exchange(b *Both, server Side, o *Options, s *Step) {
 		return
 	}
 	for on := range b {
+		// What a Connection says may be of the pod before.
+		if why := b[on].Starting; why != "" {
+			s.wait(Side(on), false, "the gateway of %s to run: %s", b[on].ID, why)
+		}
+	}
+	if s.busy() {
+		return
+	}
+	for on := range b {
 		if why, ok := b[on].connected(); !ok {
 			s.wait(Side(on), false, "the tunnel: %s", why)
 		}

@@ -272,6 +272,7 @@ func TestWaits(t *testing.T) {
 		}, "Configuration liqo-tenant-rome/rome in milan has no networks yet: add a pool", true},
 		{func(b *Both) { b[Remote].Servers[0].Status.Endpoint = nil }, "GatewayServer liqo-tenant-milan/milan in rome to have an endpoint: no load balancer has given Service gw-milan an address", false},
 		{func(b *Both) { b[Remote].PublicKey = nil }, "GatewayServer liqo-tenant-milan/milan in rome to have keys", false},
+		{func(b *Both) { b[Remote].Starting = "Deployment gw-milan: 0 of 1 pods are new, 0 available" }, "the gateway of rome to run: Deployment gw-milan: 0 of 1 pods are new, 0 available", false},
 		{func(b *Both) {
 			b[Remote].Connections[0].Status = v1beta1.ConnectionStatus{Value: v1beta1.Connecting, Conditions: []metav1.Condition{{Type: v1beta1.ConditionConnected, Message: "nobody has dialled"}}}
 		}, "the tunnel: Connection liqo-tenant-milan/gw-milan in rome is Connecting: nobody has dialled", false},

@@ -8,15 +8,19 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
 // Identity is what a cluster is, for as long as a command runs.
@@ -49,6 +53,9 @@ type Facts struct {
 	Connections    []v1beta1.Connection
 	// PublicKey is that of this side's gateway.
 	PublicKey []byte
+	// Starting says why this side's gateway does not run as it is written; empty: it
+	// does, or that may not be read.
+	Starting string
 	// Made are what a gateway consists of that is not gone yet.
 	Made []string
 }
@@ -190,7 +197,7 @@ func Look(ctx context.Context, c Cluster, own Identity, peer string) (Facts, err
 	for i := range f.Connections {
 		f.Made = append(f.Made, "Connection "+f.Connections[i].Name)
 	}
-	if err := f.readKey(ctx); err != nil {
+	if err := f.readGateway(ctx); err != nil {
 		return f, &ReadError{c, err}
 	}
 	return f, nil
@@ -227,14 +234,28 @@ func (f *Facts) findNamespace(ctx context.Context, peer string) error {
 	return err
 }
 
-// readKey reads the public key of this side's gateway, once it says where.
-func (f *Facts) readKey(ctx context.Context) error {
+// readGateway reads the public key of this side's gateway, once it says where that
+// is, and how far its pods are.
+func (f *Facts) readGateway(ctx context.Context) error {
 	var ref *corev1.ObjectReference
+	var g client.Object
 	switch {
 	case len(f.Servers) == 1:
-		ref = f.Servers[0].Status.SecretRef
+		ref, g = f.Servers[0].Status.SecretRef, &f.Servers[0]
 	case len(f.Clients) == 1:
-		ref = f.Clients[0].Status.SecretRef
+		ref, g = f.Clients[0].Status.SecretRef, &f.Clients[0]
+	default:
+		return nil
+	}
+	var d appsv1.Deployment
+	key := client.ObjectKey{Namespace: f.Namespace.Name, Name: plan.GatewayName(g.GetName())}
+	switch err := f.Cluster.Client.Get(ctx, key, &d); {
+	case err == nil:
+		f.Starting = kube.DeploymentTrouble(&d)
+	case apierrors.IsNotFound(err):
+		f.Starting = "Deployment " + key.Name + " is not there yet"
+	case !apierrors.IsForbidden(err):
+		return err
 	}
 	if ref == nil || ref.Name == "" {
 		return nil
@@ -243,6 +264,16 @@ func (f *Facts) readKey(ctx context.Context) error {
 	if err := f.Cluster.Client.Get(ctx, client.ObjectKey{Namespace: f.Namespace.Name, Name: ref.Name}, &s); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	f.PublicKey = s.Data[v1beta1.PublicKeyField] // the private one goes no further
+	if !leftBehind(&s, g) {
+		f.PublicKey = s.Data[v1beta1.PublicKeyField] // the private one goes no further
+	}
 	return nil
+}
+
+// leftBehind reports whether a Secret is that of a gateway of the same name that was
+// there before: it may be on its way out.
+func leftBehind(s *corev1.Secret, g client.Object) bool {
+	return s.DeletionTimestamp != nil || slices.ContainsFunc(s.OwnerReferences, func(o metav1.OwnerReference) bool {
+		return o.UID != g.GetUID() && (o.Kind == "GatewayServer" || o.Kind == "GatewayClient")
+	})
 }

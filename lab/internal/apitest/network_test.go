@@ -88,6 +88,10 @@ func TestNetwork(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var gateways sync.WaitGroup
 	gateways.Go(func() { p.gateways(ctx) })
+	var run atomic.Bool
+	run.Store(true)
+	gateways.Go(func() { p.milan.readyPods(ctx, &run) })
+	gateways.Go(func() { p.rome.readyPods(ctx, &run) })
 	defer gateways.Wait()
 	defer cancel()
 	defer p.milan.withAccount().controller()()
@@ -173,7 +177,7 @@ func (p *pair) does(args ...string) networkResult {
 	assert.NilError(p.t, err, "isthmusctl network %v:\n%s%s", args, out, errs)
 	var r networkResult
 	assert.NilError(p.t, json.Unmarshal([]byte(out), &r), out)
-	p.t.Logf("isthmusctl network %s: %d changes in %.2f s", args[0], r.Changed, r.Seconds)
+	p.t.Logf("isthmusctl network %s: %d changes in %.2f s\n%s", args[0], r.Changed, r.Seconds, errs)
 	return r
 }
 
@@ -264,7 +268,7 @@ func (p *pair) nothing() {
 var connectArgs = []string{"connect", "--gw-server-service-type", "ClusterIP", "--wait", "--timeout", "30s"}
 
 func (p *pair) installs() {
-	p.says([]string{"connect"}, "Isthmus is not installed in namespace liqo", "local cluster at https://127.0.0.1", "isthmusctl --kubeconfig "+p.milan.kubeconfig+" install")
+	p.says([]string{"connect"}, "Isthmus is not installed in namespace liqo", "local cluster at https://127.0.0.1", "isthmusctl --kubeconfig "+p.milan.kubeconfig+" install", "remote cluster at https://127.0.0.2")
 	p.install(p.milan, "milan", "10.0.0.0/16")
 	p.says([]string{"connect"}, "Isthmus is not installed in namespace liqo", "remote cluster at https://127.0.0.2", "isthmusctl --kubeconfig "+p.rome.kubeconfig+" install")
 	p.install(p.rome, "rome", "10.1.0.0/16")
@@ -332,6 +336,12 @@ func (p *pair) connects() {
 	// From the other side it is the same peering.
 	back := &pair{p.t, p.rome, p.milan, p.hear}
 	assert.Equal(p.t, back.does("connect", "--wait").Changed, 0)
+	assert.DeepEqual(p.t, p.objects(), objects)
+
+	// What is on its way out is not mixed up with what comes.
+	p.does("disconnect")
+	p.does(connectArgs...)
+	p.wired()
 	assert.DeepEqual(p.t, p.objects(), objects)
 
 	// What isthmusctl wrote, it changes when asked to.
@@ -518,6 +528,21 @@ func (p *pair) takesBack() {
 	p.says([]string{"connect", "--gw-server-service-type", "NodePort", "--gw-server-service-nodeport", "31840", "--atomic"},
 		"GatewayServer liqo-tenant-milan/milan in rome can't be used: spec.endpoint.nodePort 31840 is that of Service default/games", "describe configurations,gatewayservers,gatewayclients -n liqo-tenant-milan", "taken back")
 	assert.DeepEqual(p.t, p.objects(), before)
+
+	// A program hears of it, too.
+	out, _, err := p.network("connect", "--gw-server-service-type", "NodePort", "--gw-server-service-nodeport", "31840", "--atomic", "--json")
+	assert.Assert(p.t, err != nil)
+	var answer struct {
+		Problems []struct{ Check, Object string }
+		Result   struct {
+			RolledBack bool
+			Objects    []struct{ Kind, Action string }
+		}
+	}
+	assert.NilError(p.t, json.Unmarshal([]byte(out), &answer), out)
+	assert.Assert(p.t, is.Len(answer.Problems, 1))
+	assert.Equal(p.t, answer.Problems[0].Object, "rome")
+	assert.Assert(p.t, answer.Result.RolledBack)
 	p.rome.kubectl("", "delete", "service", "games")
 
 	// Ctrl-C.
