@@ -3,9 +3,10 @@
 // labels of the public system's CLI, so that either tool goes on where the other
 // has stopped.
 //
-// What is to be done is computed from what is there, values from values, then done, then looked at again until nothing is left to do
-// or to wait for ([Run]). A run that was ended at any point is therefore made
-// good by the next, and one that finds everything in place does nothing.
+// What is to be done is computed from what is there, values from values, then done,
+// then looked at again until nothing is left to do or to wait for ([Run]). A run
+// that was ended at any point is therefore made good by the next, and one that finds
+// everything in place does nothing.
 //
 // Objects of others are taken as they are. Where one contradicts what was asked
 // for, it is named with the field and its writer, and nothing is overwritten.
