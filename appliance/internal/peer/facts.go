@@ -153,20 +153,35 @@ func Identify(ctx context.Context, c Cluster, t Template) (Identity, error) {
 	if t.Kind == "" {
 		return out, nil
 	}
+	if err := out.findTemplate(ctx, c, t); err != nil {
+		return failed(err)
+	}
+	return out, nil
+}
+
+// findTemplate looks for a template, and where it is not for those that are.
+func (id *Identity) findTemplate(ctx context.Context, c Cluster, t Template) error {
 	list := &unstructured.UnstructuredList{}
 	list.SetAPIVersion(t.APIVersion)
 	list.SetKind(t.Kind + "List")
-	if err := c.Client.List(ctx, list); err != nil {
-		return failed(err)
+	if err := c.Client.List(ctx, list, client.InNamespace(t.Namespace)); err != nil {
+		return err
 	}
 	for _, item := range list.Items {
-		if item.GetNamespace() == t.Namespace && item.GetName() == t.Name {
-			out.Template = &item
+		if item.GetName() == t.Name {
+			id.Template = &item
+			return nil
 		}
-		out.Templates = append(out.Templates, item.GetNamespace()+"/"+item.GetName())
 	}
-	slices.Sort(out.Templates)
-	return out, nil
+	// Who may not see those of all namespaces is told of this one's.
+	if err := c.Client.List(ctx, list); err != nil && !apierrors.IsForbidden(err) {
+		return err
+	}
+	for _, item := range list.Items {
+		id.Templates = append(id.Templates, item.GetNamespace()+"/"+item.GetName())
+	}
+	slices.Sort(id.Templates)
+	return nil
 }
 
 // Look reads what is there of a peering, on the side of a cluster that has been

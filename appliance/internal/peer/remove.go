@@ -109,7 +109,7 @@ var comesAlong = map[string]bool{
 
 // occupants names what is in the namespace of a peering and is not of it: what
 // neither the namespace itself, nor another object that goes, nor our controller
-// brought. What may not be read counts as not there.
+// brought. What may not be seen may be anything.
 func occupants(ctx context.Context, c Cluster, namespace string, kinds []schema.GroupVersionKind) ([]string, error) {
 	var mu sync.Mutex
 	var out []string
@@ -124,7 +124,12 @@ func occupants(ctx context.Context, c Cluster, namespace string, kinds []schema.
 			list.SetGroupVersionKind(kind.GroupVersion().WithKind(kind.Kind + "List"))
 			err := c.Client.List(ctx, list, client.InNamespace(namespace))
 			switch {
-			case apierrors.IsForbidden(err), apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err), meta.IsNoMatchError(err):
+			case apierrors.IsForbidden(err):
+				mu.Lock()
+				out = append(out, kind.Kind+" (which you may not list)")
+				mu.Unlock()
+				return nil
+			case apierrors.IsNotFound(err), apierrors.IsMethodNotSupported(err), meta.IsNoMatchError(err):
 				return nil
 			case err != nil:
 				return &ReadError{c, err}

@@ -104,6 +104,7 @@ func TestNetwork(t *testing.T) {
 		{"refused before anything is changed", (*pair).refusals},
 		{"connected, and a second time there is nothing to do", (*pair).connects},
 		{"another's objects are taken as they are", (*pair).adopts},
+		{"by a user with the rights that the role names, and no others", (*pair).leastRights},
 		{"killed after any write, the next run ends in the same objects", (*pair).killed},
 		{"what can't be done is taken back, and nothing else", (*pair).takesBack},
 	} {
@@ -413,6 +414,30 @@ func (p *pair) adopts() {
 	// The networks are those of another cluster.
 	p.milan.kubectl("", "patch", "configuration", "-n", "liqo-tenant-rome", "rome", "--type=merge", "-p", `{"spec": {"remote": {"cidr": {"pod": ["10.9.0.0/16"]}}}}`)
 	p.says(connectArgs[:1], "Configuration liqo-tenant-rome/rome in milan: spec.remote.cidr.pod is 10.9.0.0/16, written by kubectl-patch, and the other cluster says 10.1.0.0/16", "another cluster with the ID rome")
+	p.does("reset", "--wait")
+	p.nothing()
+}
+
+func (p *pair) leastRights() {
+	role, err := os.ReadFile("../../../k8s/peering-role.yaml")
+	assert.NilError(p.t, err)
+	user := *p
+	for side, o := range []*operator{p.milan, p.rome} {
+		o.kubectl(string(role), "apply", "-f", "-")
+		o.kubectl("", "create", "clusterrolebinding", "peering", "--clusterrole=isthmus-peering", "--user=operator")
+		admin, err := o.cp.Kubeconfig("admin")
+		assert.NilError(p.t, err)
+		theirs := *o
+		theirs.kubeconfig = o.file("operator", []byte(strings.Replace(string(admin), "user:\n", "user:\n    as: operator\n", 1)))
+		*[]**operator{&user.milan, &user.rome}[side] = &theirs
+	}
+	until(p.t, "the authorizer knows of the role", func() bool { _, _, err := user.network("disconnect"); return err == nil })
+	assert.Equal(p.t, user.does(connectArgs...).Changed, 8)
+	user.wired()
+	r := user.does("reset", "--wait")
+	assert.Assert(p.t, is.Len(r.Notes, 2))
+	assert.Check(p.t, is.Contains(r.Notes[0], "Namespace liqo-tenant-rome in milan stays, for not all of it is of the peering: "))
+	assert.Check(p.t, is.Contains(r.Notes[0], "(which you may not list)"))
 	p.does("reset", "--wait")
 	p.nothing()
 }
