@@ -316,6 +316,7 @@ deleted PublicKey liqo-tenant-milan/milan in rome`)
 	s := remove(b, Reset, defaults())
 	assert.Equal(t, names(b, s), "deleted Namespace liqo-tenant-rome in milan")
 	assert.Assert(t, s.Changes[0].Emptied)
+	assert.DeepEqual(t, s.Notes, []string{"Namespace liqo-tenant-milan in rome stays: it is no tenant namespace, for it lacks the labels liqo.io/tenant-namespace=true and liqo.io/remote-cluster-id=milan"})
 	b[Local].Namespace = corev1.Namespace{}
 	assert.Equal(t, names(b, remove(b, Reset, defaults())), "")
 }

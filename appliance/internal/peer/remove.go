@@ -78,8 +78,12 @@ func remove(b *Both, action Action, o *Options) Step {
 		case n.UID == "":
 		case n.DeletionTimestamp != nil && o.Wait:
 			s.wait(on, false, "the end of Namespace %s in %s", n.Name, b[i].ID)
-		case n.DeletionTimestamp == nil && n.Labels[v1beta1.LabelTenantNamespace] == "true" && n.Labels[v1beta1.LabelRemoteClusterID] == b[on.other()].ID:
+		case n.DeletionTimestamp != nil:
+		case n.Labels[v1beta1.LabelTenantNamespace] == "true" && n.Labels[v1beta1.LabelRemoteClusterID] == b[on.other()].ID:
 			s.Changes = append(s.Changes, Change{On: on, Deed: Delete, Object: n, Emptied: true})
+		default:
+			s.Notes = append(s.Notes, fmt.Sprintf("%s stays: it is no tenant namespace, for it lacks the labels %s=true and %s=%s",
+				b.ref(on, n), v1beta1.LabelTenantNamespace, v1beta1.LabelRemoteClusterID, b[on.other()].ID))
 		}
 	}
 	return s
