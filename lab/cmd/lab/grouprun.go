@@ -319,7 +319,7 @@ func (r *groupRun) runner() *runner.Runner {
 				}
 				return r.bundle(ctx, lab, row)
 			},
-			Progress: r.session.progress(), Pace: r.session.pace,
+			Progress: r.session.progress(), Pace: r.session.pace, OfOthers: lab.topology.OfOthers,
 		}
 		if lab.emulated {
 			lab.runner.ProbeTimeout, lab.runner.Patience = emulatedTimeout, emulatedPatience

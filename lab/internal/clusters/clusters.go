@@ -27,8 +27,10 @@ type Set struct {
 	World string                                     // of the lab, for messages
 	Names func() []string                            // of the clusters that are there
 	Load  func(cluster string) (*rest.Config, error) // is called once for each
-	// Namespaces are those whose pods count; nil: all.
+	// Namespaces are those whose pods count; nil: all. Counts tells of a pod in them
+	// whether it does; nil: it does.
 	Namespaces func(cluster string) []string
+	Counts     func(*corev1.Pod) bool
 
 	mu      sync.Mutex
 	configs map[string]*rest.Config          // by cluster
@@ -105,6 +107,9 @@ func (s *Set) Pods(ctx context.Context, cluster string) ([]corev1.Pod, error) {
 		}
 		out = append(out, list.Items...)
 	}
+	if s.Counts != nil {
+		out = slices.DeleteFunc(out, func(p corev1.Pod) bool { return !s.Counts(&p) })
+	}
 	return out, nil
 }
 
@@ -170,5 +175,5 @@ func (s *Set) find(all []corev1.Pod, target string) (corev1.Pod, error) {
 	case len(gateways) > 0:
 		return gateways[0], nil
 	}
-	return corev1.Pod{}, fmt.Errorf("%w: %s; in the world %s there are nodes, control planes and pods", world.ErrNoTarget, target, s.World)
+	return corev1.Pod{}, fmt.Errorf("%w: %s; the world %s has no such pod", world.ErrNoTarget, target, s.World)
 }

@@ -44,7 +44,7 @@ func TestFind(t *testing.T) {
 		{one, "milan/gateway.naples", "no such target"},
 		{two, "milan/gateway", "several gateways"},
 		{two, "milan/gateway.naples", "gw-naples-1"},
-		{one, "milan/router", "there are nodes, control planes and pods"},
+		{one, "milan/router", "the world kind has no such pod"},
 	} {
 		p, err := (&Set{World: "kind"}).find(tt.pods, tt.target)
 		if err != nil {

@@ -2,6 +2,7 @@ package clusters
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -79,6 +80,10 @@ func Stream(ctx context.Context, req world.ExecRequest, s Streams, exec ExecFunc
 	return code, err
 }
 
+// defaultContainer is the annotation that says in which container of a pod commands run,
+// as kubectl heeds it: somebody may add containers to pods.
+const defaultContainer = "kubectl.kubernetes.io/default-container"
+
 // InContainer runs a command in a container of a pod, as kubectl exec does. The
 // API has no way to set variables: req.Env has none for it.
 func (s *Set) InContainer(ctx context.Context, cluster string, p corev1.Pod, req world.ExecRequest, st Streams) (int, error) {
@@ -92,7 +97,7 @@ func (s *Set) InContainer(ctx context.Context, cluster string, p corev1.Pod, req
 	}
 	url := client.CoreV1().RESTClient().Post().Namespace(p.Namespace).Resource("pods").Name(p.Name).SubResource("exec").
 		VersionedParams(&corev1.PodExecOptions{
-			Container: req.Container, Command: req.Argv,
+			Container: cmp.Or(req.Container, p.Annotations[defaultContainer]), Command: req.Argv,
 			Stdin: st.Stdin != nil, Stdout: true, Stderr: !req.TTY, TTY: req.TTY,
 		}, scheme.ParameterCodec).URL()
 	// As kubectl: websockets, and SPDY where a proxy or an old API server

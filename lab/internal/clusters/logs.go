@@ -10,6 +10,10 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
+// mostLog is the most that is read of one log, in bytes: those of the lab's own rows are
+// far smaller.
+const mostLog = 64 << 20
+
 // Logs are the logs of all containers of pods that are there, those that ended
 // last included, from the marks on; see (*world.Client).Logs.
 func (s *Set) Logs(ctx context.Context, since map[string]world.LogMark) ([]world.Log, error) {
@@ -62,7 +66,7 @@ func (s *Set) logsOf(ctx context.Context, cluster string, p corev1.Pod, since ma
 			runs = append(runs, run{c.RestartCount, false})
 		}
 		for _, r := range runs {
-			text, err := client.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{Container: c.Name, Previous: r.previous}).DoRaw(ctx)
+			text, err := client.CoreV1().Pods(p.Namespace).GetLogs(p.Name, &corev1.PodLogOptions{Container: c.Name, Previous: r.previous, LimitBytes: new(int64(mostLog))}).DoRaw(ctx)
 			if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}

@@ -22,7 +22,7 @@ func (in *installer) createPods(ctx context.Context, c topology.Cluster, cl clie
 	objects := flannelObjects(c)
 	for _, p := range in.cfg.Topology.Pods {
 		if p.Cluster == c.Name {
-			objects = append(objects, ProbePod(p, Placement{Hostname: NodeName(p.Node), Image: ProbeImage, ImagePullPolicy: corev1.PullNever}))
+			objects = append(objects, ProbePod(p, Placement{Object: NodeName(p.Node), Image: ProbeImage, ImagePullPolicy: corev1.PullNever}))
 		}
 	}
 	return apply(ctx, cl, objects)
@@ -33,10 +33,14 @@ const ProbeLabel = "isthmus-lab/probe"
 
 // A Placement says where a pod of the topology runs, and from which image.
 type Placement struct {
-	Hostname        string // that the node has as its label kubernetes.io/hostname
-	Node            string // that the pod says it is on; empty: the name of its Node
+	Object          string // name of the Node
+	Node            string // that the pod says it is on; empty: the name of the Node
 	Image           string
 	ImagePullPolicy corev1.PullPolicy
+	// Run is the value of ProbeLabel, "true" when empty. With it the pod has no other
+	// label: in a cluster that others work with, "app: web" may be what a Service
+	// selects.
+	Run string
 }
 
 // ProbePod is a pod that answers on TCP and UDP port 8080 and from which
@@ -51,10 +55,11 @@ func ProbePod(p topology.Pod, at Placement) *unstructured.Unstructured {
 	o.SetName(p.Name)
 	o.SetNamespace(PodNamespace)
 	o.SetLabels(map[string]string{"app": p.Name, ProbeLabel: "true"})
-	o.Object["spec"] = map[string]any{
-		// The place is part of the topology; the scheduler is not asked,
-		// but the taints of a node that is not ready still are.
-		"nodeSelector":                  map[string]any{corev1.LabelHostname: at.Hostname},
+	if at.Run != "" {
+		o.SetLabels(map[string]string{ProbeLabel: at.Run, "sidecar.istio.io/inject": "false"})
+	}
+	o.SetAnnotations(map[string]string{"kubectl.kubernetes.io/default-container": "probe"})
+	spec := map[string]any{
 		"hostNetwork":                   p.HostNetwork,
 		"automountServiceAccountToken":  false,
 		"terminationGracePeriodSeconds": int64(1),
@@ -76,6 +81,16 @@ func ProbePod(p topology.Pod, at Placement) *unstructured.Unstructured {
 			},
 		}},
 	}
+	// The place is part of the topology; the scheduler is not asked, but the taints of a
+	// node that is not ready still are.
+	if at.Run == "" {
+		spec["nodeSelector"] = map[string]any{corev1.LabelHostname: at.Object}
+	} else { // nodes of others may have other labels
+		spec["affinity"] = map[string]any{"nodeAffinity": map[string]any{"requiredDuringSchedulingIgnoredDuringExecution": map[string]any{
+			"nodeSelectorTerms": []any{map[string]any{"matchFields": []any{map[string]any{"key": "metadata.name", "operator": "In", "values": []any{at.Object}}}}},
+		}}}
+	}
+	o.Object["spec"] = spec
 	return o
 }
 

@@ -68,6 +68,9 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 		}
 		kinds = append(kinds, "ips.ipam.liqo.io", "networks.ipam.liqo.io", "foreignclusters.core.liqo.io",
 			"validatingadmissionpolicies.admissionregistration.k8s.io", "namespaces")
+		if t.OfOthers {
+			kinds = rowsKinds()
+		}
 		for _, k := range kinds {
 			objects, err := api.List(ctx, c.Name, k)
 			if NotServed(err) && t.Install == topology.InstallNone {
@@ -89,6 +92,12 @@ func Observe(ctx context.Context, w World, api *API, t *topology.Topology) (Left
 		out[line]++
 	}
 	return out, nil
+}
+
+// rowsKinds are the kinds that come and go with what rows create. In clusters of others
+// all else may change at any time.
+func rowsKinds() []string {
+	return []string{"ips.ipam.liqo.io", "firewallconfigurations.networking.liqo.io", "routeconfigurations.networking.liqo.io"}
 }
 
 // observeKernels lists what somebody has put into the kernels of all hosts, each

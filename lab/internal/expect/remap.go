@@ -119,7 +119,8 @@ func overlapping(p netip.Prefix, all []network) (network, bool) {
 //     cluster calls it. So an original that does must be remapped.
 //   - A network that is not the original is in one of the pools, and there is a
 //     reason for it: the original overlaps something of the cluster, or a network
-//     of another peer, which may have come first.
+//     of another peer, which may have come first. Where the lab has not made the
+//     cluster, its pools and all its reasons are not known.
 func checkRemap(r remap, c world.ClusterSpec, all []remap, peers []world.ClusterSpec) error {
 	if r.remapped.Bits() != r.original.Bits() || r.remapped.Addr().Is4() != r.original.Addr().Is4() {
 		return fmt.Errorf("%w: %s, which is not as long as the original", ErrChoice, r)
@@ -133,7 +134,7 @@ func checkRemap(r remap, c world.ClusterSpec, all []remap, peers []world.Cluster
 	if n, ok := overlapping(r.remapped, taken); ok {
 		return fmt.Errorf("%w: %s, which overlaps %s, %s", ErrChoice, r, n.what, n.Prefix)
 	}
-	if r.remapped == r.original {
+	if r.remapped == r.original || c.ID != "" { // pools and reasons of a cluster of others are not known
 		return nil
 	}
 	if !slices.ContainsFunc(pools(), func(p netip.Prefix) bool { return p.Bits() <= r.remapped.Bits() && p.Overlaps(r.remapped) }) {

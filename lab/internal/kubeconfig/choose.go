@@ -140,6 +140,7 @@ func Overlay(t *topology.Topology, have []Cluster) string {
 // Take gives a topology the nodes and the address ranges of the clusters that its
 // rows run in.
 func Take(t *topology.Topology, have []Cluster) {
+	t.OfOthers = true
 	for i := range t.Clusters {
 		c := &t.Clusters[i]
 		if real, ok := find(have, c.Name); ok {

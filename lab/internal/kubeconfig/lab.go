@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -38,6 +39,9 @@ type Lab struct {
 	*clusters.Set
 	spec    Spec
 	started time.Time
+
+	mu       sync.Mutex
+	hostPods map[string]bool // "milan/node-1": the pod in its network is there
 }
 
 // hostPod is the name of the pod in the network of a node from which the node's
@@ -51,8 +55,7 @@ const readyTime = 3 * time.Minute
 // way takes away what it has created. Where a pod has the name of one of the lab's
 // already, nothing is created, and the pod stays as it is.
 func Create(ctx context.Context, s Spec) (*Lab, error) {
-	l := &Lab{spec: s, started: time.Now()}
-	l.Set = &clusters.Set{World: World, Names: l.names, Load: l.load, Namespaces: l.namespaces}
+	l := newLab(s)
 	start := time.Now()
 	if err := l.refuseOthers(ctx); err != nil {
 		return nil, err
@@ -64,6 +67,18 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 		s.Progress("the topology's pods are ready", time.Since(start))
 	}
 	return l, nil
+}
+
+func newLab(s Spec) *Lab {
+	l := &Lab{spec: s, started: time.Now(), hostPods: map[string]bool{}}
+	l.Set = &clusters.Set{
+		World: World, Names: l.names, Load: l.load, Namespaces: l.namespaces,
+		// Whatever else there is in this namespace is others'.
+		Counts: func(p *corev1.Pod) bool {
+			return p.Namespace != deploy.PodNamespace || p.Labels[deploy.ProbeLabel] != ""
+		},
+	}
+	return l
 }
 
 func (l *Lab) names() []string {
@@ -81,35 +96,77 @@ func (l *Lab) cluster(name string) Cluster {
 
 func (l *Lab) load(cluster string) (*rest.Config, error) { return l.cluster(cluster).restConfig() }
 
+// namespaces are those where the lab and the appliance have pods, other peerings' left
+// out.
 func (l *Lab) namespaces(cluster string) []string {
-	c := l.cluster(cluster)
-	return c.namespaces()
+	out := []string{deploy.PodNamespace, deploy.Namespace}
+	for _, name := range l.names() {
+		if id := l.cluster(name).Spec.ID; slices.Contains(l.cluster(cluster).Peers, id) {
+			out = append(out, deploy.TenantNamespace(id))
+		}
+	}
+	return out
 }
 
-// labPods are the lab's pods in a cluster: those of the topology, and one in the
-// network of each node of it.
+// placement is the n-th node of a cluster, from 1.
+func (l *Lab) placement(c Cluster, n int) deploy.Placement {
+	node := c.Spec.Nodes[n-1]
+	return deploy.Placement{Object: node.ObjectName(), Node: node.Name, Image: l.spec.Image, ImagePullPolicy: corev1.PullIfNotPresent, Run: l.spec.Name}
+}
+
+// labPods are the pods of the topology in a cluster. They end by themselves, in case
+// nobody else ends them.
 func (l *Lab) labPods(cluster string) []*unstructured.Unstructured {
-	c := l.cluster(cluster)
-	at := func(n int) deploy.Placement {
-		return deploy.Placement{Hostname: c.Hostnames[n-1], Node: c.Spec.Nodes[n-1].Name, Image: l.spec.Image, ImagePullPolicy: corev1.PullIfNotPresent}
-	}
 	var out []*unstructured.Unstructured
 	for _, p := range l.spec.Topology.Pods {
 		if p.Cluster == cluster {
-			out = append(out, deploy.ProbePod(p, at(p.Node)))
+			out = append(out, mortal(deploy.ProbePod(p, l.placement(l.cluster(cluster), p.Node))))
 		}
 	}
-	for n, node := range c.Spec.Nodes {
-		p := deploy.ProbePod(topology.Pod{Cluster: cluster, Name: hostPod(node.Name), HostNetwork: true}, at(n+1))
-		// It only sends: a port of the node is not its to take.
-		spec := p.Object["spec"].(map[string]any)
-		container := spec["containers"].([]any)[0].(map[string]any)
-		container["args"] = []any{"pause"}
-		delete(container, "ports")
-		delete(container, "readinessProbe")
-		out = append(out, p)
-	}
 	return out
+}
+
+// longest is how long a pod of the lab lives, in seconds: longer than any run.
+const longest = int64(3 * time.Hour / time.Second)
+
+func mortal(p *unstructured.Unstructured) *unstructured.Unstructured {
+	p.Object["spec"].(map[string]any)["activeDeadlineSeconds"] = longest
+	return p
+}
+
+// hostPodOf is the pod in the network of the n-th node of a cluster, from 1.
+func (l *Lab) hostPodOf(c Cluster, n int) *unstructured.Unstructured {
+	p := deploy.ProbePod(topology.Pod{Cluster: c.Name, Name: hostPod(c.Spec.Nodes[n-1].Name), HostNetwork: true}, l.placement(c, n))
+	// It only sends: a port of the node is not its to take.
+	container := p.Object["spec"].(map[string]any)["containers"].([]any)[0].(map[string]any)
+	container["args"] = []any{"pause"}
+	delete(container, "ports")
+	delete(container, "readinessProbe")
+	return mortal(p)
+}
+
+// ensureHostPod creates the pod in the network of a node when the first probe is sent
+// from there: a cluster may have hundreds of nodes.
+func (l *Lab) ensureHostPod(ctx context.Context, c Cluster, n int) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key := c.Name + "/" + c.Spec.Nodes[n-1].Name
+	if l.hostPods[key] {
+		return nil
+	}
+	cl, err := l.controllerClient(c.Name)
+	if err != nil {
+		return err
+	}
+	p := l.hostPodOf(c, n)
+	if err := cl.Create(ctx, p); err != nil && !apierrors.IsAlreadyExists(err) { // an earlier probe may have been interrupted
+		return fmt.Errorf("cluster %s: create pod %s/%s: %w", c.Name, p.GetNamespace(), p.GetName(), err)
+	}
+	if err := l.waitReady(ctx, cl, c.Name); err != nil {
+		return err
+	}
+	l.hostPods[key] = true
+	return nil
 }
 
 // refuseOthers is an error when there are pods of a lab: those of somebody else's
@@ -122,8 +179,8 @@ func (l *Lab) refuseOthers(ctx context.Context) error {
 		}
 		for _, p := range all {
 			if p.Labels[deploy.ProbeLabel] != "" {
-				return fmt.Errorf("cluster %s has the pod %s/%s of a lab run already: wait until that run has ended; after one that was killed: kubectl delete pods -n %[2]s -l %[4]s",
-					c, p.Namespace, p.Name, deploy.ProbeLabel)
+				return fmt.Errorf("cluster %s has the pod %s/%s of a lab run already: wait until that run has ended; after one that was killed: %s delete pods -n %[2]s -l %[5]s",
+					c, p.Namespace, p.Name, l.cluster(c).kubectl(), deploy.ProbeLabel)
 			}
 		}
 	}
@@ -144,21 +201,26 @@ func (l *Lab) create(ctx context.Context) error {
 					return fmt.Errorf("cluster %s: create pod %s/%s: %w", c, p.GetNamespace(), p.GetName(), err)
 				}
 			}
-			return deploy.Poll(ctx, readyTime, func(ctx context.Context) (string, error) {
-				var all corev1.PodList
-				if err := cl.List(ctx, &all, client.InNamespace(deploy.PodNamespace), client.HasLabels{deploy.ProbeLabel}); err != nil {
-					return err.Error(), nil
-				}
-				for _, p := range all.Items {
-					if why := deploy.PodReady(&p); why != "" {
-						return "cluster " + c + ": " + why, nil
-					}
-				}
-				return "", nil
-			})
+			return l.waitReady(ctx, cl, c)
 		})
 	}
 	return g.Wait()
+}
+
+// waitReady waits until all pods of the lab in a cluster are ready.
+func (l *Lab) waitReady(ctx context.Context, cl client.Client, cluster string) error {
+	return deploy.Poll(ctx, readyTime, func(ctx context.Context) (string, error) {
+		var all corev1.PodList
+		if err := cl.List(ctx, &all, client.InNamespace(deploy.PodNamespace), client.MatchingLabels{deploy.ProbeLabel: l.spec.Name}); err != nil {
+			return err.Error(), nil
+		}
+		for _, p := range all.Items {
+			if why := deploy.PodReady(&p); why != "" {
+				return "cluster " + cluster + ": " + why, nil
+			}
+		}
+		return "", nil
+	})
 }
 
 func (l *Lab) controllerClient(cluster string) (client.Client, error) {
@@ -172,8 +234,8 @@ func (l *Lab) controllerClient(cluster string) (client.Client, error) {
 // closeTime is how long clusters may take to end the lab's pods.
 const closeTime = time.Minute
 
-// Close deletes the lab's pods and returns when they are gone. Pods of the same
-// names that the lab has not created stay.
+// Close deletes the lab's pods and returns when they are gone. Those of other runs
+// stay.
 func (l *Lab) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
 	defer cancel()
@@ -181,7 +243,7 @@ func (l *Lab) Close() error {
 	for _, c := range l.names() {
 		g.Go(func() error {
 			if err := l.deletePods(ctx, c); err != nil {
-				return fmt.Errorf("cluster %s: %w; delete what is left: kubectl delete pods -n %s -l %s", c, err, deploy.PodNamespace, deploy.ProbeLabel)
+				return fmt.Errorf("cluster %s: %w; delete what is left: %s delete pods -n %s -l %s", c, err, l.cluster(c).kubectl(), deploy.PodNamespace, deploy.ProbeLabel)
 			}
 			return nil
 		})
@@ -194,7 +256,7 @@ func (l *Lab) deletePods(ctx context.Context, cluster string) error {
 	if err != nil {
 		return err
 	}
-	ours := metav1.ListOptions{LabelSelector: deploy.ProbeLabel}
+	ours := metav1.ListOptions{LabelSelector: deploy.ProbeLabel + "=" + l.spec.Name}
 	pods := c.CoreV1().Pods(deploy.PodNamespace)
 	err = pods.DeleteCollection(ctx, metav1.DeleteOptions{}, ours)
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -264,9 +326,12 @@ func (l *Lab) Converged(ctx context.Context) error {
 			if err != nil {
 				return err.Error(), nil
 			}
+			spec := l.cluster(name).Spec
 			for _, p := range pods {
-				ours := p.Namespace != deploy.PodNamespace || p.Labels[deploy.ProbeLabel] != ""
-				if why := deploy.PodReady(&p); ours && why != "" {
+				// Nodes that take no pods, and pods that have ended, are others' concern.
+				_, _, known := spec.Node(spec.ObjectNode(p.Spec.NodeName))
+				ended := p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed
+				if why := deploy.PodReady(&p); known && !ended && why != "" {
 					return why, nil
 				}
 			}
@@ -290,10 +355,15 @@ func (l *Lab) target(ctx context.Context, req world.ExecRequest) (cluster string
 	}
 	for _, name := range l.names() {
 		c := l.cluster(name)
-		for _, n := range c.Spec.Nodes {
-			if req.Target == name+"/"+n.Name {
-				req.Target = name + "/" + hostPod(n.Name)
+		for i, n := range c.Spec.Nodes {
+			if req.Target != name+"/"+n.Name {
+				continue
 			}
+			if err := l.ensureHostPod(ctx, c, i+1); err != nil {
+				return "", p, err
+			}
+			req.Target = name + "/" + hostPod(n.Name)
+			break
 		}
 	}
 	if p, err = l.Find(ctx, req.Target); err != nil {

@@ -67,10 +67,9 @@ func (a Access) restConfig() (*rest.Config, error) {
 // pods can run on: ready, and without a taint that keeps pods away.
 type Cluster struct {
 	Access
-	Spec      world.ClusterSpec
-	Hostnames []string           // of the nodes: their labels kubernetes.io/hostname
-	Overlay   netv1beta1.Overlay // empty: no node has said so yet
-	Peers     []string           // cluster IDs
+	Spec    world.ClusterSpec
+	Overlay netv1beta1.Overlay // empty: no node has said so yet
+	Peers   []string           // cluster IDs
 }
 
 // Read asks the clusters what they are. A cluster that has no appliance is an
@@ -108,7 +107,7 @@ func read(ctx context.Context, a Access) (Cluster, error) {
 	for _, learn := range []func(context.Context, client.Client) error{c.readID, c.readNetworks, c.readNodes, c.readOverlay, c.readPeers} {
 		if err := learn(ctx, cl); err != nil {
 			if meta.IsNoMatchError(err) {
-				return c, fmt.Errorf("Isthmus is not installed in this cluster: isthmusctl install --kubeconfig %s: %w", a.File, err)
+				return c, fmt.Errorf("Isthmus is not installed in this cluster: isthmusctl install%s: %w", a.flags(), err)
 			}
 			return c, err
 		}
@@ -126,8 +125,8 @@ func (c *Cluster) readID(ctx context.Context, cl client.Client) error {
 			return nil
 		}
 	}
-	return fmt.Errorf("Isthmus is not installed in this cluster: it has no ConfigMap with the label %s=%s, which has the cluster's ID: isthmusctl install --kubeconfig %s",
-		netv1beta1.LabelAppName, netv1beta1.ClusterIDConfigMap, c.File)
+	return fmt.Errorf("Isthmus is not installed in this cluster: it has no ConfigMap with the label %s=%s, which has the cluster's ID: isthmusctl install%s",
+		netv1beta1.LabelAppName, netv1beta1.ClusterIDConfigMap, c.flags())
 }
 
 // readNetworks reads the cluster's ranges: of several pod CIDRs the first.
@@ -162,16 +161,8 @@ func (c *Cluster) readNodes(ctx context.Context, cl client.Client) error {
 	}
 	slices.SortFunc(all.Items, func(a, b corev1.Node) int { return strings.Compare(a.Name, b.Name) })
 	for _, n := range all.Items {
-		if !takesPods(&n) {
-			continue
-		}
-		for _, a := range n.Status.Addresses {
-			addr, err := netip.ParseAddr(a.Address)
-			if a.Type == corev1.NodeInternalIP && err == nil {
-				c.Spec.Nodes = append(c.Spec.Nodes, world.NodeSpec{Name: operand.NodeName(len(c.Spec.Nodes) + 1), Object: n.Name, Addr: addr})
-				c.Hostnames = append(c.Hostnames, n.Labels[corev1.LabelHostname])
-				break
-			}
+		if addr := internalIP(&n); takesPods(&n) && addr.IsValid() {
+			c.Spec.Nodes = append(c.Spec.Nodes, world.NodeSpec{Name: operand.NodeName(len(c.Spec.Nodes) + 1), Object: n.Name, Addr: addr})
 		}
 	}
 	if len(c.Spec.Nodes) == 0 {
@@ -180,12 +171,26 @@ func (c *Cluster) readNodes(ctx context.Context, cl client.Client) error {
 	return nil
 }
 
-// takesPods tells whether a pod without tolerations can run on a node.
+// internalIP is the address of a node: of several the first one of IPv4, which is what
+// scenarios' Services have.
+func internalIP(n *corev1.Node) netip.Addr {
+	var out netip.Addr
+	for _, a := range n.Status.Addresses {
+		addr, err := netip.ParseAddr(a.Address)
+		if a.Type == corev1.NodeInternalIP && err == nil && (!out.IsValid() || addr.Is4() && !out.Is4()) {
+			out = addr
+		}
+	}
+	return out
+}
+
+// takesPods tells whether a pod of Linux without tolerations can run on a node.
 func takesPods(n *corev1.Node) bool {
 	ready := slices.ContainsFunc(n.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
 	})
-	return ready && !n.Spec.Unschedulable && !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
+	linux := n.Status.NodeInfo.OperatingSystem == "" || n.Status.NodeInfo.OperatingSystem == "linux"
+	return ready && linux && !n.Spec.Unschedulable && !slices.ContainsFunc(n.Spec.Taints, func(t corev1.Taint) bool {
 		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 	})
 }
@@ -224,11 +229,14 @@ func (c *Cluster) readPeers(ctx context.Context, cl client.Client) error {
 	return nil
 }
 
-// namespaces are those where the appliance and the lab have pods.
-func (c *Cluster) namespaces() []string {
-	out := []string{deploy.PodNamespace, deploy.Namespace}
-	for _, p := range c.Peers {
-		out = append(out, deploy.TenantNamespace(p))
+// kubectl is kubectl with the flags that lead to the cluster, for messages.
+func (a Access) kubectl() string { return "kubectl" + a.flags() }
+
+// flags are those of kubectl and isthmusctl that lead to the cluster.
+func (a Access) flags() string {
+	out := " --kubeconfig " + a.File
+	if a.Context != "" {
+		out += " --context " + a.Context
 	}
 	return out
 }

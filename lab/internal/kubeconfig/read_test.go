@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"gotest.tools/v3/assert"
-	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/poll"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -118,10 +117,8 @@ func TestRead(t *testing.T) {
 	assert.DeepEqual(t, c.Spec.Nodes, []world.NodeSpec{
 		{Name: "node-1", Object: "worker-a", Addr: netip.MustParseAddr("172.18.0.2")}, {Name: "node-2", Object: "worker-b", Addr: netip.MustParseAddr("172.18.0.3")},
 	}, compareAddrs)
-	assert.DeepEqual(t, c.Hostnames, []string{"worker-a.local", "worker-b.local"})
 	assert.Equal(t, c.Overlay, netv1beta1.OverlayVXLAN)
 	assert.DeepEqual(t, c.Peers, []string{"us-1"})
-	assert.Check(t, is.Contains(c.namespaces(), "liqo-tenant-us-1"))
 
 	_, err = read("milan", "rome")
 	assert.ErrorContains(t, err, "both clusters have the ID eu-1: are they one?")
@@ -130,17 +127,19 @@ func TestRead(t *testing.T) {
 
 	// The lab's pods are named for what scenarios call the nodes.
 	s := parse(t, "two-clusters", "steps: [ { name: that, expect: { reach: { from: milan/web, to: rome/web } } } ]")
-	l := &Lab{spec: Spec{Topology: s.Topology, Clusters: got, Image: "registry.example.com/probe:1"}}
+	l := newLab(Spec{Name: "run-1", Topology: s.Topology, Clusters: got, Image: "registry.example.com/probe:1"})
 	var names []string
-	for _, p := range l.labPods("milan") {
+	for _, p := range append(l.labPods("milan"), l.hostPodOf(c, 2)) {
 		assert.NilError(t, cl.Create(ctx, p))
 		pod := &corev1.Pod{}
 		assert.NilError(t, cl.Get(ctx, client.ObjectKeyFromObject(p), pod))
-		names = append(names, pod.Name+" on "+pod.Spec.NodeSelector[corev1.LabelHostname])
+		names = append(names, pod.Name+" on "+pod.Spec.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms[0].MatchFields[0].Values[0])
+		assert.Equal(t, pod.Labels[deploy.ProbeLabel]+pod.Labels["app"], "run-1")
+		assert.Check(t, pod.Spec.ActiveDeadlineSeconds != nil)
 		assert.Equal(t, pod.Spec.Containers[0].Image, "registry.example.com/probe:1")
 	}
 	assert.DeepEqual(t, names, []string{
-		"web on worker-a.local", "probe on worker-b.local", "hostprobe on worker-a.local", "isthmus-lab-node-1 on worker-a.local", "isthmus-lab-node-2 on worker-b.local",
+		"web on worker-a", "probe on worker-b", "hostprobe on worker-a", "isthmus-lab-node-2 on worker-b",
 	})
 }
 

@@ -7,8 +7,13 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+
+	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
@@ -117,6 +122,11 @@ func (r *Runner) writeObjects(ctx context.Context, dir string, t *topology.Topol
 			if err != nil {
 				errs = append(errs, fmt.Errorf("objects of %s: %w", c.Name, err))
 				break // the other kinds would fail in the same way
+			}
+			if t.OfOthers { // what is not of the appliance is nobody's business
+				objects = slices.DeleteFunc(objects, func(o unstructured.Unstructured) bool {
+					return o.GetNamespace() != deploy.Namespace && !strings.HasPrefix(o.GetNamespace(), networkingv1beta1.TenantNamespacePfx) && !strings.Contains(kind, "liqo.io")
+				})
 			}
 			for i := range objects {
 				objects[i].SetManagedFields(nil)

@@ -72,6 +72,9 @@ type Runner struct {
 	// nothing else to do: steps are given as much longer, and streams may be silent
 	// for as much longer.
 	Pace *pace.Meter
+	// OfOthers: somebody else has made the clusters. What is there in them is not
+	// written over.
+	OfOthers bool
 	// Progress, when set, hears what is being done.
 	Progress func(text string)
 

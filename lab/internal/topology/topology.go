@@ -25,6 +25,9 @@ type Topology struct {
 	// Install is how the appliance comes into the clusters; default
 	// InstallChart.
 	Install string
+	// OfOthers: no file says so, but the run: somebody else has made the clusters,
+	// and works with them.
+	OfOthers bool
 }
 
 // How the appliance comes into the clusters.

@@ -179,12 +179,18 @@ func (c ClusterSpec) LoadBalancerAddress(i int) (netip.Addr, bool) {
 	return a, c.LoadBalancer.Contains(a) && c.LoadBalancer.Contains(a.Next())
 }
 
-// ClusterOf is the name of the cluster with an ID.
+// ClusterOf is the name of the cluster with an ID; of an ID that none of them has it is
+// no cluster's name.
 func (s Spec) ClusterOf(id string) string {
+	named := false
 	for _, c := range s.Clusters {
 		if c.ClusterID() == id {
 			return c.Name
 		}
+		named = named || c.Name == id
+	}
+	if named { // a further peer's ID is the name that scenarios have for another cluster
+		return "cluster-id:" + id
 	}
 	return id
 }
