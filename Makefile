@@ -44,9 +44,8 @@ test-parts: deps $(if $(WITH_KIND),kind) build kubernetes cni flannel nodes veri
 
 # A skip is a failure in CI. What this machine's own kernel lacks (geneve and
 # WireGuard, or a tun device without root) is tested in the virtual machine,
-# where nothing may be skipped.
-comma        := ,
-NATIVE_SKIPS := geneve,wireguard,tun$(if $(WITH_KIND),,$(comma)kind)
+# where nothing may be skipped. A cluster of kind is made by test-kind.
+NATIVE_SKIPS := geneve,wireguard,tun,kind
 
 # The packages whose tests can start control planes and labs come two at a time,
 # and four tests of each: they mostly wait. The list is sorted backwards, so that
@@ -97,7 +96,7 @@ GENEVE := \
 	restart-without-api/geneve/milan-gateway node-added/geneve/tcp node-removed/geneve/milan-node-1 upgrade far-apart/milan-web ipvs
 
 # What runs in clusters of kind: what real kubelets, kubeadm's control planes and
-# nodes that are containers may do differently. Beside the other labs each of these
+# nodes that are containers may do differently. After other labs each of these
 # scenarios has one of its sabotages there, in test-kind all of them.
 KIND := install-uninstall/vxlan \
 	overlapping-cidrs/vxlan/tcp/*-web nodeport-return-path/vxlan/*/Local/tcp masquerade-bypass/vxlan/tcp/*-web host-sources/vxlan \

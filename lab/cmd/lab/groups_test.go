@@ -201,7 +201,7 @@ func TestQueue(t *testing.T) {
 			var got []string
 			for {
 				for len(running) < tt.jobs {
-					g := q.next()
+					g := q.pick()
 					if g == nil {
 						break
 					}
@@ -228,19 +228,38 @@ func TestQueue(t *testing.T) {
 func TestQueueOfMachines(t *testing.T) {
 	first, second, third, native := weighing("vm", 3), weighing("vm", 2), weighing("vm", 1), weighing("native", 9)
 	q := newQueue([]*group{first, second, third, native}, 3, true)
-	assert.Equal(t, q.next(), first)
-	assert.Equal(t, q.next(), native)
-	assert.Assert(t, q.next() == nil, "a machine began beside another one and a native lab")
+	assert.Equal(t, q.pick(), first)
+	assert.Equal(t, q.pick(), native)
+	assert.Assert(t, q.pick() == nil, "a machine began beside another one and a native lab")
 	q.done(native)
-	assert.Equal(t, q.next(), second)
-	assert.Assert(t, q.next() == nil, "a third machine began")
+	assert.Equal(t, q.pick(), second)
+	assert.Assert(t, q.pick() == nil, "a third machine began")
 	q.done(first)
-	assert.Equal(t, q.next(), third)
+	assert.Equal(t, q.pick(), third)
 	assert.Assert(t, q.empty())
 
 	alone := newQueue([]*group{first, second}, 1, true)
-	assert.Equal(t, alone.next(), first)
-	assert.Assert(t, alone.next() == nil)
+	assert.Equal(t, alone.pick(), first)
+	assert.Assert(t, alone.pick() == nil)
+}
+
+// TestQueueOfKind: labs of kind begin when all others are down, and then side by side;
+// who asks before waits for them.
+func TestQueueOfKind(t *testing.T) {
+	machine, native, one, two := weighing("vm", 1), weighing("native", 9), weighing("kind", 3), weighing("kind", 2)
+	q := newQueue([]*group{machine, one, native, two}, 3, true)
+	assert.Equal(t, q.take(), machine)
+	assert.Equal(t, q.take(), native)
+	assert.Assert(t, q.pick() == nil, "a lab of kind began beside others")
+	q.done(native)
+	assert.Assert(t, q.pick() == nil, "a lab of kind began beside a machine")
+	waited := make(chan *group)
+	go func() { waited <- q.take() }()
+	q.done(machine)
+	assert.Equal(t, <-waited, one)
+	assert.Equal(t, q.take(), two)
+	q.done(one)
+	assert.Assert(t, q.take() == nil)
 }
 
 // weighing is a group of so many rows in a world.

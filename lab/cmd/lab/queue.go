@@ -4,6 +4,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 )
 
@@ -16,6 +17,8 @@ type queue struct {
 	// alone is how many may start when there are only machines left; native labs
 	// that have been handed out and are not down yet are counted.
 	alone, native int
+	others        int // labs of other worlds than kind that run
+	change        *sync.Cond
 }
 
 // newQueue is for so many labs at a time. At most half of them may be emulated machines,
@@ -24,6 +27,7 @@ type queue struct {
 // left, a second one may use the processors that native labs have used.
 func newQueue(all []*group, jobs int, emulated bool) *queue {
 	q := &queue{waiting: slices.Clone(all), machines: jobs}
+	q.change = sync.NewCond(&q.mu)
 	if emulated {
 		q.machines = max(1, jobs/2)
 		q.alone = min(jobs, max(2, q.machines)) - q.machines
@@ -31,13 +35,32 @@ func newQueue(all []*group, jobs int, emulated bool) *queue {
 	return q
 }
 
-// next is the group to run now. It is nil when all are taken, or when what is
-// left waits for the labs that run: whoever runs those comes back for it.
-func (q *queue) next() *group {
+// take is the group to run now, for which it waits as long as what is left has to
+// wait for labs that run. It is nil when all are taken.
+func (q *queue) take() *group {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	for {
+		if g := q.pick(); g != nil || len(q.waiting) == 0 {
+			return g
+		}
+		q.change.Wait()
+	}
+}
+
+// pick is the group that can run now, for who has the lock; nil: what is left waits for
+// the labs that run.
+func (q *queue) pick() *group {
 	for i, g := range q.waiting {
-		if g.world == supervisor.VM {
+		switch g.world {
+		case kind.World:
+			// An engine switches forwarding on for this machine, and the last lab off
+			// again. Pods of others, which have what the machine has when they start,
+			// would differ from those before them.
+			if q.others > 0 || slices.ContainsFunc(q.waiting, func(g *group) bool { return g.world != kind.World }) {
+				continue
+			}
+		case supervisor.VM:
 			if q.machines == 0 && q.onlyMachines() {
 				q.machines, q.alone = q.alone, 0
 			}
@@ -45,8 +68,10 @@ func (q *queue) next() *group {
 				continue
 			}
 			q.machines--
-		} else {
+			q.others++
+		default:
 			q.native++
+			q.others++
 		}
 		q.waiting = slices.Delete(q.waiting, i, i+1)
 		return g
@@ -54,9 +79,9 @@ func (q *queue) next() *group {
 	return nil
 }
 
-// onlyMachines tells whether no native lab runs or waits.
+// onlyMachines tells whether no native lab runs or waits. Those of kind come last.
 func (q *queue) onlyMachines() bool {
-	return q.native == 0 && !slices.ContainsFunc(q.waiting, func(g *group) bool { return g.world != supervisor.VM })
+	return q.native == 0 && !slices.ContainsFunc(q.waiting, func(g *group) bool { return g.world != supervisor.VM && g.world != kind.World })
 }
 
 // empty tells whether no group waits any more.
@@ -70,9 +95,14 @@ func (q *queue) empty() bool {
 func (q *queue) done(g *group) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if g.world == supervisor.VM {
+	defer q.change.Broadcast()
+	switch g.world {
+	case kind.World:
+		return
+	case supervisor.VM:
 		q.machines++
-	} else {
+	default:
 		q.native--
 	}
+	q.others--
 }

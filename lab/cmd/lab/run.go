@@ -251,7 +251,7 @@ func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 	start := func() (*group, *part) {
 		next.Lock()
 		defer next.Unlock()
-		if g := q.next(); g != nil {
+		if g := q.take(); g != nil {
 			return g, output.add()
 		}
 		return nil, nil
