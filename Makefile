@@ -35,8 +35,8 @@ test: ## everything that must pass: unit, kernel and API tests, scenarios, sabot
 		END { printf "  %6.1f s  = %.1f minutes\n", sum / 10, sum / 600 }' bin/times; \
 	if awk -F '\t' '$$3 == "scenarios" { ran = 1 } END { exit !ran }' bin/times; then cat runs/latest/summary.txt; fi; exit $$rc
 
-# WITH_KIND=1 adds clusters of kind, as CI does: Podman is installed then, if it is
-# missing.
+# WITH_KIND=1 adds clusters of kind: Podman is installed then, if it is missing. CI does
+# not do so yet.
 WITH_KIND :=
 
 .PHONY: test-parts
