@@ -243,12 +243,10 @@ func (n *network) reach(side peer.Side) (peer.Cluster, discovery.DiscoveryInterf
 		return peer.Cluster{}, nil, fmt.Errorf("which %s cluster: %w: name one by --%skubeconfig or --%scontext", sideName(side), err, prefix, prefix)
 	}
 	c := peer.Cluster{System: n.system[side], Namespace: n.namespaces[side], Kubectl: "kubectl", Isthmusctl: "isthmusctl"}
-	for _, f := range []struct{ name, value string }{{"kubeconfig", *flags.KubeConfig}, {"context", *flags.Context}, {"cluster", *flags.ClusterName}, {"user", *flags.AuthInfoName}} {
+	addFlags(&c, *flags.KubeConfig, *flags.Context)
+	for _, f := range []struct{ name, value string }{{"cluster", *flags.ClusterName}, {"user", *flags.AuthInfoName}} {
 		if f.value != "" {
 			c.Kubectl += " --" + f.name + " " + f.value
-			if f.name == "kubeconfig" || f.name == "context" {
-				c.Isthmusctl += " --" + f.name + " " + f.value
-			}
 		}
 	}
 	c.Name = fmt.Sprintf("%s cluster at %s", sideName(side), config.Host)
@@ -257,6 +255,17 @@ func (n *network) reach(side peer.Side) (peer.Cluster, discovery.DiscoveryInterf
 	}
 	d, err := discovery.NewDiscoveryClientForConfig(config)
 	return c, d, err
+}
+
+// addFlags adds the flags that lead kubectl and isthmusctl to a cluster to their names
+// in messages.
+func addFlags(c *peer.Cluster, kubeconfig, context string) {
+	for _, f := range []struct{ name, value string }{{"kubeconfig", kubeconfig}, {"context", context}} {
+		if f.value != "" {
+			c.Kubectl += " --" + f.name + " " + f.value
+			c.Isthmusctl += " --" + f.name + " " + f.value
+		}
+	}
 }
 
 func sideName(s peer.Side) string {

@@ -229,14 +229,7 @@ func (e *endFlags) identify(ctx context.Context) (peer.Identity, error) {
 		return peer.Identity{}, fmt.Errorf("the %s: %w: name its cluster by --%[1]s-kubeconfig or --%[1]s-context", e.name, err)
 	}
 	c := peer.Cluster{Name: fmt.Sprintf("the %s at %s", e.name, config.Host), System: e.system, Kubectl: "kubectl", Isthmusctl: "isthmusctl"}
-	if e.kubeconfig != "" {
-		c.Kubectl += " --kubeconfig " + e.kubeconfig
-		c.Isthmusctl += " --kubeconfig " + e.kubeconfig
-	}
-	if e.context != "" {
-		c.Kubectl += " --context " + e.context
-		c.Isthmusctl += " --context " + e.context
-	}
+	addFlags(&c, e.kubeconfig, e.context)
 	if c.Client, err = client.New(config, client.Options{Scheme: kube.Scheme()}); err != nil {
 		return peer.Identity{}, fmt.Errorf("%s: %w", c.Name, err)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -372,6 +373,6 @@ func (l *Lab) target(ctx context.Context, req world.ExecRequest) (cluster string
 	if p.Labels[deploy.ProbeLabel] == "" {
 		return "", p, fmt.Errorf("%w: %s: %s", world.ErrNoTarget, req.Target, probeOnly)
 	}
-	cluster, _ = splitTarget(req.Target)
+	cluster, _, _ = strings.Cut(req.Target, "/")
 	return cluster, p, nil
 }

@@ -4,16 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/isthmus-net/isthmus/lab/internal/clusters"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
-
-func splitTarget(target string) (cluster, name string) {
-	cluster, name, _ = strings.Cut(target, "/")
-	return cluster, name
-}
 
 func (l *Lab) exec(ctx context.Context, req world.ExecRequest, s clusters.Streams) (int, error) {
 	cluster, p, err := l.target(ctx, req)
