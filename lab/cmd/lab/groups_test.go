@@ -243,22 +243,30 @@ func TestQueueOfMachines(t *testing.T) {
 	assert.Assert(t, alone.pick() == nil)
 }
 
-// TestQueueOfKind: labs of kind begin when all others are down, and then side by side;
-// who asks before waits for them.
+// TestQueueOfKind: labs of kind and labs of this kernel with containerd do not run
+// beside each other, all others do; who asks before waits for them.
 func TestQueueOfKind(t *testing.T) {
-	machine, native, one, two := weighing("vm", 1), weighing("native", 9), weighing("kind", 3), weighing("kind", 2)
-	q := newQueue([]*group{machine, one, native, two}, 3, true)
+	machine, native, one, two, real := weighing("vm", 1), weighing("native", 9), weighing("kind", 3), weighing("kind", 2), weighing("native", 1)
+	real.topology.Clusters = []topology.Cluster{{Runtime: topology.RuntimeContainerd}}
+	q := newQueue([]*group{machine, one, real, native, two}, 4, true)
 	assert.Equal(t, q.take(), machine)
+	assert.Equal(t, q.take(), one)
 	assert.Equal(t, q.take(), native)
-	assert.Assert(t, q.pick() == nil, "a lab of kind began beside others")
-	q.done(native)
-	assert.Assert(t, q.pick() == nil, "a lab of kind began beside a machine")
+	assert.Equal(t, q.take(), two)
 	waited := make(chan *group)
 	go func() { waited <- q.take() }()
-	q.done(machine)
-	assert.Equal(t, <-waited, one)
-	assert.Equal(t, q.take(), two)
+	q.done(native)
 	q.done(one)
+	assert.Assert(t, q.pick() == nil, "a lab with containerd began beside one of kind")
+	q.done(two)
+	assert.Equal(t, <-waited, real)
+
+	q = newQueue([]*group{real, native, one}, 3, false)
+	assert.Equal(t, q.take(), real)
+	assert.Equal(t, q.take(), native)
+	assert.Assert(t, q.pick() == nil, "a lab of kind began beside one with containerd")
+	q.done(real)
+	assert.Equal(t, q.take(), one)
 	assert.Assert(t, q.take() == nil)
 }
 

@@ -14,10 +14,10 @@ type queue struct {
 	mu       sync.Mutex
 	waiting  []*group
 	machines int // that may start
-	// alone is how many may start when there are only machines left; native labs
+	// alone is how many may start when there are only machines left; other labs
 	// that have been handed out and are not down yet are counted.
 	alone, native int
-	others        int // labs of other worlds than kind that run
+	kinds, real   int // labs of kind that run, and of this kernel with containerd
 	change        *sync.Cond
 }
 
@@ -52,15 +52,8 @@ func (q *queue) take() *group {
 // the labs that run.
 func (q *queue) pick() *group {
 	for i, g := range q.waiting {
-		switch g.world {
-		case kind.World:
-			// An engine switches forwarding on for this machine, and the last lab off
-			// again. Pods of others, which have what the machine has when they start,
-			// would differ from those before them.
-			if q.others > 0 || slices.ContainsFunc(q.waiting, func(g *group) bool { return g.world != kind.World }) {
-				continue
-			}
-		case supervisor.VM:
+		switch {
+		case g.world == supervisor.VM:
 			if q.machines == 0 && q.onlyMachines() {
 				q.machines, q.alone = q.alone, 0
 			}
@@ -68,10 +61,21 @@ func (q *queue) pick() *group {
 				continue
 			}
 			q.machines--
-			q.others++
+		// An engine switches forwarding on for this machine, and the last lab off
+		// again. Pods of containerd have what the machine has when they start: they
+		// would differ from those before them.
+		case g.world == kind.World:
+			if q.real > 0 {
+				continue
+			}
+			q.kinds++
+		case g.topology.Containerd():
+			if q.kinds > 0 {
+				continue
+			}
+			q.real++
 		default:
 			q.native++
-			q.others++
 		}
 		q.waiting = slices.Delete(q.waiting, i, i+1)
 		return g
@@ -79,9 +83,9 @@ func (q *queue) pick() *group {
 	return nil
 }
 
-// onlyMachines tells whether no native lab runs or waits. Those of kind come last.
+// onlyMachines tells whether no lab of another world runs or waits.
 func (q *queue) onlyMachines() bool {
-	return q.native == 0 && !slices.ContainsFunc(q.waiting, func(g *group) bool { return g.world != supervisor.VM && g.world != kind.World })
+	return q.native+q.kinds+q.real == 0 && !slices.ContainsFunc(q.waiting, func(g *group) bool { return g.world != supervisor.VM })
 }
 
 // empty tells whether no group waits any more.
@@ -96,13 +100,14 @@ func (q *queue) done(g *group) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	defer q.change.Broadcast()
-	switch g.world {
-	case kind.World:
-		return
-	case supervisor.VM:
+	switch {
+	case g.world == supervisor.VM:
 		q.machines++
+	case g.world == kind.World:
+		q.kinds--
+	case g.topology.Containerd():
+		q.real--
 	default:
 		q.native--
 	}
-	q.others--
 }

@@ -15,10 +15,10 @@ const (
 	// roomIdle is the share of its processors' time that a machine must have left
 	// to get a further lab. Labs that left two processors 25 to 50 % had no row that
 	// was red by chance; those that left them 6 to 10 % had some.
-	roomIdle = 0.3
+	roomIdle = 0.25
 	// roomTime is how long it must have had that, and how long labs that were begun
 	// may take until they show what they need.
-	roomTime = time.Minute
+	roomTime = 20 * time.Second
 )
 
 // waitForRoom waits until the machine has room for a lab beside those that always

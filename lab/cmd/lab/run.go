@@ -68,7 +68,7 @@ It changes nothing else, unless you ask for --sabotage. Those rows run that need
 than that.
 
 With --jobs 2 two labs are up at a time, with --jobs 3 a third one once the machine's
-processors have been idle for 30 % of a minute. Virtual machines come first; where they are
+processors have been idle for a quarter of 20 seconds. Virtual machines come first; where they are
 emulated at most half of the labs are such machines, or two when no other lab is left.
 
 Every run leaves runs/<time>-<seed> (and runs/latest): result.json, and for each

@@ -209,18 +209,28 @@ func waitServices(ctx context.Context, c expect.World, t *topology.Topology) err
 	for _, cl := range t.Clusters {
 		service := cl.ServiceCIDR.Masked().Addr().Next()
 		for _, n := range cl.Present() {
-			g.Go(func() error { return waitService(ctx, c, cl.Name+"/"+operand.NodeName(n), service) })
+			g.Go(func() error {
+				return waitService(ctx, c, cl.Name+"/"+operand.NodeName(n), listServices[cl.KubeProxy], service)
+			})
 		}
 	}
 	return g.Wait()
 }
 
-// waitService waits for a service in the rules of one node's kube-proxy, which
-// in its mode ipvs are in a set. A
+// listServices is what prints the services of a kube-proxy, by its mode. One program is
+// asked, and once a second: where processors are emulated, four nodes that asked for all
+// of them five times a second took a fifth of what a lab needed to come up.
+var listServices = map[string]string{
+	topology.ProxyNFTables: "nft list map ip kube-proxy service-ips",
+	topology.ProxyIPTables: "iptables-save -t nat",
+	topology.ProxyIPVS:     "ipset save KUBE-CLUSTER-IP",
+}
+
+// waitService waits for a service in what a program prints on a node. A
 // shell on the node looks again and again: starting one for each look would
 // take the emulated processors from kube-proxy.
-func waitService(ctx context.Context, c expect.World, target string, service netip.Addr) error {
-	has := fmt.Sprintf("until { nft list table ip kube-proxy || ipset save KUBE-CLUSTER-IP || iptables-save -t nat; } 2>/dev/null | grep -q -F %s; do sleep 0.2; done", service)
+func waitService(ctx context.Context, c expect.World, target, list string, service netip.Addr) error {
+	has := fmt.Sprintf("until %s 2>/dev/null | grep -q -F %s; do sleep 1; done", list, service)
 	res, err := c.Exec(ctx, world.ExecRequest{Target: target, Argv: []string{"sh", "-c", has}})
 	if err == nil && res.Code != 0 {
 		err = fmt.Errorf("exit code %d: %s", res.Code, strings.TrimSpace(string(res.Stderr)))

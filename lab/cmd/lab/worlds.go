@@ -183,7 +183,7 @@ func (c chooser) try(n need, w string) site {
 // containerdProbe is what the topology's nodes depend on when they have
 // containerd; nil: they have not.
 func containerdProbe(probes []world.Probe, t *topology.Topology) *world.Probe {
-	if !slices.ContainsFunc(t.Clusters, func(cl topology.Cluster) bool { return cl.Runtime == topology.RuntimeContainerd }) {
+	if !t.Containerd() {
 		return nil
 	}
 	for _, p := range probes {

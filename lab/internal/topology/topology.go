@@ -249,6 +249,11 @@ type Pod struct {
 	HostNetwork   bool
 }
 
+// Containerd tells whether nodes of a cluster have the real kubelet with containerd.
+func (t *Topology) Containerd() bool {
+	return slices.ContainsFunc(t.Clusters, func(c Cluster) bool { return c.Runtime == RuntimeContainerd })
+}
+
 // Cluster returns the cluster of that name.
 func (t *Topology) Cluster(name string) (Cluster, bool) {
 	i := slices.IndexFunc(t.Clusters, func(c Cluster) bool { return c.Name == name })
