@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
+	"github.com/isthmus-net/isthmus/lab/internal/kubeconfig"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
@@ -252,6 +253,9 @@ func (r *groupRun) labEvidence(ctx context.Context, lab *builtLab) {
 	if err == nil {
 		run := &runner.Runner{World: lab.client}
 		again := fmt.Sprintf("lab up %s --world %s --overlay %s", r.group.topology.File, r.group.world, r.group.overlay)
+		if r.group.world == kubeconfig.World { // nobody builds these
+			again = fmt.Sprintf("lab run --world %s %s", r.group.world, r.session.options.keptWith())
+		}
 		err = run.Evidence(context.WithoutCancel(ctx), dir, lab.topology, &report.Row{Name: name}, again)
 	}
 	fmt.Fprintf(r.out, "   evidence: %s\n", dir)
@@ -268,6 +272,7 @@ func (r *groupRun) close() {
 	default:
 		if err := r.lab.client.Close(); err != nil {
 			fmt.Fprintf(r.out, "   taking the lab down: %v\n", err)
+			r.result.Left = err.Error()
 		}
 	}
 }

@@ -25,6 +25,10 @@ func (o runOptions) checkKubeconfigs() error {
 		return usageError("--world kubeconfig: say from where nodes pull the lab's probe: --probe-image registry.example.com/isthmus-lab/probe:dev")
 	case o.keep:
 		return usageError("--keep: with --world kubeconfig the lab's pods go when the run ends")
+	case o.fresh:
+		return usageError("--fresh: with --world kubeconfig no lab is built; rows run in the clusters that --kubeconfig names")
+	case o.snapshot != snapshotAuto:
+		return usageError("--snapshot: with --world kubeconfig there is no virtual machine")
 	case o.jobs > 1:
 		return usageError("--jobs %d: with --world kubeconfig all rows run in the same clusters, one topology after the other", o.jobs)
 	}

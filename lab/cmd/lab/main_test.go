@@ -59,6 +59,8 @@ func TestUsage(t *testing.T) {
 		{[]string{"run", "--world", "kubeconfig", "--kubeconfig", "milan=/no/such.yaml", "--probe-image", "x"}, 3, "--kubeconfig milan=/no/such.yaml: stat /no/such.yaml"},
 		{[]string{"run", "--world", "kubeconfig", "--kubeconfig", "milan=a", "--probe-image", "x", "--keep"}, 2, "the lab's pods go when the run ends"},
 		{[]string{"run", "--world", "kubeconfig", "--kubeconfig", "milan=a", "--probe-image", "x", "--jobs", "2"}, 2, "in the same clusters"},
+		{[]string{"run", "--world", "kubeconfig", "--kubeconfig", "milan=a", "--probe-image", "x", "--fresh"}, 2, "no lab is built"},
+		{[]string{"run", "--world", "kubeconfig", "--kubeconfig", "milan=a", "--probe-image", "x", "--snapshot", "off"}, 2, "there is no virtual machine"},
 		{[]string{"up", "two-clusters", "--world", "kubeconfig"}, 2, "is for lab run"},
 		{[]string{"bench", "datapath", "--world", "kubeconfig"}, 2, "is for lab run"},
 		{[]string{"bench", "datapath", "--implementation", "boringtun"}, 2, `--implementation "boringtun": auto, kernel or userspace`},

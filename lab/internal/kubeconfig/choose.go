@@ -110,31 +110,24 @@ func sameRanges(t *topology.Topology, have []Cluster) string {
 	return ""
 }
 
-// otherOverlay says which cluster has another overlay than a row.
+// otherOverlay says why clusters are not what a row of that overlay wants.
 func otherOverlay(t *topology.Topology, overlay string, have []Cluster) string {
 	for _, c := range t.Clusters {
-		real, _ := find(have, c.Name)
-		switch {
-		case real.Overlay == "":
+		if real, _ := find(have, c.Name); real.Overlay == "" {
 			return fmt.Sprintf("no node of %s says which overlay it has: kubectl get internalnodes -o yaml", real.Access)
-		case overlay != "" && overlay != string(real.Overlay):
-			return fmt.Sprintf("the overlay of %s is %s", c.Name, real.Overlay)
 		}
+	}
+	if is := Overlay(t, have); overlay != "" && overlay != is {
+		return fmt.Sprintf("the overlay of %s is %s", t.Clusters[0].Name, is)
 	}
 	return ""
 }
 
-// Overlay is what all clusters of a topology have; empty: not all have the same.
+// Overlay is the one whose rows run in clusters that are there: that of the topology's
+// first cluster. Each cluster chooses its own, and its peers see nothing of it.
 func Overlay(t *topology.Topology, have []Cluster) string {
-	overlay := ""
-	for i, c := range t.Clusters {
-		real, _ := find(have, c.Name)
-		if i > 0 && overlay != string(real.Overlay) {
-			return ""
-		}
-		overlay = string(real.Overlay)
-	}
-	return overlay
+	real, _ := find(have, t.Clusters[0].Name)
+	return string(real.Overlay)
 }
 
 // Take gives a topology the nodes and the address ranges of the clusters that its

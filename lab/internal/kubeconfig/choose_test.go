@@ -2,6 +2,7 @@ package kubeconfig
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -34,6 +35,8 @@ func parse(t *testing.T, top, body string) *scenario.Scenario {
 // expect, decides.
 func TestCannotRun(t *testing.T) {
 	apart := []Cluster{there("milan", "eu-1", "10.0.0.0/16", 2, "us-1"), there("rome", "us-1", "10.1.0.0/16", 3, "eu-1")}
+	mixed := slices.Clone(apart)
+	mixed[1].Overlay = "geneve"
 	same := []Cluster{there("milan", "milan", "10.0.0.0/16", 2, "rome"), there("rome", "rome", "10.0.0.0/16", 2, "milan")}
 	const reach = "expect: { reach: { from: milan/web, to: rome/web, proto: tcp } }"
 	step := func(body string) string { return "{ name: it, " + body + " }" }
@@ -73,10 +76,11 @@ func TestCannotRun(t *testing.T) {
 		{"no peering", "two-clusters", step(reach), []Cluster{there("milan", "a", "10.0.0.0/16", 2, "b"), there("rome", "b", "10.1.0.0/16", 2, "c")}, "are not peered"},
 		{"nothing installed by scenarios", "bare-clusters", step(reach), apart, "keep their installation"},
 		{"another overlay", "two-clusters", step(reach), apart, "the overlay of milan is vxlan"},
+		{"a peer with another overlay", "two-clusters", step(reach), mixed, ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			s := parse(t, tt.top, "steps: [ "+tt.steps+", { name: that, expect: { reach: { from: milan/web, to: rome/web } } } ]")
-			overlay := ""
+			overlay := "vxlan"
 			if tt.name == "another overlay" {
 				overlay = "geneve"
 			}

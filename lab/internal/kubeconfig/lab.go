@@ -236,20 +236,22 @@ func (l *Lab) controllerClient(cluster string) (client.Client, error) {
 const closeTime = time.Minute
 
 // Close deletes the lab's pods and returns when they are gone. Those of other runs
-// stay.
+// stay. A cluster that can't be reached does not keep them in another one.
 func (l *Lab) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), closeTime)
 	defer cancel()
-	g, ctx := errgroup.WithContext(ctx)
-	for _, c := range l.names() {
-		g.Go(func() error {
+	names := l.names()
+	errs := make([]error, len(names))
+	var wg sync.WaitGroup
+	for n, c := range names {
+		wg.Go(func() {
 			if err := l.deletePods(ctx, c); err != nil {
-				return fmt.Errorf("cluster %s: %w; delete what is left: %s delete pods -n %s -l %s", c, err, l.cluster(c).kubectl(), deploy.PodNamespace, deploy.ProbeLabel)
+				errs[n] = fmt.Errorf("cluster %s: %w; delete what is left: %s delete pods -n %s -l %s", c, err, l.cluster(c).kubectl(), deploy.PodNamespace, deploy.ProbeLabel)
 			}
-			return nil
 		})
 	}
-	return g.Wait()
+	wg.Wait()
+	return errors.Join(errs...)
 }
 
 func (l *Lab) deletePods(ctx context.Context, cluster string) error {

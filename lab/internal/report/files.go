@@ -200,6 +200,9 @@ func labsSuite(labs []Lab) junitSuite {
 		if l.Error != "" {
 			c.Error = &junitMessage{l.Error, l.Error}
 			suite.Errors++
+		} else if l.Left != "" {
+			c.Error = &junitMessage{l.Left, l.Left}
+			suite.Errors++
 		}
 		suite.Cases = append(suite.Cases, c)
 	}

@@ -50,6 +50,7 @@ type Lab struct {
 	Took     Duration `json:"took"`              // until it was taken down
 	Retried  []string `json:"retried,omitempty"` // why it was built again, each time
 	Error    string   `json:"error,omitempty"`
+	Left     string   `json:"left,omitempty"` // why taking it down has left something
 }
 
 // A Phase is a step of building a lab, or what a row did beside its steps.

@@ -142,6 +142,12 @@ func TestJUnit(t *testing.T) {
 	golden.Assert(t, b.String(), "junit.golden")
 }
 
+// leftBy is a run whose lab has left something.
+func leftBy(run report.Run) report.Run {
+	run.Labs = []report.Lab{{Name: "two-clusters-native-vxlan", Left: "a namespace is busy"}}
+	return run
+}
+
 func TestExitCode(t *testing.T) {
 	row := func(vs ...report.Verdict) report.Run {
 		var s report.Scenario
@@ -161,6 +167,8 @@ func TestExitCode(t *testing.T) {
 		{"passed against the odds", row(report.XPass), false, report.ExitFail},
 		{"a failure outweighs the lab's", row(report.Infra, report.Fail), false, report.ExitFail},
 		{"the lab failed", row(report.Pass, report.Infra), false, report.ExitInfra},
+		{"a lab left something", leftBy(row(report.Pass)), false, report.ExitInfra},
+		{"a failure outweighs what a lab left", leftBy(row(report.Fail)), false, report.ExitFail},
 		{"a skip on a laptop", row(report.Pass, report.Skip), false, report.ExitPass},
 		{"a skip in CI", row(report.Pass, report.Skip), true, report.ExitFail},
 		{"only skips", row(report.Skip), false, report.ExitNone},

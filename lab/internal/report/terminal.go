@@ -250,6 +250,9 @@ func printFailures(w io.Writer, run Run) {
 		if l.Error != "" {
 			fmt.Fprintf(w, "failed: lab %s%s: %s\n", l.Name, withIt(run, l), brief(l.Error, lineOfLab))
 		}
+		if l.Left != "" {
+			fmt.Fprintf(w, "failed: lab %s is not all gone: %s\n", l.Name, brief(l.Left, lineOfLab))
+		}
 	}
 	for _, s := range run.Scenarios {
 		for _, r := range s.Rows {
@@ -346,7 +349,8 @@ func count(rows []Row) map[Verdict]int {
 	return c
 }
 
-// ExitCode is what a run ends with. In CI a skip is a failure.
+// ExitCode is what a run ends with. In CI a skip is a failure. What a lab has left is
+// the lab's.
 func (run Run) ExitCode(ci bool) int {
 	ran, failed, infra := false, false, false
 	for _, s := range run.Scenarios {
@@ -356,6 +360,7 @@ func (run Run) ExitCode(ci bool) int {
 			infra = infra || r.Verdict == Infra
 		}
 	}
+	infra = infra || slices.ContainsFunc(run.Labs, func(l Lab) bool { return l.Left != "" })
 	switch {
 	case failed:
 		return ExitFail
