@@ -16,6 +16,7 @@ import (
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
@@ -170,6 +171,10 @@ func (r *reconciler) follow(ctx context.Context, informers cache.Cache, o client
 	if err != nil {
 		return fmt.Errorf("informer for %T: %w", o, err)
 	}
+	kind, err := apiutil.GVKForObject(o, r.scheme)
+	if err != nil {
+		return fmt.Errorf("informer for %T: %w", o, err)
+	}
 	if _, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(is any) {
 			if r.planned(ctx, is) {
@@ -177,6 +182,9 @@ func (r *reconciler) follow(ctx context.Context, informers cache.Cache, o client
 			}
 		},
 		DeleteFunc: func(was any) {
+			if o, ok := was.(client.Object); ok {
+				r.writes.deleted(objectKey{kind, client.ObjectKeyFromObject(o)}, o.GetResourceVersion())
+			}
 			if r.planned(ctx, was) {
 				r.notify()
 			}

@@ -3,6 +3,7 @@ package controllers
 import (
 	"context"
 	"fmt"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -45,6 +46,17 @@ func (w *writes) expectGone(scheme *runtime.Scheme, key objectKey, id types.UID)
 	w.put(key, written{scheme: scheme, gone: id})
 }
 
+// deleted takes note of an object that somebody has deleted, of the version that the
+// informers had last. What was written to an earlier version they have seen; without
+// this they would be waited for, since they have not what is gone.
+func (w *writes) deleted(key objectKey, version string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if x, ok := w.todo[key]; ok && x.gone == "" && !older(version, x.version) {
+		delete(w.todo, key)
+	}
+}
+
 func (w *writes) put(key objectKey, x written) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -61,33 +73,42 @@ const patience = 5 * time.Second
 
 // wait returns when the informers have seen all writes.
 func (w *writes) wait(ctx context.Context, informers client.Reader) error {
-	w.mu.Lock()
-	todo := w.todo
-	w.todo = nil
-	w.mu.Unlock()
 	limit := time.NewTimer(patience)
 	defer limit.Stop()
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		for key, x := range todo {
-			if x.seen(ctx, informers, key) {
-				delete(todo, key)
-			}
-		}
-		if len(todo) == 0 {
+		if w.allSeen(ctx, informers) {
 			return nil
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-limit.C:
-			for key := range todo {
-				return fmt.Errorf("%d not seen after %v, among them %v", len(todo), patience, key)
-			}
+			return w.giveUp()
 		case <-tick.C:
 		}
 	}
+}
+
+// allSeen forgets the writes that the informers have seen; true: no other is left.
+func (w *writes) allSeen(ctx context.Context, informers client.Reader) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	maps.DeleteFunc(w.todo, func(key objectKey, x written) bool { return x.seen(ctx, informers, key) })
+	return len(w.todo) == 0
+}
+
+// giveUp forgets all writes, and says what the informers have not seen.
+func (w *writes) giveUp() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	todo := w.todo
+	w.todo = nil
+	for key := range todo {
+		return fmt.Errorf("%d not seen after %v, among them %v", len(todo), patience, key)
+	}
+	return nil
 }
 
 func (x written) seen(ctx context.Context, informers client.Reader, key objectKey) bool {
