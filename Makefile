@@ -52,12 +52,12 @@ test-beside:
 # where nothing may be skipped. A cluster of kind is made by test-kind.
 NATIVE_SKIPS := geneve,wireguard,tun,kind
 
-# The packages whose tests can start control planes and labs come two at a time,
-# and four tests of each: they mostly wait. The list is sorted backwards, so that
-# the self-test, which takes longest, is among the first.
-CONTROL_PLANE := github.com/isthmus-net/isthmus/lab/internal/controlplane
-DEPENDENTS    := {{$$p := .ForTest}}{{if $$p}}{{range .Deps}}{{if eq . "$(CONTROL_PLANE)"}}{{$$p}}{{"\n"}}{{end}}{{end}}{{end}}
-with_planes   := $$({ echo $(CONTROL_PLANE); $(GO) list -test -f '$(DEPENDENTS)' ./...; } | sort -ru)
+# The packages whose tests can start control planes and labs come three at a time,
+# and four tests of each: they mostly wait. Those that take longest are the first.
+LAB_PACKAGES  := github.com/isthmus-net/isthmus/lab/internal
+DEPENDENTS    := {{$$p := .ForTest}}{{if $$p}}{{range .Deps}}{{if eq . "$(LAB_PACKAGES)/controlplane"}}{{$$p}}{{"\n"}}{{end}}{{end}}{{end}}
+with_planes   := $$({ printf '%s\n' $(LAB_PACKAGES)/apitest $(LAB_PACKAGES)/selftest $(LAB_PACKAGES)/controlplane; \
+	$(GO) list -test -f '$(DEPENDENTS)' ./...; } | awk 'NF && !had[$$0]++')
 GO_TEST       := ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -timeout 15m
 
 .PHONY: test-unit
@@ -69,7 +69,7 @@ test-packages: build kubernetes cni flannel
 
 .PHONY: test-planes
 test-planes: build kubernetes cni flannel
-	$(call timed,tests with control planes,$(GO_TEST) -p 2 -parallel 4 $(with_planes))
+	$(call timed,tests with control planes,$(GO_TEST) -p 3 -parallel 4 $(with_planes))
 
 # Writes 40,000 elements, which takes minutes in an emulated machine; test-unit
 # runs it as root on this kernel.
