@@ -48,6 +48,7 @@ type api struct {
 }
 
 func TestAPI(t *testing.T) {
+	t.Parallel()
 	a := start(t)
 	t.Run("columns", func(t *testing.T) { columns(t, a) }) // first: it wants to be alone with its objects
 	t.Run("valid", func(t *testing.T) { valid(t, a) })

@@ -48,6 +48,7 @@ var installArgs = []string{"--set", "discovery.config.clusterID=milan,ipam.podCI
 // TestInstall installs by all three ways, compares what they made, and removes
 // it; and tries what has to be refused.
 func TestInstall(t *testing.T) {
+	t.Parallel()
 	nettest.Slow(t, "starts a control plane")
 	o := &operator{t: t, kubernetes: nettest.Built(t, "kubernetes"), isthmusctl: nettest.Built(t, "isthmusctl"), isthmus: nettest.Built(t, "isthmus")}
 	ports, err := controlplane.FreePorts()

@@ -50,6 +50,7 @@ func (p *pair) of(t *testing.T) *pair {
 // TestNetwork connects two clusters by isthmusctl, as operators do, and
 // disconnects them; ends it in the middle; and tries what has to be refused.
 func TestNetwork(t *testing.T) {
+	t.Parallel()
 	nettest.Slow(t, "starts two control planes")
 	p := &pair{t: t, hear: &atomic.Bool{}}
 	var started sync.WaitGroup
