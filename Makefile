@@ -88,9 +88,7 @@ test-lab: build kubernetes cni flannel nodes ## every scenario with its sabotage
 	$(call timed,scenarios,bin/lab run --fresh --sabotage=after --jobs $(LABS) '*@vxlan' $(GENEVE:%='%@geneve') $(if $(WITH_KIND),$(KIND:%='%@kind')))
 
 # Labs at a time, the third one while processors are idle; where virtual machines are
-# emulated, one of three is, and two when no native lab is left. With four, two of them
-# emulated, two cores have nothing left, and flows are silent for longer than scenarios
-# allow.
+# emulated, one of two is, and that third one may be.
 LABS := 3
 
 # What runs with Geneve and the kernel's WireGuard, which need the virtual machine

@@ -201,7 +201,7 @@ func TestQueue(t *testing.T) {
 			var got []string
 			for {
 				for len(running) < tt.jobs {
-					g := q.pick()
+					g := q.pick(false)
 					if g == nil {
 						break
 					}
@@ -223,24 +223,32 @@ func TestQueue(t *testing.T) {
 	}
 }
 
-// TestQueueOfMachines: a second emulated machine runs beside the first one only when
-// no native lab runs or waits, a third one never, and none is forgotten.
+// TestQueueOfMachines: a second emulated machine runs beside the first one only where
+// there is room, or no other lab runs or waits; a third one never, and none is forgotten.
 func TestQueueOfMachines(t *testing.T) {
 	first, second, third, native := weighing("vm", 3), weighing("vm", 2), weighing("vm", 1), weighing("native", 9)
 	q := newQueue([]*group{first, second, third, native}, 3, true)
-	assert.Equal(t, q.pick(), first)
-	assert.Equal(t, q.pick(), native)
-	assert.Assert(t, q.pick() == nil, "a machine began beside another one and a native lab")
+	assert.Equal(t, q.pick(false), first)
+	assert.Equal(t, q.pick(false), native)
+	assert.Assert(t, q.pick(false) == nil, "a machine began beside another one and a native lab")
 	q.done(native)
-	assert.Equal(t, q.pick(), second)
-	assert.Assert(t, q.pick() == nil, "a third machine began")
+	assert.Equal(t, q.pick(false), second)
+	assert.Assert(t, q.pick(false) == nil, "a third machine began")
 	q.done(first)
-	assert.Equal(t, q.pick(), third)
+	assert.Equal(t, q.pick(false), third)
 	assert.Assert(t, q.empty())
 
+	q = newQueue([]*group{first, second, third, native}, 3, true)
+	assert.Equal(t, q.pick(false), first)
+	assert.Equal(t, q.pick(true), second, "there was room")
+	assert.Equal(t, q.pick(true), native, "for a third machine there is none")
+	q.done(first)
+	assert.Assert(t, q.pick(false) == nil, "a machine began beside another one and a native lab")
+	assert.Equal(t, q.pick(true), third)
+
 	alone := newQueue([]*group{first, second}, 1, true)
-	assert.Equal(t, alone.pick(), first)
-	assert.Assert(t, alone.pick() == nil)
+	assert.Equal(t, alone.pick(false), first)
+	assert.Assert(t, alone.pick(false) == nil)
 }
 
 // TestQueueOfKind: labs of kind and labs of this kernel with containerd do not run
@@ -249,25 +257,25 @@ func TestQueueOfKind(t *testing.T) {
 	machine, native, one, two, real := weighing("vm", 1), weighing("native", 9), weighing("kind", 3), weighing("kind", 2), weighing("native", 1)
 	real.topology.Clusters = []topology.Cluster{{Runtime: topology.RuntimeContainerd}}
 	q := newQueue([]*group{machine, one, real, native, two}, 4, true)
-	assert.Equal(t, q.take(), machine)
-	assert.Equal(t, q.take(), one)
-	assert.Equal(t, q.take(), native)
-	assert.Equal(t, q.take(), two)
+	assert.Equal(t, q.take(false), machine)
+	assert.Equal(t, q.take(false), one)
+	assert.Equal(t, q.take(false), native)
+	assert.Equal(t, q.take(false), two)
 	waited := make(chan *group)
-	go func() { waited <- q.take() }()
+	go func() { waited <- q.take(false) }()
 	q.done(native)
 	q.done(one)
-	assert.Assert(t, q.pick() == nil, "a lab with containerd began beside one of kind")
+	assert.Assert(t, q.pick(false) == nil, "a lab with containerd began beside one of kind")
 	q.done(two)
 	assert.Equal(t, <-waited, real)
 
 	q = newQueue([]*group{real, native, one}, 3, false)
-	assert.Equal(t, q.take(), real)
-	assert.Equal(t, q.take(), native)
-	assert.Assert(t, q.pick() == nil, "a lab of kind began beside one with containerd")
+	assert.Equal(t, q.take(false), real)
+	assert.Equal(t, q.take(false), native)
+	assert.Assert(t, q.pick(false) == nil, "a lab of kind began beside one with containerd")
 	q.done(real)
-	assert.Equal(t, q.take(), one)
-	assert.Assert(t, q.take() == nil)
+	assert.Equal(t, q.take(false), one)
+	assert.Assert(t, q.take(false) == nil)
 }
 
 // weighing is a group of so many rows in a world.

@@ -69,7 +69,7 @@ than that.
 
 With --jobs 2 two labs are up at a time, with --jobs 3 a third one once the machine's
 processors have been idle for a quarter of 20 seconds. Virtual machines come first; where they are
-emulated at most half of the labs are such machines, or two when no other lab is left.
+emulated at most half of the labs are such machines, or two when a third lab may run or no other is left.
 
 Every run leaves runs/<time>-<seed> (and runs/latest): result.json, and for each
 row that failed the packets, the state of every host, logs and API objects.`,
@@ -247,26 +247,19 @@ func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 		ran[g] = &groupRun{session: s, group: g}
 	}
 	q := newQueue(all, s.options.jobs, s.emulated(ctx, all))
-	var next sync.Mutex // what starts first is printed first
-	start := func() (*group, *part) {
-		next.Lock()
-		defer next.Unlock()
-		if g := q.take(); g != nil {
-			return g, output.add()
-		}
-		return nil, nil
-	}
 	var wg sync.WaitGroup
 	for n := range s.options.jobs {
 		wg.Go(func() {
 			for {
-				if n >= alwaysAtOnce && !waitForRoom(ctx, q) {
+				extra := n >= alwaysAtOnce
+				if extra && !waitForRoom(ctx, q) {
 					return
 				}
-				g, part := start()
+				g := q.take(extra)
 				if g == nil {
 					return
 				}
+				part := output.add() // what starts first is printed first
 				ran[g].out = part
 				ran[g].all(ctx)
 				part.Close() // an output that is gone has no reader
