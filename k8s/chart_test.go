@@ -13,6 +13,8 @@ import (
 	"helm.sh/helm/v3/pkg/chart/loader"
 	"helm.sh/helm/v3/pkg/chartutil"
 	"helm.sh/helm/v3/pkg/engine"
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/yaml"
 )
 
@@ -139,6 +141,44 @@ func TestChartIsNotPruned(t *testing.T) {
 	for _, o := range documents(t, out) {
 		labels, _ := o["metadata"].(map[string]any)["labels"].(map[string]any)
 		assert.Check(t, is.Equal(labels["app.kubernetes.io/managed-by"], "Helm"), "%v %v", o["kind"], o["metadata"])
+	}
+}
+
+// liqoctl version and liqoctl info show a version when exactly one Deployment has
+// these two labels, a container named controller-manager and a tag in its image
+// (pkg/utils/getters of Liqo v1.2.0: GetLiqoVersion). Pods keep the label that the
+// selector, the PodDisruptionBudget and the NetworkPolicy have.
+func TestChartShowsVersion(t *testing.T) {
+	for _, tt := range []struct {
+		name, image, want string
+	}{
+		{"the chart's", "", "0.1.0"},
+		{"another", "v0.2.0-rc.1", "v0.2.0-rc.1"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			v := minimal()
+			v["image"] = map[string]any{"name": "registry.example.com:5000/isthmus", "version": tt.image}
+			out, err := render(t, v)
+			assert.NilError(t, err)
+			var versions []string
+			for _, o := range documents(t, out) {
+				var d appsv1.Deployment
+				if o["kind"] != "Deployment" {
+					continue
+				}
+				assert.NilError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(o, &d))
+				if d.Labels["app.kubernetes.io/name"] != "controller-manager" || d.Labels["app.kubernetes.io/component"] != "controller-manager" {
+					continue
+				}
+				assert.Equal(t, d.Spec.Template.Labels["app.kubernetes.io/name"], "isthmus-controller")
+				for _, c := range d.Spec.Template.Spec.Containers {
+					if c.Name == "controller-manager" {
+						versions = append(versions, c.Image[strings.LastIndex(c.Image, ":")+1:])
+					}
+				}
+			}
+			assert.DeepEqual(t, versions, []string{tt.want})
+		})
 	}
 }
 

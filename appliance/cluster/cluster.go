@@ -433,7 +433,7 @@ type PortRange struct{ From, To uint16 }
 
 // A FilterRule is a rule of a filter chain.
 type FilterRule struct {
-	Name    string
+	Name    string // unique in the chain; empty: called by its place
 	Match   []Match
 	Action  string // ctmark, metamarkfromctmark, tcpmssclamp, accept, drop, reject, notrack
 	Value   string
@@ -442,7 +442,7 @@ type FilterRule struct {
 
 // A NATRule is a rule of a nat chain.
 type NATRule struct {
-	Name  string
+	Name  string // unique in the chain; empty: called by its place
 	Match []Match
 	Type  string       // dnat, snat, masquerade
 	To    netip.Prefix // a single address is a full-length prefix; invalid for masquerade

@@ -172,13 +172,39 @@ func (c *tableCompiler) chain(field string, chain cluster.Chain) netstate.Chain 
 	if len(chain.Filter) > 0 && chain.Type != "filter" {
 		c.complain(field+".rules.filterRules", "are for chains of type filter, not %s", chain.Type)
 	}
+	names := ruleNames{compiler: c, field: field, taken: map[string]string{}}
 	for i, r := range chain.Filter {
-		out.Rules = append(out.Rules, c.filterRule(fmt.Sprintf("%s.rules.filterRules[%d]", field, i), chain, r))
+		place := fmt.Sprintf("filterRules[%d]", i)
+		r.Name = names.of(place, r.Name)
+		out.Rules = append(out.Rules, c.filterRule(field+".rules."+place, chain, r))
 	}
 	for i, r := range chain.NAT {
-		out.Rules = append(out.Rules, c.natRule(fmt.Sprintf("%s.rules.natRules[%d]", field, i), chain, r))
+		place := fmt.Sprintf("natRules[%d]", i)
+		r.Name = names.of(place, r.Name)
+		out.Rules = append(out.Rules, c.natRule(field+".rules."+place, chain, r))
 	}
 	return out
+}
+
+// ruleNames are the names of the rules of one chain.
+type ruleNames struct {
+	compiler *tableCompiler
+	field    string            // of the chain
+	taken    map[string]string // the place of the rule that has the name
+}
+
+// of returns the name of the rule at a place of the chain's list: its own, or the place.
+// It complains of a name that another rule has.
+func (n ruleNames) of(place, name string) string {
+	if name == "" {
+		return place
+	}
+	if first, twice := n.taken[name]; twice {
+		n.compiler.complain(n.field+".rules."+place+".name", "%q is the name of %s already; choose another one, or leave it out", name, first)
+	} else {
+		n.taken[name] = place
+	}
+	return name
 }
 
 // filterActions are the actions of the API that need no check.

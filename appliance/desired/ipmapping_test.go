@@ -47,7 +47,7 @@ func masqueradedIP(name, host string, peers ...string) cluster.FirewallConfigura
 	c := cluster.Chain{Name: "postrouting", Type: "nat", Hook: "postrouting", Policy: "accept", Priority: -155}
 	for _, p := range peers {
 		r := netstate.RangeOf(prefix(p))
-		c.NAT = append(c.NAT, cluster.NATRule{Name: name, Type: "masquerade", Match: []cluster.Match{
+		c.NAT = append(c.NAT, cluster.NATRule{Name: name + " " + p, Type: "masquerade", Match: []cluster.Match{
 			{IP: cluster.AddrRange(r), Position: "src"}, {IP: one(host), Position: "dst"},
 		}})
 	}
@@ -125,8 +125,8 @@ func TestIPMappingsOfNodes(t *testing.T) {
 	assert.Equal(t, tableNamed(state, desired.IPMappingTable), `table ip ip-mapping {
 	chain postrouting {
 		type nat hook postrouting priority -155; policy accept;
-		ip saddr 10.61.0.0/16 ip daddr { 192.168.40.9 comment "b", 192.168.40.10 comment "a" } masquerade
-		ip saddr 10.71.0.0/16 ip daddr { 192.168.40.9 comment "b", 192.168.40.10 comment "a" } masquerade
+		ip saddr 10.61.0.0/16 ip daddr { 192.168.40.9 comment "b 10.61.0.0/16", 192.168.40.10 comment "a 10.61.0.0/16" } masquerade
+		ip saddr 10.71.0.0/16 ip daddr { 192.168.40.9 comment "b 10.71.0.0/16", 192.168.40.10 comment "a 10.71.0.0/16" } masquerade
 	}
 }
 `)

@@ -112,6 +112,12 @@ func badFirewalls() []badFirewall {
 	const rule = "spec.table.chains[0].rules.filterRules[0]"
 	const natRule = "spec.table.chains[0].rules.natRules[0]"
 	return []badFirewall{
+		{"two filter rules of one name", fc("INET", filter("forward",
+			cluster.FilterRule{Name: "r", Action: "accept"}, cluster.FilterRule{Action: "drop"}, cluster.FilterRule{Name: "r", Action: "drop"})),
+			`spec.table.chains[0].rules.filterRules[2].name: "r" is the name of filterRules[0] already; choose another one, or leave it out`},
+		{"two nat rules of one name", fc("IPV4", nat("postrouting",
+			cluster.NATRule{Name: "r", Type: "masquerade"}, cluster.NATRule{Name: "r", Type: "masquerade"})),
+			`spec.table.chains[0].rules.natRules[1].name: "r" is the name of natRules[0] already; choose another one, or leave it out`},
 		{"family", fc("ip"), `spec.table.family: "ip" is not a table family; write INET, IPV4, IPV6, ARP or BRIDGE`},
 		{"family-of-devices", fc("NETDEV", filter("ingress")),
 			`spec.table.family: chains of family NETDEV are each at a device, and a chain has no field that names one; write INET, IPV4, IPV6, ARP or BRIDGE`},
@@ -371,4 +377,39 @@ func TestMTU(t *testing.T) {
 	mtu, problem = desired.ChooseMTU(1460, 1440)
 	assert.Equal(t, mtu, 1460)
 	assert.Equal(t, problem, "mtu 1460 is more than the 1440 bytes that fit into the network below: larger packets are fragmented or lost; write 1440 or less, or 0 to have it derived")
+}
+
+// Rules without names are called by their places: each is another one, also where one
+// with a map stands for several of them.
+func TestRulesWithoutNames(t *testing.T) {
+	in := milanNode()
+	to := func(n string, at string) cluster.NATRule {
+		a := addr(n)
+		return cluster.NATRule{Type: "dnat", To: prefix(at), Match: []cluster.Match{{Position: "dst", IP: cluster.AddrRange{From: a, To: a}}}}
+	}
+	fc := cluster.FirewallConfiguration{Meta: meta("FirewallConfiguration", "liqo", "x", fwCategory, "fabric", fwSubcategory, "all-nodes"),
+		Table: "unnamed", Family: "IPV4", Chains: []cluster.Chain{
+			{Name: "f", Type: "filter", Hook: "forward", Policy: "accept", Filter: []cluster.FilterRule{
+				{Action: "accept"}, {Name: "last", Action: "accept"}, {Action: "accept"}}},
+			{Name: "n", Type: "nat", Hook: "prerouting", Policy: "accept", Priority: -100, NAT: []cluster.NATRule{
+				to("192.0.2.1", "198.51.100.1/32"), to("192.0.2.2", "198.51.100.2/32")}},
+		}}
+	in.Firewalls = append(in.Firewalls, fc)
+	state, results := desired.Node(in)
+	r := resultOf(t, results, fc.Ref)
+	assert.Assert(t, r.OK, r.Message)
+	for _, table := range state.Tables {
+		if table.Name != "unnamed" {
+			continue
+		}
+		var names []string
+		for _, c := range table.Chains {
+			for _, rule := range c.Rules {
+				names = append(names, rule.Name)
+			}
+		}
+		assert.DeepEqual(t, names, []string{"filterRules[0]", "last", "filterRules[2]", "natRules[0]", "natRules[1]"})
+		return
+	}
+	t.Fatal("there is no table unnamed")
 }

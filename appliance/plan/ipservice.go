@@ -64,6 +64,9 @@ func (p *planner) ipServices() {
 		if t.Metadata.Namespace != "" && t.Metadata.Namespace != x.Namespace {
 			p.remark(x.Meta, Warning, ReasonNotUsed, "spec.serviceTemplate.metadata.namespace %q is not used: its Service is in namespace %s, as the IP is", t.Metadata.Namespace, x.Namespace)
 		}
+		if len(t.Metadata.Finalizers) > 0 {
+			p.remark(x.Meta, Warning, ReasonNotUsed, "spec.serviceTemplate.metadata.finalizers is not used, for nobody would remove them from Service %s: remove it", service)
+		}
 		p.ipService(x, service, t, ports)
 	}
 }

@@ -34,24 +34,26 @@ type templateValues struct {
 // render fills a gateway template in and decodes the result into out, a
 // pointer to a struct. Every string is a text/template over values; a key that
 // begins with a question mark is left out if its value renders empty; digits
-// become a number where out has one.
-func render(source []byte, values templateValues, out any) error {
+// become a number where out has one. Unknown are the paths of what out has no
+// field for: it is left out.
+func render(source []byte, values templateValues, out any) (unknown []string, err error) {
 	var tree any
 	if err := json.Unmarshal(source, &tree); err != nil {
-		return fmt.Errorf("spec.template: %w", err)
+		return nil, fmt.Errorf("spec.template: %w", err)
 	}
-	filled, err := filler{values, newBudget()}.fill(tree, reflect.TypeOf(out).Elem(), "spec.template")
+	f := filler{values: values, budget: newBudget()}
+	filled, err := f.fill(tree, reflect.TypeOf(out).Elem(), "spec.template")
 	if err != nil {
-		return err
+		return nil, err
 	}
 	raw, err := json.Marshal(filled)
 	if err != nil {
-		return fmt.Errorf("spec.template: %w", err)
+		return nil, fmt.Errorf("spec.template: %w", err)
 	}
 	if err := json.Unmarshal(raw, out); err != nil {
-		return fmt.Errorf("spec.template: %w", err)
+		return nil, fmt.Errorf("spec.template: %w", err)
 	}
-	return nil
+	return f.unknown, nil
 }
 
 // digits is what becomes a number.
@@ -59,20 +61,25 @@ var digits = regexp.MustCompile(`^(0|[1-9][0-9]*)$`)
 
 // A filler fills one template in.
 type filler struct {
-	values templateValues
-	budget *budget
+	values  templateValues
+	budget  *budget
+	unknown []string // see render
 }
 
 // fill renders node, whose place in the result has type t; nil if it is not
 // known.
-func (f filler) fill(node any, t reflect.Type, path string) (any, error) {
+func (f *filler) fill(node any, t reflect.Type, path string) (any, error) {
 	t = indirect(t)
 	switch node := node.(type) {
 	case map[string]any:
 		out := make(map[string]any, len(node))
 		for _, key := range slices.Sorted(maps.Keys(node)) {
 			name, optional := strings.CutPrefix(key, "?")
-			value, err := f.fill(node[key], member(t, name), path+"."+name)
+			of := member(t, name)
+			if of == nil && hasFields(t) {
+				f.unknown = append(f.unknown, path+"."+name)
+			}
+			value, err := f.fill(node[key], of, path+"."+name)
 			if err != nil {
 				return nil, err
 			}
@@ -111,7 +118,7 @@ func (f filler) fill(node any, t reflect.Type, path string) (any, error) {
 }
 
 // expand renders one string. A pointer that is nil renders empty.
-func (f filler) expand(text string) (string, error) {
+func (f *filler) expand(text string) (string, error) {
 	if !strings.Contains(text, "{{") {
 		return text, nil
 	}
@@ -184,6 +191,16 @@ func member(t reflect.Type, name string) reflect.Type {
 		}
 	}
 	return nil
+}
+
+// hasFields reports whether the members of t are known: it is a struct that does not
+// decode itself.
+func hasFields(t reflect.Type) bool {
+	if t == nil || t.Kind() != reflect.Struct {
+		return false
+	}
+	_, own := reflect.New(t).Interface().(json.Unmarshaler)
+	return !own
 }
 
 // element returns the type of the items of t.

@@ -17,7 +17,10 @@ func TestRender(t *testing.T) {
 		Name: "gw-rome", Namespace: "liqo-tenant-rome", ClusterID: "rome", SecretName: "gw-rome",
 		Spec: v1beta1.GatewayServerSpec{MTU: 1340, Endpoint: v1beta1.Endpoint{Port: &port, ServiceType: "NodePort"}},
 	}
-	for _, test := range []struct{ name, template, want, err string }{
+	for _, test := range []struct {
+		name, template, want, err string
+		unknown                   []string
+	}{
 		{name: "no blanks", template: `{"metadata":{"name":"a"}}`, want: `{"metadata":{"name":"a"}}`},
 		{name: "a name", template: `{"metadata":{"name":"{{ .Name }}"}}`, want: `{"metadata":{"name":"gw-rome"}}`},
 		{name: "digits where a number belongs", template: `{"spec":{"replicas":"3"}}`, want: `{"spec":{"replicas":3}}`},
@@ -32,6 +35,12 @@ func TestRender(t *testing.T) {
 		{name: "optional, absent", template: `{"metadata":{"?name":"{{ .Spec.Endpoint.LoadBalancerIP }}"}}`, want: `{"metadata":{}}`},
 		{name: "optional, present", template: `{"spec":{"?minReadySeconds":"{{ .Spec.MTU }}"}}`, want: `{"spec":{"minReadySeconds":1340}}`},
 		{name: "optional object that is empty", template: `{"metadata":{"?labels":{"?a":""}}}`, want: `{"metadata":{}}`},
+		{name: "fields that there are not", template: `{"spec":{"replica":"3","?x":{"y":1},"template":{"spec":{"workloadRef":{"name":"a","podGroup":"b"},"containers":[{"name":"a"},{"imagee":"b"}]}}}}`,
+			want: `{"spec":{"template":{"spec":{"containers":[{"name":"a"},{}]}}}}`, unknown: []string{
+				"spec.template.spec.x", "spec.template.spec.replica", "spec.template.spec.template.spec.containers[1].imagee", "spec.template.spec.template.spec.workloadRef",
+			}},
+		{name: "what decodes itself, and maps", template: `{"metadata":{"creationTimestamp":null,"managedFields":[{"fieldsV1":{"f:a":{}}}],"labels":{"any":"b"}},"spec":{"template":{"spec":{"nodeSelector":{"any":"b"}}}}}`,
+			want: `{"metadata":{"creationTimestamp":null,"managedFields":[{"fieldsV1":{"f:a":{}}}],"labels":{"any":"b"}},"spec":{"template":{"spec":{"nodeSelector":{"any":"b"}}}}}`},
 		{name: "syntax", template: `{"metadata":{"name":"{{ .Name"}}`, err: "spec.template.metadata.name"},
 		{name: "unknown field", template: `{"spec":{"replicas":"{{ .Spec.Replicas }}"}}`, err: "spec.template.spec.replicas"},
 		{name: "a word where a number belongs", template: `{"spec":{"replicas":"many"}}`, err: "spec.template"},
@@ -39,12 +48,13 @@ func TestRender(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			var got, want appsv1.Deployment
-			err := render([]byte(test.template), values, &got)
+			unknown, err := render([]byte(test.template), values, &got)
 			if test.err != "" {
 				assert.ErrorContains(t, err, test.err)
 				return
 			}
 			assert.NilError(t, err)
+			assert.DeepEqual(t, unknown, test.unknown)
 			assert.NilError(t, json.Unmarshal([]byte(test.want), &want))
 			gotJSON, err := json.Marshal(got)
 			assert.NilError(t, err)

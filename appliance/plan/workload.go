@@ -79,13 +79,14 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 	values.HostInterface, values.NetNS = hostInterfaceOf(number), netnsOf(number)
 	values.ListenPort, values.HealthPort, values.MetricsPort = listenPort+number, hostHealthPort+number, hostMetricsPort+number
 	var err error
+	var unknown []string
 	if g.Role == cluster.Server {
 		var object v1beta1.GatewayServer
 		if err = json.Unmarshal(g.Raw, &object); err == nil {
 			p.checkExposure(g, object.Spec)
 			values.Spec = object.Spec
 			var wg v1beta1.WgGatewayServer
-			if err = render(t.JSON, values, &wg); err == nil {
+			if unknown, err = render(t.JSON, values, &wg); err == nil {
 				w.metadata, w.deployment, w.service, w.metrics = meta(wg.ObjectMeta), wg.Spec.Deployment, wg.Spec.Service, wg.Spec.Metrics
 				mergeInto(&w.service.Metadata.Annotations, object.Spec.ServiceAnnotations)
 				mergeInto(&w.service.Metadata.Labels, object.Spec.ServiceLabels)
@@ -100,7 +101,7 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 			p.checkDialled(g, object.Spec.Endpoint)
 			values.Spec = object.Spec
 			var wg v1beta1.WgGatewayClient
-			if err = render(t.JSON, values, &wg); err == nil {
+			if unknown, err = render(t.JSON, values, &wg); err == nil {
 				w.metadata, w.deployment, w.metrics = meta(wg.ObjectMeta), wg.Spec.Deployment, wg.Spec.Metrics
 			}
 		}
@@ -110,8 +111,34 @@ func (p *planner) renderWorkload(g *cluster.Gateway, w *workload) {
 	} else if len(w.deployment.Spec.Template.Spec.Containers) == 0 {
 		p.refuse(g.Meta, ReasonBadTemplate, "%s %s/%s: spec.template.spec.deployment.spec.template.spec.containers is empty: add the gateway", kind, namespace, name)
 	} else {
+		p.notUsed(g, w, fmt.Sprintf("%s %s/%s", kind, namespace, name), unknown)
 		p.onePod(g, w, fmt.Sprintf("%s %s/%s", kind, namespace, name))
 		p.checkHostNetwork(g, w, fmt.Sprintf("%s %s/%s", kind, namespace, name))
+	}
+}
+
+// notUsed says what of a template is not in the objects that are made from it.
+func (p *planner) notUsed(g *cluster.Gateway, w *workload, template string, unknown []string) {
+	if len(unknown) > 0 {
+		instead := "correct the name, or remove it"
+		if slices.ContainsFunc(unknown, func(path string) bool { return strings.HasSuffix(path, ".workloadRef") }) { // alpha in 1.35, gone in 1.36
+			instead += "; Kubernetes 1.36 has schedulingGroup in place of workloadRef"
+		}
+		p.remark(g.Meta, Warning, ReasonNotUsed, "%s: what is made from it has no such fields, and they are not used; %s: %s", template, instead, strings.Join(unknown, ", "))
+	}
+	finalizers := func(path string, m v1beta1.ObjectMeta) {
+		if len(m.Finalizers) > 0 {
+			p.remark(g.Meta, Warning, ReasonNotUsed, "%s: spec.template.%s.finalizers is not used, for nobody would remove them: remove it", template, path)
+		}
+	}
+	finalizers("metadata", w.metadata)
+	finalizers("spec.deployment.metadata", w.deployment.Metadata)
+	finalizers("spec.service.metadata", w.service.Metadata)
+	if m := w.metrics; m != nil && m.Service != nil {
+		finalizers("spec.metrics.service.metadata", m.Service.Metadata)
+	}
+	if m := w.metrics; m != nil && m.ServiceMonitor != nil {
+		finalizers("spec.metrics.serviceMonitor.metadata", m.ServiceMonitor.Metadata)
 	}
 }
 
@@ -127,7 +154,7 @@ func (p *planner) onePod(g *cluster.Gateway, w *workload, template string) {
 }
 
 func meta(o metav1.ObjectMeta) v1beta1.ObjectMeta {
-	return v1beta1.ObjectMeta{Labels: o.Labels, Annotations: o.Annotations}
+	return v1beta1.ObjectMeta{Labels: o.Labels, Annotations: o.Annotations, Finalizers: o.Finalizers}
 }
 
 // mergeInto adds from to the map at to; from wins.

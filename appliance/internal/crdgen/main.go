@@ -1,7 +1,8 @@
 // Command crdgen finishes the CRDs that controller-gen wrote: it says in
 // OpenAPI what markers can't. Addresses of format "ip" become "ipv4 or ipv6",
-// and Kubernetes' own workload schemas lose their prose, which would make two
-// CRDs larger than all others together. Run it by go generate ./appliance/api.
+// Kubernetes' own workload schemas lose their prose, which would make two CRDs
+// larger than all others together, and pods have the one field that the public CRDs
+// have of an older Kubernetes. Run it by go generate ./appliance/api.
 package main
 
 import (
@@ -80,9 +81,24 @@ func walk(node any, terse bool) {
 		if _, isText := n["description"].(string); isText && terse {
 			delete(n, "description")
 		}
+		if _, pod := n["schedulingGroup"]; pod && terse {
+			n["workloadRef"] = workloadRef()
+		}
 		for name, v := range n {
 			walk(v, terse || foreign(name, v))
 		}
+	}
+}
+
+// workloadRef is the schema of spec.workloadRef of pods, which was alpha in
+// Kubernetes 1.35, of which the public CRDs are, and is schedulingGroup since 1.36: a
+// manifest that has it is taken. Nothing is made of it.
+func workloadRef() map[string]any {
+	text := map[string]any{"type": "string"}
+	return map[string]any{
+		"type":       "object",
+		"properties": map[string]any{"name": text, "podGroup": text, "podGroupReplicaKey": text},
+		"required":   []any{"name", "podGroup"},
 	}
 }
 

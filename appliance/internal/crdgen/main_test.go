@@ -22,6 +22,11 @@ func TestFinish(t *testing.T) {
 		{"a workload's own prose goes, ours stays",
 			"deployment: {description: ours, properties: {spec: {description: theirs, properties: {progressDeadlineSeconds: {description: theirs, type: integer}}}}}",
 			"---\ndeployment:\n  description: ours\n  properties:\n    spec:\n      properties:\n        progressDeadlineSeconds:\n          type: integer\n"},
+		{"pods have a field of an older Kubernetes",
+			"spec: {properties: {clusterIPs: {type: array}, schedulingGroup: {type: object}}}",
+			"---\nspec:\n  properties:\n    clusterIPs:\n      type: array\n    schedulingGroup:\n      type: object\n    workloadRef:\n      properties:\n" +
+				"        name:\n          type: string\n        podGroup:\n          type: string\n        podGroupReplicaKey:\n          type: string\n" +
+				"      required:\n      - name\n      - podGroup\n      type: object\n"},
 		{"a property called description stays",
 			"spec: {properties: {clusterIPs: {type: array}, description: {type: string, description: text}}}",
 			"---\nspec:\n  properties:\n    clusterIPs:\n      type: array\n    description:\n      type: string\n"},

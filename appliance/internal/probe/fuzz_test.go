@@ -28,7 +28,7 @@ func FuzzMessage(f *testing.F) {
 			return
 		}
 		if m.Type == typePong {
-			track := newTracker(sent, time.Minute)
+			track := newTracker(12*time.Second, 5)
 			stamp := track.send(sent, false)
 			_, counts := track.receive(sent.Add(time.Millisecond), m.Time)
 			assert.Equal(t, counts, m.Time.UnixNano() == stamp.UnixNano())

@@ -38,7 +38,9 @@ type Config struct {
 	ClusterID string
 	// Interval is the time between probes (default 2 s). While one is missing
 	// they are four times as many. The tunnel is in Error when nothing came
-	// back for Interval × Threshold (default 5).
+	// back for Interval × Threshold (default 5) from the first probe or the latest
+	// answer on, in which as many probes left as Threshold says. Time in which this
+	// process did not run is no silence.
 	Interval  time.Duration
 	Threshold int
 	// RoundTrip is told how long each answer took; it must not block.
@@ -98,7 +100,7 @@ func Open(ctx context.Context, cfg Config) (*Prober, error) {
 		conn:    pc.(*net.UDPConn),
 		changed: make(chan struct{}, 1),
 		late:    make(chan struct{}, 1),
-		track:   newTracker(time.Now(), cfg.Interval*time.Duration(cfg.Threshold)),
+		track:   newTracker(cfg.Interval, cfg.Threshold),
 	}, nil
 }
 

@@ -48,16 +48,12 @@ func TestTracker(t *testing.T) {
 		name  string
 		steps []step
 	}{
-		{"answered, silent, answered again", []step{
+		{"answered, then not", []step{
 			{"start", func(tr *tracker) { tr.send(at(0), false) }, 0, Connecting, 0, 0},
 			{"answer", func(tr *tracker) { tr.receive(at(0.003), at(0)) }, 0.003, Connected, 3 * time.Millisecond, 0},
-			{"just in time", func(tr *tracker) { tr.send(at(2), false); tr.check(at(10)) }, 10, Connected, 3 * time.Millisecond, 0},
-			{"overdue", func(tr *tracker) { tr.check(at(10.1)) }, 12.5, Error, 0, 0.5},
+			{"not yet lost", func(tr *tracker) { tr.send(at(2), false) }, 12, Connected, 3 * time.Millisecond, 0},
+			{"lost", func(tr *tracker) {}, 12.5, Connected, 3 * time.Millisecond, 0.5},
 			{"back", func(tr *tracker) { tr.send(at(13), false); tr.receive(at(13.001), at(13)) }, 13.001, Connected, time.Millisecond, 1.0 / 3},
-		}},
-		{"never answered", []step{
-			{"patient", func(tr *tracker) { tr.send(at(0), false); tr.check(at(9.9)) }, 9.9, Connecting, 0, 0},
-			{"overdue", func(tr *tracker) { tr.check(at(10.5)) }, 10.5, Error, 0, 1},
 		}},
 		{"answers to nothing", []step{
 			{"unknown stamp", func(tr *tracker) { tr.send(at(0), false); tr.receive(at(1), at(0.5)) }, 1, Connecting, 0, 0},
@@ -71,7 +67,7 @@ func TestTracker(t *testing.T) {
 		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			tr := newTracker(at(0), 10*time.Second)
+			tr := newTracker(2*time.Second, 5)
 			for _, s := range tc.steps {
 				s.do(tr)
 				got := tr.status(at(s.at))
@@ -83,12 +79,73 @@ func TestTracker(t *testing.T) {
 	}
 }
 
+// TestSilence tells what a silence says of the tunnel: nothing before the probes were
+// made, and nothing when this process did not run. Times are those of the defaults: a
+// probe every 2 s, a look every 500 ms, an Error after five of the one and more than
+// 10 s of the other.
+func TestSilence(t *testing.T) {
+	const (
+		answered = "answered" // every probe, after a millisecond
+		alone    = "alone"    // nobody answers
+		stopped  = "stopped"  // this process does not run
+		idle     = "idle"     // it looks, and does not come to send
+	)
+	type phase struct {
+		what    string
+		seconds float64 // how long it lasts
+		state   State   // at its end
+	}
+	for _, tc := range []struct {
+		name   string
+		phases []phase
+	}{
+		{"the socket was open long before", []phase{{stopped, 59.5, Connecting}, {alone, 10.5, Connecting}, {alone, 0.5, Error}}},
+		{"nobody was ever there", []phase{{alone, 10, Connecting}, {alone, 0.5, Error}, {alone, 3600, Error}}},
+		{"the peer ends", []phase{{answered, 4, Connected}, {alone, 10, Connected}, {alone, 0.5, Error}}},
+		{"it returns, and ends again", []phase{{alone, 20, Error}, {answered, 2, Connected}, {alone, 10, Connected}, {alone, 0.5, Error}}},
+		{"it misses four probes", []phase{{answered, 4, Connected}, {alone, 9.5, Connected}, {answered, 2.5, Connected}, {alone, 10, Connected}}},
+		{"this process stands still", []phase{{answered, 4, Connected}, {stopped, 60, Connected}, {alone, 0.5, Connected}, {answered, 2, Connected}}},
+		{"it stands still before the first answer", []phase{{alone, 4, Connecting}, {stopped, 60, Connecting}, {alone, 0.5, Connecting}, {answered, 2, Connected}}},
+		{"it hardly runs", []phase{
+			{answered, 4, Connected}, {stopped, 3.5, Connected}, {alone, 0.5, Connected}, {stopped, 3.5, Connected}, {alone, 0.5, Connected},
+			{stopped, 3.5, Connected}, {alone, 0.5, Connected}, {stopped, 3.5, Connected}, {alone, 0.5, Connected},
+			{stopped, 3.5, Connected}, {alone, 0.5, Connected}, {answered, 2, Connected},
+		}},
+		{"it stands still after the peer has ended", []phase{{answered, 4, Connected}, {alone, 5, Connected}, {stopped, 60, Connected}, {alone, 8, Error}}},
+		{"it does not come to send", []phase{{answered, 4, Connected}, {idle, 60, Connected}, {alone, 9.5, Connected}, {alone, 0.5, Error}}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			tr := newTracker(2*time.Second, 5)
+			const look = 500 * time.Millisecond
+			start := time.Unix(1000, 0)
+			end, tick := start, 0 // the tick that is due
+			for i, p := range tc.phases {
+				end = end.Add(time.Duration(p.seconds * float64(time.Second)))
+				for ; !start.Add(time.Duration(tick) * look).After(end); tick++ {
+					now := start.Add(time.Duration(tick) * look)
+					if p.what == stopped {
+						continue
+					}
+					if tick%4 == 0 && p.what != idle {
+						tr.send(now, false)
+					}
+					tr.check(now)
+					if tick%4 == 0 && p.what == answered {
+						tr.receive(now.Add(time.Millisecond), now)
+					}
+				}
+				assert.Equal(t, tr.status(end).State, p.state, "phase %d, %s", i, p.what)
+			}
+		})
+	}
+}
+
 // TestTrackerLate asks when a probe is missing.
 func TestTrackerLate(t *testing.T) {
 	start := time.Unix(1000, 0)
 	at := func(ms int) time.Time { return start.Add(time.Duration(ms) * time.Millisecond) }
 	const after = 400 * time.Millisecond
-	tr := newTracker(start, 10*time.Second)
+	tr := newTracker(2*time.Second, 5)
 	for _, s := range []struct {
 		name    string
 		do      func()
@@ -109,7 +166,10 @@ func TestTrackerLate(t *testing.T) {
 		assert.Equal(t, tr.late(at(s.at), after), s.late, s.name)
 		assert.Equal(t, tr.status(at(s.at)).Waiting, s.waiting, s.name)
 	}
-	tr.check(at(60000))
+	for ms := 5500; ms <= 60000; ms += 500 {
+		tr.send(at(ms), false)
+		tr.check(at(ms))
+	}
 	assert.Equal(t, tr.status(at(60000)).Latency, time.Duration(0), "nobody is connected")
 	assert.Equal(t, tr.status(at(60000)).RoundTrip, time.Millisecond, "and yet that is what it took")
 }
@@ -118,7 +178,7 @@ func TestTrackerLate(t *testing.T) {
 // the others.
 func TestTrackerExtra(t *testing.T) {
 	start := time.Unix(1000, 0)
-	tr := newTracker(start, 10*time.Second)
+	tr := newTracker(2*time.Second, 5)
 	now := start
 	for i := range 10 {
 		tr.send(now, false)
@@ -180,7 +240,7 @@ func TestHurry(t *testing.T) {
 
 func TestTrackerForgets(t *testing.T) {
 	start := time.Unix(1000, 0)
-	tr := newTracker(start, 10*time.Second)
+	tr := newTracker(2*time.Second, 5)
 	for i := range 10 * window {
 		tr.send(start.Add(time.Duration(i)*time.Second), false)
 	}
@@ -400,7 +460,7 @@ func TestConfig(t *testing.T) {
 // TestSilentHour: a tunnel that is silent for an hour ends in Error once.
 func TestSilentHour(t *testing.T) {
 	now := time.Unix(1000, 0)
-	tr := newTracker(now, 10*time.Second)
+	tr := newTracker(2*time.Second, 5)
 	changes := 0
 	for range 1800 {
 		tr.send(now, false)

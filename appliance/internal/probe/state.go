@@ -13,7 +13,7 @@ type State string
 const (
 	Connecting State = "Connecting" // no answer yet, and not overdue
 	Connected  State = "Connected"  // answered within the threshold
-	Error      State = "Error"      // silent for longer than the threshold
+	Error      State = "Error"      // nothing came back for as long, and of as many probes, as the threshold says
 )
 
 // A Status is a reading of a [Prober].
@@ -66,23 +66,34 @@ type sent struct {
 // A tracker is the state machine: what was sent, what came back. It has no
 // clock and no lock of its own.
 type tracker struct {
-	timeout time.Duration
-	state   State
-	since   time.Time     // when the silence began: the start, or the latest answer
-	latency time.Duration // 0 after an Error
-	took    time.Duration // round trip of the latest answer
-	last    time.Time     // latest answer
-	newest  int64         // stamp of the newest probe answered
-	waiting time.Time     // see Status
-	extras  int           // probes sent in a hurry since the latest answer
-	ring    []sent        // at most window entries, oldest first
-	sent    uint64
-	recv    uint64
+	interval  time.Duration // between probes that are not sent in a hurry
+	threshold int           // how many of those without an answer are too many
+	state     State
+	silence   time.Duration // watched since the first probe, or the latest answer
+	watched   time.Time     // until when; zero: no probe has left
+	tries     int           // probes since the latest answer, but those in a hurry
+	latency   time.Duration // 0 after an Error
+	took      time.Duration // round trip of the latest answer
+	last      time.Time     // latest answer
+	newest    int64         // stamp of the newest probe answered
+	waiting   time.Time     // see Status
+	extras    int           // probes sent in a hurry since the latest answer
+	ring      []sent        // at most window entries, oldest first
+	sent      uint64
+	recv      uint64
 }
 
-func newTracker(now time.Time, timeout time.Duration) *tracker {
-	return &tracker{timeout: timeout, state: Connecting, since: now}
+func newTracker(interval time.Duration, threshold int) *tracker {
+	return &tracker{interval: interval, threshold: threshold, state: Connecting}
 }
+
+// timeout is how long a silence lasts before it is an Error.
+func (t *tracker) timeout() time.Duration { return t.interval * time.Duration(t.threshold) }
+
+// maxWatched is how much of the time between two looks counts as silence: twice
+// what is between them as a rule ([Prober.Hurry]). This process did not run for the
+// rest of it, and could neither probe nor hear: it knows nothing of the peer.
+func (t *tracker) maxWatched() time.Duration { return t.interval / 2 }
 
 // maxExtras is how many probes in a row are sent in a hurry: 7.5 s of them at
 // the default interval. Half the window stays with the others.
@@ -100,8 +111,13 @@ func (t *tracker) send(now time.Time, hurry bool) time.Time {
 	if t.waiting.IsZero() {
 		t.waiting = now
 	}
+	if t.watched.IsZero() {
+		t.watched = now
+	}
 	if hurry {
 		t.extras++
+	} else {
+		t.tries++
 	}
 	return now
 }
@@ -122,7 +138,8 @@ func (t *tracker) receive(now, stamp time.Time) (took time.Duration, counts bool
 		if n >= t.newest {
 			t.newest, t.latency, t.took = n, took, took
 		}
-		t.state, t.since, t.last = Connected, now, now
+		t.state, t.last = Connected, now
+		t.silence, t.watched, t.tries = 0, now, 0
 		t.waiting, t.extras = time.Time{}, 0
 		return took, true
 	}
@@ -135,9 +152,15 @@ func (t *tracker) late(now time.Time, after time.Duration) bool {
 	return !t.waiting.IsZero() && now.Sub(t.waiting) >= max(after, 2*t.latency)
 }
 
-// check ends a silence that has lasted too long.
+// check notes that nothing has come until now, and ends a silence that has lasted
+// too long.
 func (t *tracker) check(now time.Time) {
-	if t.state != Error && now.Sub(t.since) > t.timeout {
+	if t.watched.IsZero() {
+		return
+	}
+	t.silence += min(now.Sub(t.watched), t.maxWatched())
+	t.watched = now
+	if t.state != Error && t.silence > t.timeout() && t.tries >= t.threshold {
 		t.state, t.latency = Error, 0
 	}
 }
@@ -151,7 +174,7 @@ func (t *tracker) status(now time.Time) Status {
 		case s.extra:
 		case s.answered:
 			over++
-		case now.Sub(s.at) > t.timeout:
+		case now.Sub(s.at) > t.timeout():
 			over++
 			lost++
 		}

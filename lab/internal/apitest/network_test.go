@@ -368,8 +368,10 @@ func (p *pair) connects() {
 	assert.Equal(p.t, p.does("disconnect", "--wait").Changed, 0)
 	assert.Equal(p.t, len(p.rome.list(p.t.Context(), "Configuration")), 1)
 
-	// A namespace that somebody uses stays.
+	// A namespace that somebody uses stays. What liqoctl peer leaves in it, when it
+	// waits for modules that there are not, is no use of it.
 	p.rome.kubectl("", "create", "configmap", "-n", "liqo-tenant-milan", "mine")
+	p.rome.kubectl(`{apiVersion: v1, kind: Secret, metadata: {namespace: liqo-tenant-milan, name: liqo-nonce, labels: {liqo.io/nonce: "true", liqo.io/remote-cluster-id: milan}}}`, "apply", "-f", "-")
 	r = p.does("reset", "--wait")
 	assert.DeepEqual(p.t, r.Notes, []string{"Namespace liqo-tenant-milan in rome stays, for not all of it is of the peering: ConfigMap mine"})
 	assert.Equal(p.t, p.does("reset", "--wait").Changed, 0)

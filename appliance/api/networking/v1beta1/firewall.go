@@ -186,10 +186,11 @@ const (
 //
 // +kubebuilder:validation:XValidation:rule="self.natType == 'masquerade' ? !has(self.to) : has(self.to)",message="to is required for dnat and snat, and can't be given for masquerade"
 type NatRule struct {
-	// Name of the rule, unique in its chain.
-	// +kubebuilder:validation:MinLength=1
+	// Name of the rule, unique in its chain. A rule without one is called by its place in
+	// the list.
+	// +optional
 	// +kubebuilder:validation:MaxLength=253
-	Name string `json:"name"`
+	Name string `json:"name,omitempty"`
 	// Match lists the conditions, all of which must hold.
 	// +kubebuilder:validation:MaxItems=8
 	Match []Match `json:"match"`
@@ -225,10 +226,11 @@ const (
 //
 // +kubebuilder:validation:XValidation:rule="self.action != 'tcpmssclamp' || self.match.exists(m, has(m.proto) && m.op == 'eq' && m.proto.value == 'tcp')",message="tcpmssclamp needs a match on proto tcp"
 type FilterRule struct {
-	// Name of the rule, unique in its chain.
-	// +kubebuilder:validation:MinLength=1
+	// Name of the rule, unique in its chain. A rule without one is called by its place in
+	// the list.
+	// +optional
 	// +kubebuilder:validation:MaxLength=253
-	Name string `json:"name"`
+	Name string `json:"name,omitempty"`
 	// Match lists the conditions, all of which must hold.
 	// +kubebuilder:validation:MaxItems=8
 	Match []Match `json:"match"`
@@ -246,10 +248,11 @@ type FilterRule struct {
 
 // RouteRule is a rule of a route chain. Such rules have no action yet.
 type RouteRule struct {
-	// Name of the rule, unique in its chain.
-	// +kubebuilder:validation:MinLength=1
+	// Name of the rule, unique in its chain. A rule without one is called by its place in
+	// the list.
+	// +optional
 	// +kubebuilder:validation:MaxLength=253
-	Name string `json:"name"`
+	Name string `json:"name,omitempty"`
 }
 
 // RulesSet has the rules of a chain, in the list of its type.
@@ -258,20 +261,17 @@ type RouteRule struct {
 type RulesSet struct {
 	// NatRules of a nat chain.
 	// +optional
-	// +listType=map
-	// +listMapKey=name
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=5000
 	NatRules []NatRule `json:"natRules,omitempty"`
 	// FilterRules of a filter chain.
 	// +optional
-	// +listType=map
-	// +listMapKey=name
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=5000
 	FilterRules []FilterRule `json:"filterRules,omitempty"`
 	// RouteRules of a route chain.
 	// +optional
-	// +listType=map
-	// +listMapKey=name
+	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=5000
 	RouteRules []RouteRule `json:"routeRules,omitempty"`
 }

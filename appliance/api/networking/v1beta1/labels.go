@@ -12,6 +12,10 @@ const (
 
 	LabelTenantNamespace = "liqo.io/tenant-namespace" // "true"
 	LabelNodeType        = "liqo.io/type"             // "virtual-node" on nodes that are not real
+	// LabelNonce is "true" on the Secret with which liqoctl peer and liqoctl
+	// authenticate ask the authentication of the public system, which is not here, for
+	// a number.
+	LabelNonce = "liqo.io/nonce"
 
 	LabelGatewayResource  = "networking.liqo.io/gateway-resource" // "true" on keys and Secrets
 	LabelGatewayName      = "networking.liqo.io/gateway-name"

@@ -21,6 +21,11 @@ type ObjectMeta struct {
 	// Annotations of the object.
 	// +optional
 	Annotations map[string]string `json:"annotations,omitempty"`
+	// Finalizers are taken and not used: nobody would remove them from what the
+	// controller makes.
+	// +optional
+	// +listType=atomic
+	Finalizers []string `json:"finalizers,omitempty"`
 }
 
 // DeploymentTemplate is the Deployment of a gateway.
