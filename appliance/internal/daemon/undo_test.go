@@ -33,8 +33,8 @@ func TestUndo(t *testing.T) {
 	host.Run("ip", "route", "add", "10.0.2.0/24", "via", "172.18.1.12", "table", "77")
 	host.Run("nft", "add table ip theirs; add chain ip theirs post { type nat hook postrouting priority srcnat; }; add rule ip theirs post masquerade")
 	var before string
-	within(t, 5*time.Second, func() error { // duplicate address detection ends
-		if before = configuration(host); strings.Contains(before, "tentative") {
+	within(t, 5*time.Second, func() error { // duplicate address detection ends, and links are seen to be up
+		if before = configuration(host); strings.Contains(before, "tentative") || strings.Contains(before, "linkdown") || strings.Contains(before, "LOWERLAYERDOWN") {
 			return errors.New(before)
 		}
 		return nil
