@@ -81,6 +81,8 @@ type Row struct {
 	Phases   []Phase  `json:"phases,omitempty"`  // of its time, what is no step's
 	Retried  []string `json:"retried,omitempty"` // errors of the lab after which it ran again
 	Bundle   string   `json:"bundle,omitempty"`  // directory with the evidence
+	// NoPackets: the row's world captures none, so that there are none in the bundle.
+	NoPackets bool `json:"noPackets,omitempty"`
 }
 
 // A Step is a step of a row that ran.

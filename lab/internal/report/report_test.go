@@ -112,6 +112,15 @@ func TestSkipped(t *testing.T) {
 	}
 }
 
+// TestNoPackets: where nothing captures, nobody is told to read captures.
+func TestNoPackets(t *testing.T) {
+	var b strings.Builder
+	rows := []report.Row{{Verdict: report.Fail, Bundle: "runs/x", NoPackets: true, Steps: []report.Step{{Failures: []report.Fault{{}}}}}}
+	report.PrintScenario(&b, report.Scenario{Rows: rows}, report.Run{})
+	assert.Check(t, is.Contains(b.String(), "packets   none: this world captures nothing; logs, objects and the state of hosts are in runs/x\n"))
+	assert.Check(t, !strings.Contains(b.String(), "capture.pcapng"), b.String())
+}
+
 // TestPacketsOf: every interface saw the packets, so the command picks those of
 // the last host that did.
 func TestPacketsOf(t *testing.T) {

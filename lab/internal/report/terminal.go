@@ -126,7 +126,11 @@ func printRow(w io.Writer, sc Scenario, r Row, run Run) {
 		sabotage = " --sabotage"
 	}
 	field(w, "again", fmt.Sprintf("lab run %s --seed %s%s%s %s", pattern, run.Seed, world, sabotage, cmp.Or(run.Again, "--keep")))
-	if r.Bundle != "" {
+	switch {
+	case r.Bundle == "":
+	case r.NoPackets:
+		field(w, "packets", "none: this world captures nothing; logs, objects and the state of hosts are in "+r.Bundle)
+	default:
 		field(w, "packets", readPackets(r))
 	}
 }

@@ -26,7 +26,7 @@ import (
 func (r *Runner) Evidence(ctx context.Context, dir string, t *topology.Topology, row *report.Row, again string) error {
 	r.setup()
 	return errors.Join(
-		r.writePackets(ctx, filepath.Join(dir, "capture.pcapng")),
+		r.writePackets(ctx, filepath.Join(dir, "capture.pcapng"), row),
 		r.writeState(ctx, filepath.Join(dir, "state")),
 		r.writeLogs(ctx, filepath.Join(dir, "logs")),
 		r.writeObjects(ctx, filepath.Join(dir, "objects"), t),
@@ -52,9 +52,9 @@ func writeFile(path string, write func(*os.File) error) error {
 }
 
 // writePackets writes what was captured; a world without captures has no file.
-func (r *Runner) writePackets(ctx context.Context, path string) error {
+func (r *Runner) writePackets(ctx context.Context, path string, row *report.Row) error {
 	err := writeFile(path, func(f *os.File) error { return r.World.WritePcap(ctx, f) })
-	if errors.Is(err, world.ErrNoCaptures) {
+	if row.NoPackets = errors.Is(err, world.ErrNoCaptures); row.NoPackets {
 		return os.Remove(path)
 	}
 	return err
