@@ -144,6 +144,7 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	}
 	h, err := openHost(ctx, kernel.Config{
 		PrivateKey:     gw.keys.forKernel,
+		PresharedKey:   gw.keys.sharedForKernel,
 		StateDir:       cfg.StateDir,
 		Implementation: cfg.Implementation,
 		NetNS:          cfg.NetNS,
@@ -301,6 +302,7 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.HostInterface, in.ProbePort = gw.cfg.HostInterface, gw.cfg.PingPort
 	in.GenevePort, in.RulePriority = gw.cfg.GenevePort, gw.cfg.RulePriority
 	in.PublicKey, _ = gw.keys.publicKey()
+	in.PresharedKey = gw.keys.presharedKey()
 	in.PeerEndpoint = gw.resolvers[0].endpoint()
 	in.PodIP = gw.podIP()
 	left, instead := gw.confirm.choose(ctx, gw.users(in))

@@ -13,13 +13,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
 // Names of the files with the keys, which are the fields of the Secret.
 const (
-	privateKeyFile = "privateKey"
-	publicKeyFile  = "publicKey"
+	privateKeyFile   = "privateKey"
+	publicKeyFile    = "publicKey"
+	presharedKeyFile = desired.PresharedKeyField // only where there is one
 )
 
 // A privateKey is a Curve25519 private key. However it is printed, the key stays
@@ -48,6 +50,7 @@ type keyring struct {
 	have    bool
 	private privateKey
 	public  netstate.Key
+	shared  privateKey // pre-shared; zero: none
 }
 
 func newKeyring(dir string, log *slog.Logger) *keyring {
@@ -89,6 +92,23 @@ func loadKeys(dir string) (privateKey, netstate.Key, error) {
 	return private, public, nil
 }
 
+// loadShared reads the pre-shared key; zero: there is none.
+func loadShared(dir string) (privateKey, error) {
+	var out privateKey
+	path := filepath.Join(dir, presharedKeyFile)
+	b, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return out, nil
+	case err != nil:
+		return out, fmt.Errorf("read key: %w", err)
+	case len(b) != len(out.Bytes):
+		return out, fmt.Errorf("%s has %d bytes, want 32: write the raw key, not its base64 form, into the Secret", path, len(b))
+	}
+	copy(out.Bytes[:], b)
+	return out, nil
+}
+
 // refresh reads the files again and tells whether the pair is another one. A
 // pair that can't be read any more stays in use.
 func (k *keyring) refresh() error {
@@ -96,9 +116,16 @@ func (k *keyring) refresh() error {
 	if err != nil {
 		return err
 	}
+	shared, err := loadShared(k.dir)
+	if err != nil {
+		return err
+	}
 	k.mu.Lock()
-	same := k.have && k.public == public
-	k.have, k.private, k.public = true, private, public
+	if shared == (privateKey{}) {
+		shared = k.shared // the file comes later than it is learned
+	}
+	same := k.have && k.public == public && k.shared == shared
+	k.have, k.private, k.public, k.shared = true, private, public, shared
 	k.mu.Unlock()
 	if !same {
 		k.log.Info("keys loaded", "dir", k.dir, "publicKey", public)
@@ -127,6 +154,23 @@ func (k *keyring) publicKey() (netstate.Key, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.public, k.have
+}
+
+// presharedKey returns the fingerprint of the pre-shared key; zero: there is none.
+func (k *keyring) presharedKey() netstate.Fingerprint {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return netstate.FingerprintOf(k.shared.Bytes)
+}
+
+// sharedForKernel is kernel.Config.PresharedKey: a gateway has one peer.
+func (k *keyring) sharedForKernel(dev string, _ netstate.Key) ([32]byte, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.shared == (privateKey{}) {
+		return [32]byte{}, fmt.Errorf("pre-shared key of %s: %w", dev, errNoKeys)
+	}
+	return k.shared.Bytes, nil
 }
 
 // forKernel is kernel.Config.PrivateKey.

@@ -17,10 +17,6 @@ import (
 // MaxMessage is the longest message between gateways, in bytes.
 const MaxMessage = 4 << 10
 
-// Port is the TCP port on the gateway's own address in the tunnel, by which the answer is
-// handed in. It is open while an invitation is, and to the temporary peer alone.
-const Port = 12346
-
 // MaxNetworks is how many networks of a kind an answer or a reply may name.
 const MaxNetworks = 32
 
