@@ -77,8 +77,10 @@ type GatewayConfig struct {
 	// (default 10 s).
 	StatusInterval time.Duration
 
-	API   API[kube.GatewayView]
-	Knock kube.Knock // see NodeConfig; not asked for a gateway in a network namespace of its node
+	API API[kube.GatewayView]
+	// Handover is its part in an invitation; nil: it takes none.
+	Handover Handover
+	Knock    kube.Knock // see NodeConfig; not asked for a gateway in a network namespace of its node
 	// WriteConnection and WriteReport write the status of the gateway's
 	// Connection and of its GatewayReport.
 	WriteConnection func(context.Context, ConnectionStatus) error
@@ -154,6 +156,9 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	}
 	defer h.ns.Close()
 	gw.host = h
+	if cfg.Handover != nil {
+		gw.handover = newHandover(cfg.Handover)
+	}
 	if cfg.NetNS != "" {
 		cfg.Knock = nil // what is done in that namespace is on no way to the API server
 	}
@@ -223,6 +228,7 @@ type gateway struct {
 	connection *reporter[ConnectionStatus]
 	reports    *reporter[ReportStatus]
 	passed     chan struct{} // yields after a pass
+	handover   *handover     // nil: it takes part in no invitation
 	repair     chan struct{} // yields when a pass has something to put right
 	confirm    *confirmer
 
@@ -263,6 +269,9 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	g.run("underlay", func() error { return gw.below.run(ctx) })
 	g.run("features", func() error { return gw.watchFeatures(ctx, gw.publish) })
 	g.run("conncheck", func() error { return gw.watchTunnel(ctx, g) })
+	if gw.handover != nil {
+		g.run("invitation", func() error { return gw.runHandover(ctx, g) })
+	}
 	return agent.Run(ctx, agent.Config[desired.GatewayInput]{
 		Source: source[desired.GatewayInput]{
 			merge(ctx, g, gw.cfg.API.Changed(), gw.below.changed, gw.keys.changed, gw.resolvers[0].changed, gw.repair, gw.confirm.changed), gw.read,
@@ -305,6 +314,7 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.PresharedKey = gw.keys.presharedKey()
 	in.PeerEndpoint = gw.resolvers[0].endpoint()
 	in.PodIP = gw.podIP()
+	gw.handOver(&in)
 	left, instead := gw.confirm.choose(ctx, gw.users(in))
 	in.LeftOut, in.APIServers = left, gw.confirm.apiServers()
 	in.Routes, in.Firewalls = slices.Concat(in.Routes, instead.routes), slices.Concat(in.Firewalls, instead.firewalls)
@@ -406,7 +416,7 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	gw.ready, gw.fits, gw.overlay = readyCondition(o), mtuCondition(r.Input), gw.linkCondition(r.Input)
 	if o.computed() {
 		gw.computed = true
-		gw.wanted = slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 })
+		gw.wanted = r.Input.Handover == nil && slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 })
 		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
 		gw.applied = applied(o.results, failed, gw.applied, time.Now())
 		for _, l := range o.want.Links {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
@@ -50,7 +51,12 @@ type keyring struct {
 	have    bool
 	private privateKey
 	public  netstate.Key
-	shared  privateKey // pre-shared; zero: none
+	shared  privateKey // pre-shared, of the file; zero: none
+	// learned is a pre-shared key that the file does not have yet; zero: none.
+	learned privateKey
+	// lent is the private key of a temporary tunnel, which is in use in place of the
+	// gateway's own; nil: none is.
+	lent *privateKey
 }
 
 func newKeyring(dir string, log *slog.Logger) *keyring {
@@ -121,8 +127,8 @@ func (k *keyring) refresh() error {
 		return err
 	}
 	k.mu.Lock()
-	if shared == (privateKey{}) {
-		shared = k.shared // the file comes later than it is learned
+	if k.shared != shared {
+		k.learned = privateKey{} // it has come
 	}
 	same := k.have && k.public == public && k.shared == shared
 	k.have, k.private, k.public, k.shared = true, private, public, shared
@@ -149,34 +155,65 @@ func (k *keyring) run(ctx context.Context) error {
 	return nil
 }
 
-// pair returns the keys, and false before there are any.
+// publicKey returns the one in use, and false before there is any.
 func (k *keyring) publicKey() (netstate.Key, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.lent != nil {
+		public, err := invitation.Key(k.lent.Bytes).Public()
+		return netstate.Key(public), err == nil
+	}
 	return k.public, k.have
+}
+
+// learn takes a pre-shared key that the file does not have yet.
+func (k *keyring) learn(key [32]byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.learned = privateKey{key}
+}
+
+// preshared is the pre-shared key in use; zero: there is none. k.mu is held.
+func (k *keyring) preshared() privateKey {
+	if k.learned != (privateKey{}) {
+		return k.learned
+	}
+	return k.shared
+}
+
+// lend has another private key used than the gateway's own; nil ends that.
+func (k *keyring) lend(key *invitation.Key) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.lent = nil; key != nil {
+		k.lent = &privateKey{*key}
+	}
 }
 
 // presharedKey returns the fingerprint of the pre-shared key; zero: there is none.
 func (k *keyring) presharedKey() netstate.Fingerprint {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return netstate.FingerprintOf(k.shared.Bytes)
+	return netstate.FingerprintOf(k.preshared().Bytes)
 }
 
 // sharedForKernel is kernel.Config.PresharedKey: a gateway has one peer.
 func (k *keyring) sharedForKernel(dev string, _ netstate.Key) ([32]byte, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.shared == (privateKey{}) {
+	if k.preshared() == (privateKey{}) {
 		return [32]byte{}, fmt.Errorf("pre-shared key of %s: %w", dev, errNoKeys)
 	}
-	return k.shared.Bytes, nil
+	return k.preshared().Bytes, nil
 }
 
 // forKernel is kernel.Config.PrivateKey.
 func (k *keyring) forKernel(dev string) ([32]byte, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.lent != nil {
+		return k.lent.Bytes, nil
+	}
 	if !k.have {
 		return [32]byte{}, fmt.Errorf("private key of %s: %w", dev, errNoKeys)
 	}

@@ -121,6 +121,13 @@ const (
 	PresharedKeyField = "presharedKey"
 )
 
+// Types of Secrets of invitations (package invitation). The type of a Secret never changes,
+// so what a gateway writes into the one of a handover is never taken for anything else.
+const (
+	SecretTypeInvitation = "networking.liqo.io/invitation"
+	SecretTypeHandover   = "networking.liqo.io/handover"
+)
+
 // ConditionConnected is the condition of a Connection. It says why the value is
 // what it is.
 const ConditionConnected = "Connected"
