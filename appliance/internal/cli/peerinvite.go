@@ -499,6 +499,10 @@ func (a *alone) accept(ctx context.Context, arg string) error {
 	if result.Connected {
 		connected = "They are connected."
 	}
+	if result.Changed == 0 {
+		_, err = fmt.Fprintf(a.out, "%s and %s are peers already: nothing to do. %s\n", own.ID, i.From, connected)
+		return err
+	}
 	_, err = fmt.Fprintf(a.out, "%s and %s are peers, in %v. The fingerprint of the gateway of %s is %s. %s\n", own.ID, i.From,
 		time.Duration(result.Seconds*float64(time.Second)).Round(100*time.Millisecond), i.From, invitation.Fingerprint(i.Key), connected)
 	return err
