@@ -241,6 +241,8 @@ type gateway struct {
 	overlay Condition
 	// computed: there was a pass that knew what is wanted; wanted: it wanted a peer.
 	computed, wanted bool
+	// temporary: that pass was about the tunnel of an invitation.
+	temporary bool
 	// lastPeer is the peer as it was shown last.
 	lastPeer kernel.PeerStatus
 }
@@ -416,7 +418,8 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	gw.ready, gw.fits, gw.overlay = readyCondition(o), mtuCondition(r.Input), gw.linkCondition(r.Input)
 	if o.computed() {
 		gw.computed = true
-		gw.wanted = r.Input.Handover == nil && slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 })
+		gw.temporary = r.Input.Handover != nil
+		gw.wanted = !gw.temporary && slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 })
 		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
 		gw.applied = applied(o.results, failed, gw.applied, time.Now())
 		for _, l := range o.want.Links {
@@ -427,6 +430,9 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	}
 	gw.mu.Unlock()
 	notify(gw.passed)
+	if gw.handover != nil {
+		notify(gw.handover.arrived)
+	}
 	gw.publish()
 }
 

@@ -47,7 +47,7 @@ const (
 // A handover is what the gateway does for an invitation.
 type handover struct {
 	api     Handover
-	arrived chan struct{} // yields when what the API server says has changed
+	arrived chan struct{} // yields when what the API server says has changed, and after a pass
 
 	mu    sync.Mutex
 	known invitation.Handover
@@ -117,14 +117,21 @@ func (gw *gateway) handOver(in *desired.GatewayInput) {
 	}
 }
 
+// inTemporaryTunnel reports whether the last pass has made one.
+func (gw *gateway) inTemporaryTunnel() bool {
+	gw.mu.Lock()
+	defer gw.mu.Unlock()
+	return gw.temporary
+}
+
 // listenForAnswers takes answers by the temporary tunnel for as long as there is one.
 func (gw *gateway) listenForAnswers(ctx context.Context) error {
 	own, _ := desired.TunnelAddresses(gw.cfg.Mode)
 	once := newOnce(gw.log)
 	for {
 		wait := time.Hour
-		if gw.handover.now().Offer != nil {
-			wait = askAgain // the tunnel may not have been there
+		if gw.handover.now().Offer != nil && gw.inTemporaryTunnel() {
+			wait = askAgain
 			once.report("listen for answers to the invitation", gw.takeAnswers(ctx, netip.AddrPortFrom(own.Addr(), desired.HandoverPort)))
 		}
 		select {
@@ -268,7 +275,7 @@ func (gw *gateway) answer(ctx context.Context) error {
 		h := gw.handover.now()
 		wait := askAgain
 		switch {
-		case h.Offer == nil || h.Answer == nil || h.Delivered || h.Reply != nil && h.Reply.Verdict == invitation.Refused:
+		case !gw.inTemporaryTunnel() || h.Offer == nil || h.Answer == nil || h.Delivered || h.Reply != nil && h.Reply.Verdict == invitation.Refused:
 			accepted, wait = time.Time{}, time.Hour
 		default:
 			if accepted.IsZero() && h.Reply != nil && h.Reply.Verdict == invitation.Accepted {

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +16,7 @@ import (
 	"gotest.tools/v3/assert"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/kernel"
@@ -171,4 +175,85 @@ func TestHandover(t *testing.T) {
 			return nil
 		})
 	}
+}
+
+// TestHandoverLeadsNowhere has what comes out of a temporary tunnel try to get past the
+// gateway that has invited, and the other way round. The tunnel is a veth pair here: what
+// comes out of it has been let through by WireGuard.
+func TestHandoverLeadsNowhere(t *testing.T) {
+	nettest.Need(t, "ip")
+	milan, rome, pod := nettest.Another(t), nettest.Another(t), nettest.Another(t)
+	pair := func(name string, other *nettest.NS, own, theirs, beyond string) {
+		milan.Run("ip", "link", "add", name, "type", "veth", "peer", "name", "eth0", "netns", fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), other.FD()))
+		milan.Run("ip", "address", "add", own, "dev", name)
+		milan.Run("ip", "link", "set", name, "up")
+		other.Run("ip", "address", "add", theirs, "dev", "eth0")
+		other.Run("ip", "link", "set", "eth0", "up")
+		other.Run("ip", "route", "add", beyond, "via", strings.Split(own, "/")[0])
+	}
+	pair(desired.TunnelInterface, rome, "169.254.18.1/30", "169.254.18.2/30", "198.51.100.0/24")
+	pair("pods", pod, "198.51.100.1/24", "198.51.100.7/24", "169.254.18.0/30")
+	milan.Do(func() { assert.NilError(t, os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0)) })
+	reaches := func() error {
+		for _, way := range []struct {
+			from, to *nettest.NS
+			at       string
+		}{{rome, pod, "198.51.100.7:7"}, {pod, rome, "169.254.18.2:7"}} {
+			var in, out net.Conn
+			var err error
+			way.to.Do(func() {
+				var l *net.UDPConn
+				if l, err = net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(way.at))); err == nil {
+					in = l
+				}
+			})
+			if err != nil {
+				return err
+			}
+			defer in.Close()
+			way.from.Do(func() { out, err = net.Dial("udp", way.at) })
+			if err != nil {
+				return err
+			}
+			defer out.Close()
+			if _, err := out.Write([]byte("hello")); err != nil {
+				return err
+			}
+			if err := in.SetReadDeadline(time.Now().Add(time.Second)); err != nil {
+				return err
+			}
+			if _, err := in.Read(make([]byte, 9)); err != nil {
+				return fmt.Errorf("%s: %w", way.at, err)
+			}
+		}
+		return nil
+	}
+	within(t, 20*time.Second, reaches) // before there is a handover
+
+	want, _ := desired.Gateway(desired.GatewayInput{Name: "rome", Namespace: "liqo-tenant-rome", RemoteID: "rome", Mode: cluster.Server, Handover: &desired.Handover{Key: netstate.Key{1}}})
+	want = netstate.State{Tables: slices.DeleteFunc(want.Tables, func(x netstate.Table) bool { return x.Name != desired.HandoverTable })}
+	assert.Equal(t, len(want.Tables), 1)
+	var ns *kernel.NetNS
+	var err error
+	milan.Do(func() { ns, err = kernel.Open(kernel.Config{}) })
+	assert.NilError(t, err)
+	defer ns.Close()
+	assert.NilError(t, ns.Apply(t.Context(), netstate.Diff(netstate.State{}, want)))
+	assert.ErrorContains(t, reaches(), "198.51.100.7:7")
+	by, err := ns.CountedBy(netstate.TableID{Family: netstate.FamilyINET, Name: desired.HandoverTable})
+	assert.NilError(t, err)
+	assert.Assert(t, by["handover-in"] > 0, "%v", by)
+	var out net.Conn
+	pod.Do(func() { out, err = net.Dial("udp", "169.254.18.2:7") })
+	assert.NilError(t, err)
+	defer out.Close()
+	_, err = out.Write([]byte("hello"))
+	assert.NilError(t, err)
+	within(t, 5*time.Second, func() error {
+		by, err := ns.CountedBy(netstate.TableID{Family: netstate.FamilyINET, Name: desired.HandoverTable})
+		if err != nil || by["handover-out"] == 0 {
+			return fmt.Errorf("nothing was dropped on its way into the tunnel: %v %v", by, err)
+		}
+		return nil
+	})
 }
