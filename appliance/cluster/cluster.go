@@ -273,6 +273,9 @@ type PublicKey struct {
 	Meta
 	RemoteID string
 	Key      []byte
+	// PresharedKey is the fingerprint of the key that the gateways of the peering have
+	// besides; empty: they have none.
+	PresharedKey string
 }
 
 // An InternalFabric is what nodes need to know about one gateway.

@@ -111,10 +111,14 @@ type GatewayInput struct {
 	// network of its own.
 	HostInterface string
 
-	PodIP      netip.Addr // address of the gateway's pod, which carries the tunnels
-	PublicKey  netstate.Key
-	ListenPort uint16 // of a server; 0: WireGuardPort
-	ProbePort  uint16 // UDP port of the probe in the tunnel; 0: there is none
+	PodIP     netip.Addr // address of the gateway's pod, which carries the tunnels
+	PublicKey netstate.Key
+	// PresharedKey stands for the key that the gateway shares with the peer; zero: it has none.
+	PresharedKey netstate.Fingerprint
+	ListenPort   uint16 // of a server; 0: WireGuardPort
+	ProbePort    uint16 // UDP port of the probe in the tunnel; 0: there is none
+	// Handover is the temporary tunnel of an invitation; nil: there is none.
+	Handover *Handover
 	// PeerEndpoint is where the peer is: for a client what its GatewayClient
 	// says, resolved; for a server invalid, for its WireGuard learns it.
 	PeerEndpoint netip.AddrPort

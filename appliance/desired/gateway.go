@@ -14,6 +14,10 @@ import (
 // TunnelInterface is the WireGuard link of a gateway.
 const TunnelInterface = "liqo-tunnel"
 
+// PresharedKeyField is the field of a gateway's Secret with the key that it shares with
+// its peer.
+const PresharedKeyField = "presharedKey"
+
 // The nftables tables that every gateway has of itself.
 const (
 	ICMPErrorTable    = "icmp-errors"
@@ -70,7 +74,7 @@ func compileGateway(in GatewayInput) *host {
 	h.hostGateway(in)
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
-		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable, PrefixTranslationTable, NodesOnlyTable, UnknownPodsTable, PeersRefusedTable})
+		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable, PrefixTranslationTable, NodesOnlyTable, UnknownPodsTable, PeersRefusedTable, HandoverTable})
 	h.translatePrefixes(in, configuration)
 	h.keepMarks()
 	h.clampToTunnel()
@@ -79,6 +83,7 @@ func compileGateway(in GatewayInput) *host {
 	h.close(configuration)
 	h.internalOnly(in)
 	h.refusePeersAtGateway(in)
+	h.handOver(in)
 	h.outerPackets()
 	h.icmpErrors(in, configuration)
 	return h
@@ -126,8 +131,7 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 	if in.Mode != cluster.Client {
 		wg.ListenPort = cmp.Or(in.ListenPort, WireGuardPort)
 	}
-	if key, ok := h.peerKey(in); ok {
-		p := netstate.WireGuardPeer{PublicKey: key, AllowedIPs: []netip.Prefix{hostPrefix(peer)}}
+	if p, ok := h.peer(in, peer); ok {
 		if in.PeerEndpoint.IsValid() {
 			p.Endpoint = netip.AddrPortFrom(in.PeerEndpoint.Addr().Unmap(), in.PeerEndpoint.Port())
 		}
@@ -135,7 +139,7 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 			p.Keepalive = keepalive
 		}
 		// What the peer may send: nothing but what is its own.
-		if c != nil {
+		if c != nil && in.Handover == nil {
 			p.AllowedIPs = append(p.AllowedIPs, c.Remote.All()...)
 		}
 		slices.SortFunc(p.AllowedIPs, comparePrefix)
@@ -145,9 +149,19 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 	h.state.WireGuard = append(h.state.WireGuard, wg)
 }
 
-// peerKey returns the public key of the peer. If several PublicKeys disagree,
-// it is that of the oldest one.
-func (h *host) peerKey(in GatewayInput) (netstate.Key, bool) {
+// peer returns the one at the other end, with its address in the tunnel, if it is known.
+func (h *host) peer(in GatewayInput, addr netip.Addr) (netstate.WireGuardPeer, bool) {
+	if in.Handover != nil {
+		return in.temporary(addr), true
+	}
+	key, shared, ok := h.peerKey(in)
+	return netstate.WireGuardPeer{PublicKey: key, PresharedKey: shared, AllowedIPs: []netip.Prefix{hostPrefix(addr)}}, ok
+}
+
+// peerKey returns the public key of the peer, and the fingerprint of the pre-shared one
+// if it says that there is one. If several PublicKeys disagree, it is that of the oldest
+// one.
+func (h *host) peerKey(in GatewayInput) (netstate.Key, netstate.Fingerprint, bool) {
 	var chosen *cluster.PublicKey
 	for _, k := range living(in.PublicKeys, func(k cluster.PublicKey) cluster.Meta { return k.Meta }) {
 		if k.RemoteID != in.RemoteID || !h.accept(k.Meta) {
@@ -158,6 +172,8 @@ func (h *host) peerKey(in GatewayInput) (netstate.Key, bool) {
 			h.refuse(k.Meta, "spec.publicKey: has %d bytes; a WireGuard key has %d", len(k.Key), len(netstate.Key{}))
 		case netstate.Key(k.Key) == in.PublicKey:
 			h.refuse(k.Meta, "spec.publicKey: is that of this gateway itself; write the remote gateway's")
+		case k.PresharedKey != "" && k.PresharedKey != in.PresharedKey.String():
+			h.refuse(k.Meta, "its gateway shares a key with the fingerprint %s with this one, and this gateway's Secret has no such %s: connect the two clusters again", k.PresharedKey, PresharedKeyField)
 		case chosen == nil:
 			chosen = &k
 		case !bytes.Equal(k.Key, chosen.Key):
@@ -165,9 +181,12 @@ func (h *host) peerKey(in GatewayInput) (netstate.Key, bool) {
 		}
 	}
 	if chosen == nil {
-		return netstate.Key{}, false
+		return netstate.Key{}, netstate.Fingerprint{}, false
 	}
-	return netstate.Key(chosen.Key), true
+	if chosen.PresharedKey == "" {
+		return netstate.Key(chosen.Key), netstate.Fingerprint{}, true
+	}
+	return netstate.Key(chosen.Key), in.PresharedKey, true
 }
 
 // gatewayLinks adds the Geneve links to the nodes.

@@ -68,7 +68,8 @@ func (h *host) refusePeersAtNode(in NodeInput) {
 // refusePeersAtGateway drops what peers send to the gateway itself: by the tunnel all
 // but the probe and pings of the peer's gateway, and, from the networks of all peers, by
 // whatever link, all but WireGuard's own packets. Pods of another peer reach the
-// gateway's pod as they reach any pod.
+// gateway's pod as they reach any pod. By the temporary tunnel of an invitation there is
+// one port, of a server, and nothing else.
 //
 //	nft add rule … ct direction reply accept
 //	nft add rule … iifname liqo-tunnel ip saddr 169.254.18.2 ip daddr 169.254.18.1 udp dport 12345 accept
@@ -89,11 +90,19 @@ func (h *host) refusePeersAtGateway(in GatewayInput) {
 		return netstate.FirewallRule{Name: name, Matches: []netstate.Match{match}, Counter: true, Action: netstate.Action{Kind: netstate.Drop}}
 	}
 	rules := []netstate.FirewallRule{answers()}
-	if in.ProbePort != 0 {
+	switch {
+	case in.Handover != nil && in.Mode == cluster.Client: // who dials only asks
+	case in.Handover != nil:
+		port := netstate.Match{Dir: "dst", Ports: netstate.PortRange{From: HandoverPort, To: HandoverPort}}
+		rules = append(rules, accept("handover", append(slices.Clone(ends), netstate.Match{L4Proto: "tcp"}, port)...))
+	case in.ProbePort != 0:
 		probe := netstate.Match{Dir: "dst", Ports: netstate.PortRange{From: in.ProbePort, To: in.ProbePort}}
 		rules = append(rules, accept("probe", append(slices.Clone(ends), netstate.Match{L4Proto: "udp"}, probe)...))
 	}
-	rules = append(rules, accept("ping", append(slices.Clone(ends), netstate.Match{L4Proto: "icmp"})...), drop(in.RemoteID, fromTunnel))
+	if in.Handover == nil {
+		rules = append(rules, accept("ping", append(slices.Clone(ends), netstate.Match{L4Proto: "icmp"})...))
+	}
+	rules = append(rules, drop(in.RemoteID, fromTunnel))
 	// Not by their connection: outer packets have none (see outerPackets).
 	wireguard := netstate.Match{Dir: "dst", Ports: netstate.PortRange{From: WireGuardPort, To: WireGuardPort}}
 	if in.Mode == cluster.Client {

@@ -53,6 +53,9 @@ type Config struct {
 	// PrivateKey returns the private key of a WireGuard device. Required
 	// when a State has WireGuard devices.
 	PrivateKey func(dev string) ([32]byte, error)
+	// PresharedKey returns the key that a device shares with a peer. Required when a
+	// State has peers with one.
+	PresharedKey func(dev string, peer netstate.Key) ([32]byte, error)
 	// StateDir is where userspace WireGuard remembers the endpoints that it
 	// has learned; empty: nowhere.
 	StateDir       string

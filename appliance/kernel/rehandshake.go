@@ -53,6 +53,7 @@ func (ns *NetNS) Rehandshake(dev string, key netstate.Key, endpoint netip.AddrPo
 func anew(p wgtypes.Peer, endpoint netip.AddrPort) []wgtypes.PeerConfig {
 	again := wgtypes.PeerConfig{
 		PublicKey:                   p.PublicKey,
+		PresharedKey:                &p.PresharedKey,
 		Endpoint:                    p.Endpoint,
 		PersistentKeepaliveInterval: &p.PersistentKeepaliveInterval,
 		ReplaceAllowedIPs:           true,

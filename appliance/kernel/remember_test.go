@@ -87,7 +87,7 @@ func TestMemory(t *testing.T) {
 			m = newMemory(dir, slog.New(slog.DiscardHandler)) // a restart
 
 			m.learn(tunnel, tt.have)
-			changes := diffPeers(tt.have, tt.want, tt.alias)
+			changes := diffPeers(tt.have, tt.want, tt.alias, nil)
 			m.recall(tunnel, tt.want, changes)
 			var given []string
 			for _, c := range changes {

@@ -111,6 +111,9 @@ func (u *userDevice) set(c wgtypes.Config) error {
 		if p.UpdateOnly {
 			b.WriteString("update_only=true\n")
 		}
+		if p.PresharedKey != nil {
+			fmt.Fprintf(&b, "preshared_key=%s\n", hex.EncodeToString(p.PresharedKey[:]))
+		}
 		if p.Endpoint != nil {
 			fmt.Fprintf(&b, "endpoint=%s\n", addrPort(p.Endpoint))
 		}
@@ -164,6 +167,8 @@ func (u *userDevice) get() (*wgtypes.Device, error) {
 			d.Peers = append(d.Peers, wgtypes.Peer{PublicKey: hexKey(v)})
 			p = &d.Peers[len(d.Peers)-1]
 		case p == nil:
+		case k == "preshared_key":
+			p.PresharedKey = hexKey(v)
 		case k == "endpoint":
 			if e, err := netip.ParseAddrPort(v); err == nil {
 				p.Endpoint = net.UDPAddrFromAddrPort(e)

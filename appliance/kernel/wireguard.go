@@ -68,9 +68,10 @@ func configuration(name string, d *wgtypes.Device, a alias) netstate.WireGuard {
 	w := netstate.WireGuard{Dev: name, ListenPort: uint16(d.ListenPort), PublicKey: netstate.Key(d.PublicKey)}
 	for _, p := range d.Peers {
 		peer := netstate.WireGuardPeer{
-			PublicKey:  netstate.Key(p.PublicKey),
-			AllowedIPs: prefixes(p.AllowedIPs),
-			Keepalive:  int(p.PersistentKeepaliveInterval / time.Second),
+			PublicKey:    netstate.Key(p.PublicKey),
+			PresharedKey: netstate.FingerprintOf(p.PresharedKey),
+			AllowedIPs:   prefixes(p.AllowedIPs),
+			Keepalive:    int(p.PersistentKeepaliveInterval / time.Second),
 		}
 		if p.Endpoint != nil { // else it has lost what it was given
 			peer.Endpoint = a.endpointOf(peer.PublicKey)
@@ -95,7 +96,11 @@ func (ns *NetNS) setWireGuard(want netstate.WireGuard) error {
 	if err != nil {
 		return err
 	}
-	c := wgtypes.Config{Peers: diffPeers(have.Peers, want.Peers, l.alias)}
+	shared, err := ns.presharedKeys(want)
+	if err != nil {
+		return err
+	}
+	c := wgtypes.Config{Peers: diffPeers(have.Peers, want.Peers, l.alias, shared)}
 	if netstate.Key(have.PublicKey) != want.PublicKey {
 		key, err := ns.privateKey(want)
 		if err != nil {
@@ -134,9 +139,32 @@ func (ns *NetNS) privateKey(w netstate.WireGuard) (wgtypes.Key, error) {
 	return key, nil
 }
 
+// presharedKeys returns the pre-shared keys of those peers of the configuration that
+// have one.
+func (ns *NetNS) presharedKeys(w netstate.WireGuard) (map[netstate.Key]wgtypes.Key, error) {
+	out := map[netstate.Key]wgtypes.Key{}
+	for _, p := range w.Peers {
+		if p.PresharedKey == (netstate.Fingerprint{}) {
+			continue
+		}
+		if ns.cfg.PresharedKey == nil {
+			return nil, errors.New("no pre-shared keys here: kernel.Config.PresharedKey is not set")
+		}
+		raw, err := ns.cfg.PresharedKey(w.Dev, p.PublicKey)
+		if err != nil {
+			return nil, fmt.Errorf("pre-shared key of peer %s: %w", p.PublicKey, err)
+		}
+		if got := netstate.FingerprintOf(raw); got != p.PresharedKey {
+			return nil, fmt.Errorf("the pre-shared key of peer %s has the fingerprint %s, and that with %s is wanted: one of the two is older", p.PublicKey, got, p.PresharedKey)
+		}
+		out[p.PublicKey] = raw
+	}
+	return out, nil
+}
+
 // diffPeers returns what to change in the peers of a device whose link has
-// the alias.
-func diffPeers(have []wgtypes.Peer, want []netstate.WireGuardPeer, al alias) []wgtypes.PeerConfig {
+// the alias. Peers that are not in shared are to have no pre-shared key.
+func diffPeers(have []wgtypes.Peer, want []netstate.WireGuardPeer, al alias, shared map[netstate.Key]wgtypes.Key) []wgtypes.PeerConfig {
 	var remove, change []wgtypes.PeerConfig
 	old := map[netstate.Key]wgtypes.Peer{}
 	for _, p := range have {
@@ -156,6 +184,10 @@ func diffPeers(have []wgtypes.Peer, want []netstate.WireGuardPeer, al alias) []w
 		}
 		keepalive := time.Duration(w.Keepalive) * time.Second
 		c := wgtypes.PeerConfig{PublicKey: wgtypes.Key(w.PublicKey), UpdateOnly: ok}
+		key := shared[w.PublicKey]
+		if ok && key != p.PresharedKey || !ok && key != (wgtypes.Key{}) {
+			c.PresharedKey = &key
+		}
 		if !ok || keepalive != p.PersistentKeepaliveInterval {
 			c.PersistentKeepaliveInterval = &keepalive
 		}
@@ -165,7 +197,7 @@ func diffPeers(have []wgtypes.Peer, want []netstate.WireGuardPeer, al alias) []w
 		if w.Endpoint.IsValid() && (!ok || configured != w.Endpoint || p.Endpoint == nil) {
 			c.Endpoint = net.UDPAddrFromAddrPort(w.Endpoint)
 		}
-		if !ok || c.PersistentKeepaliveInterval != nil || c.ReplaceAllowedIPs || c.Endpoint != nil {
+		if !ok || c.PresharedKey != nil || c.PersistentKeepaliveInterval != nil || c.ReplaceAllowedIPs || c.Endpoint != nil {
 			change = append(change, c)
 		}
 	}

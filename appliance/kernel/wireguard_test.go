@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -165,6 +166,61 @@ func TestWireGuard(t *testing.T) {
 				assert.Equal(t, string(b), want, name)
 			}
 		})
+	})
+}
+
+// TestPresharedKey gives both ends of a tunnel a key that they share, then another one to one
+// of them, and takes it away again. What is read back has fingerprints only.
+func TestPresharedKey(t *testing.T) {
+	both(t, func(t *testing.T, impl Implementation) {
+		server, client := tunnelSides(t, impl)
+		sharing := func(s netstate.State, key [32]byte) netstate.State {
+			w := s.WireGuard[0]
+			w.Peers = slices.Clone(w.Peers)
+			w.Peers[0].PresharedKey = netstate.FingerprintOf(key)
+			s.WireGuard = []netstate.WireGuard{w}
+			return s
+		}
+		first, second := [32]byte{7: 1}, [32]byte{7: 2}
+		err := client.Apply(t.Context(), netstate.Diff(observe(t, client.NetNS), sharing(clientState(), first)))
+		assert.ErrorContains(t, err, "kernel.Config.PresharedKey is not set")
+
+		keys := map[*side][32]byte{}
+		for _, s := range []*side{server, client} {
+			assert.NilError(t, s.Close())
+			s.cfg.PresharedKey = func(string, netstate.Key) ([32]byte, error) { return keys[s], nil }
+			s.open(t)
+		}
+		keys[server], keys[client] = first, first
+		converge(t, server.NetNS, sharing(serverState(), first))
+		converge(t, client.NetNS, sharing(clientState(), first))
+		exchange(t, client, server, "169.254.18.1")
+		assert.Equal(t, observe(t, server.NetNS).WireGuard[0].Peers[0].PresharedKey, netstate.FingerprintOf(first))
+
+		// A peer that is added anew keeps its key.
+		server.rest(t)
+		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}, false))
+		exchange(t, client, server, "169.254.18.1")
+		left := netstate.Diff(observe(t, client.NetNS), sharing(clientState(), first))
+		assert.Assert(t, left.Empty(), left.String())
+
+		err = client.Apply(t.Context(), netstate.Diff(observe(t, client.NetNS), sharing(clientState(), second)))
+		assert.ErrorContains(t, err, netstate.FingerprintOf(second).String())
+		keys[server], keys[client] = second, second
+		converge(t, server.NetNS, sharing(serverState(), second))
+		converge(t, client.NetNS, sharing(clientState(), second))
+		server.rest(t)
+		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}, false))
+		exchange(t, client, server, "169.254.18.1")
+
+		// One end without it is heard no more.
+		converge(t, client.NetNS, clientState())
+		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}, false))
+		peers, err := client.Peers(tunnel)
+		assert.NilError(t, err)
+		assert.Assert(t, peers[0].LastHandshake.IsZero(), "%+v", peers[0])
+		converge(t, server.NetNS, serverState())
+		exchange(t, client, server, "169.254.18.1")
 	})
 }
 

@@ -183,7 +183,7 @@ func (w WireGuard) equal(want WireGuard) bool {
 	return w.PublicKey == want.PublicKey &&
 		(want.ListenPort == 0 || w.ListenPort == want.ListenPort) &&
 		slices.EqualFunc(w.Peers, want.Peers, func(a, b WireGuardPeer) bool {
-			return a.PublicKey == b.PublicKey && a.Endpoint == b.Endpoint && a.Keepalive == b.Keepalive &&
+			return a.PublicKey == b.PublicKey && a.PresharedKey == b.PresharedKey && a.Endpoint == b.Endpoint && a.Keepalive == b.Keepalive &&
 				slices.Equal(a.AllowedIPs, b.AllowedIPs)
 		})
 }

@@ -7,7 +7,10 @@
 // of a State.
 package netstate
 
-import "net/netip"
+import (
+	"crypto/sha256"
+	"net/netip"
+)
 
 // A State is everything the appliance owns in one network namespace. The
 // zero value owns nothing; applying it removes all that was owned before.
@@ -184,8 +187,23 @@ type Rule struct {
 // A Key is a Curve25519 public key (RFC 7748).
 type Key [32]byte
 
-// WireGuard is the configuration of one WireGuard device. The private key is
-// not part of it: only its public half is, so that a change is seen.
+// A Fingerprint stands for a pre-shared key: the first 8 bytes of its SHA-256. Zero: there
+// is none.
+type Fingerprint [8]byte
+
+// FingerprintOf returns the fingerprint of a pre-shared key. Of 32 zeros, which is none
+// (wg(8)), it is zero.
+func FingerprintOf(key [32]byte) Fingerprint {
+	if key == [32]byte{} {
+		return Fingerprint{}
+	}
+	sum := sha256.Sum256(key[:])
+	return Fingerprint(sum[:8])
+}
+
+// WireGuard is the configuration of one WireGuard device. No secret is part of it: of the
+// private key there is the public half, of a pre-shared key a fingerprint, so that a
+// change is seen.
 type WireGuard struct {
 	Dev        string
 	ListenPort uint16 // 0: the kernel's choice
@@ -196,6 +214,8 @@ type WireGuard struct {
 // A WireGuardPeer is a peer of a device.
 type WireGuardPeer struct {
 	PublicKey Key
+	// PresharedKey stands for the key that both ends have besides; zero: none.
+	PresharedKey Fingerprint
 	// Endpoint is the address to dial as configured; invalid for a peer that
 	// dials us. The endpoint that WireGuard has learned since is kept as
 	// long as this value does not change.

@@ -2,6 +2,7 @@ package netstate
 
 import (
 	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -152,6 +153,9 @@ func prefixOr(p netip.Prefix, none string) string {
 // String returns the key in base64, as wg(8) does.
 func (k Key) String() string { return base64.StdEncoding.EncodeToString(k[:]) }
 
+// String returns the fingerprint in hexadecimal digits.
+func (f Fingerprint) String() string { return hex.EncodeToString(f[:]) }
+
 // String returns the configuration in the notation of wg(8) "showconf",
 // with the public key where that has the private one.
 func (w WireGuard) String() string {
@@ -171,6 +175,9 @@ func (w WireGuard) String() string {
 func (p WireGuardPeer) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "[Peer]\nPublicKey = %s\n", p.PublicKey)
+	if p.PresharedKey != (Fingerprint{}) {
+		fmt.Fprintf(&b, "# PresharedKey has the fingerprint %s\n", p.PresharedKey)
+	}
 	if len(p.AllowedIPs) > 0 {
 		ips := make([]string, len(p.AllowedIPs))
 		for i, a := range p.AllowedIPs {

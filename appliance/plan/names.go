@@ -47,6 +47,10 @@ func GatewayName(gateway string) string {
 	return shorten(v1beta1.GatewayNamePrefix+gateway, maxLabel)
 }
 
+// HandoverName returns the name of the Secret by which the gateway of this name takes part
+// in an invitation.
+func HandoverName(gateway string) string { return GatewayName(gateway) + "-handover" }
+
 // interfaceName returns the name of a network interface that stands for an
 // object of this kind with this ID. Attempts above 0 give other names, for when
 // a hash is taken.

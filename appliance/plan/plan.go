@@ -14,21 +14,7 @@ import (
 
 // Cluster returns what must be so in the cluster of s.
 func Cluster(s cluster.Snapshot) Result {
-	p := &planner{
-		s:        normalized(s),
-		verdicts: map[objectKey]*verdict{},
-		invalid:  map[objectKey][]cluster.InvalidError{},
-		notes:    map[objectKey][]cluster.InvalidError{},
-
-		superseded: map[objectKey]bool{},
-		ownIPs:     map[objectKey]netip.Addr{},
-		rolling:    map[objectKey]step{},
-	}
-	for _, x := range s.Pods {
-		if x.Deleting {
-			p.leaving = append(p.leaving, x)
-		}
-	}
+	p := newPlanner(s)
 	p.readProblems()
 	p.tunnelEndpoints() // which are sound
 	p.configurations()  // which are sound
@@ -99,6 +85,26 @@ type planner struct {
 	overlay   cluster.Overlay         // empty: to be decided
 	reachable map[string]bool         // nodes that the VXLAN overlay leads to
 	outside   map[string][]netip.Addr // pods outside the podCIDRs of their node, by node
+}
+
+// newPlanner returns one that has computed nothing yet.
+func newPlanner(s cluster.Snapshot) *planner {
+	p := &planner{
+		s:        normalized(s),
+		verdicts: map[objectKey]*verdict{},
+		invalid:  map[objectKey][]cluster.InvalidError{},
+		notes:    map[objectKey][]cluster.InvalidError{},
+
+		superseded: map[objectKey]bool{},
+		ownIPs:     map[objectKey]netip.Addr{},
+		rolling:    map[objectKey]step{},
+	}
+	for _, x := range s.Pods {
+		if x.Deleting {
+			p.leaving = append(p.leaving, x)
+		}
+	}
+	return p
 }
 
 // A peering is what is known about one remote cluster.

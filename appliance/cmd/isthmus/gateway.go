@@ -45,10 +45,11 @@ then.`,
 			if err != nil {
 				return err
 			}
-			source, err := kube.NewGatewaySource(kube.GatewaySourceConfig{
+			about := kube.GatewaySourceConfig{
 				Config: config, Name: cfg.Name, Namespace: cfg.Namespace, System: system,
 				RemoteID: cfg.RemoteID, Node: cfg.NodeName, Mode: cfg.Mode, StateDir: cfg.StateDir, Logger: log,
-			})
+			}
+			source, err := kube.NewGatewaySource(about)
 			if err != nil {
 				return fmt.Errorf("%w (see --name, --namespace, --system-namespace, --remote-cluster-id, --mode)", err)
 			}
@@ -56,6 +57,9 @@ then.`,
 				return err
 			}
 			cfg.API = source
+			if cfg.Handover, err = kube.NewHandoverSource(about); err != nil {
+				return err
+			}
 			if cfg.Serving.Guard, err = kube.NewGuard(config, log); err != nil {
 				return fmt.Errorf("who may see metrics: %w", err)
 			}

@@ -75,8 +75,11 @@ var (
 )
 
 // withKeys are the packages that a private key may pass through: of isthmusctl the one
-// that writes a peering to files, with the key pairs of its gateways.
-var withKeys = []string{"appliance/kernel", "appliance/internal/controllers", "appliance/internal/daemon", "appliance/internal/peer", "appliance/cmd"}
+// that writes a peering to files, with the key pairs of its gateways. An invitation has the
+// key of its temporary peer.
+var withKeys = []string{
+	"appliance/kernel", "appliance/internal/controllers", "appliance/internal/daemon", "appliance/internal/peer", "appliance/internal/invitation", "appliance/cmd",
+}
 
 // globals are package-level variables that are neither errors nor constants
 // in all but name, with the reason.

@@ -17,9 +17,9 @@ import (
 func (p *program) peerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "peer",
-		Short: "Look at peerings, and write them to files",
+		Short: "Invite other clusters, look at peerings, and write them to files",
 	}
-	cmd.AddCommand(p.peerListCommand(), p.peerManifestsCommand())
+	cmd.AddCommand(p.peerListCommand(), p.peerInviteCommand(), p.peerAcceptCommand(), p.peerRemoveCommand(), p.peerManifestsCommand())
 	return cmd
 }
 

@@ -200,6 +200,14 @@ func TestUsageErrors(t *testing.T) {
 		{"install extra", "unknown command"},
 		{"install --kubeconfig /does/not/exist", "/does/not/exist"},
 		{"remove", "unknown command"},
+		{"peer invite", "name the cluster to invite by its ID, or give --list"},
+		{"peer invite rome --list", "give --list and no ID"},
+		{"peer invite rome --expires 200h", "--expires 200h0m0s: write a time up to 168h0m0s"},
+		{"peer accept", "accepts 1 arg"},
+		{"peer accept /does/not/exist", "a file that has it, or - for standard input"},
+		{"peer accept -", "this is no invitation"},
+		{"peer remove", "accepts 1 arg"},
+		{"peer remove rome --timeout 0s", "--timeout 0s"},
 	} {
 		t.Run(tt.args, func(t *testing.T) {
 			var out, errs strings.Builder

@@ -82,6 +82,7 @@ func TestController(t *testing.T) {
 	w.run("pods come and go without a pass", (*world).testPods)
 	w.run("an object that no plan can be made with is left out", (*world).testLeftOut)
 	w.run("a TunnelEndpoint stands for a peering", (*world).testTunnelEndpoint)
+	w.run("an invitation is used once, and leads to a peering", (*world).testInvitation)
 	w.run("what a host reports is told when it lasts", (*world).testHostEvents)
 	w.run("what is not planned any more goes", (*world).testPrune)
 	w.run("in a namespace that ends nothing is made, and nobody else is kept waiting", (*world).testTerminating)

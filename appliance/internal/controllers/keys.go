@@ -15,7 +15,8 @@ import (
 )
 
 // Of Secrets it reads and writes those with networking.liqo.io/gateway-resource
-// only, and deletes none: they go with the gateway that owns them.
+// only, of keys and of invitations, and deletes none: they go with the gateway that owns
+// them.
 //
 // +kubebuilder:rbac:groups="",resources=secrets,verbs=create;update
 

@@ -171,8 +171,13 @@ func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) 
 		return 0, err
 	}
 	err = r.write(ctx, result)
+	open, failed := r.handovers(ctx, objects)
+	err = errors.Join(err, failed)
 	r.dog.At("telling of events")
 	again = r.tell(result.Events)
+	if open > 0 && (again == 0 || open < again) {
+		again = open
+	}
 	if !result.Due.IsZero() {
 		if due := max(time.Until(result.Due), time.Millisecond); again == 0 || due < again {
 			again = due

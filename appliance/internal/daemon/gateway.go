@@ -77,8 +77,10 @@ type GatewayConfig struct {
 	// (default 10 s).
 	StatusInterval time.Duration
 
-	API   API[kube.GatewayView]
-	Knock kube.Knock // see NodeConfig; not asked for a gateway in a network namespace of its node
+	API API[kube.GatewayView]
+	// Handover is its part in an invitation; nil: it takes none.
+	Handover Handover
+	Knock    kube.Knock // see NodeConfig; not asked for a gateway in a network namespace of its node
 	// WriteConnection and WriteReport write the status of the gateway's
 	// Connection and of its GatewayReport.
 	WriteConnection func(context.Context, ConnectionStatus) error
@@ -144,6 +146,7 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	}
 	h, err := openHost(ctx, kernel.Config{
 		PrivateKey:     gw.keys.forKernel,
+		PresharedKey:   gw.keys.sharedForKernel,
 		StateDir:       cfg.StateDir,
 		Implementation: cfg.Implementation,
 		NetNS:          cfg.NetNS,
@@ -153,6 +156,9 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	}
 	defer h.ns.Close()
 	gw.host = h
+	if cfg.Handover != nil {
+		gw.handover = newHandover(cfg.Handover)
+	}
 	if cfg.NetNS != "" {
 		cfg.Knock = nil // what is done in that namespace is on no way to the API server
 	}
@@ -222,6 +228,7 @@ type gateway struct {
 	connection *reporter[ConnectionStatus]
 	reports    *reporter[ReportStatus]
 	passed     chan struct{} // yields after a pass
+	handover   *handover     // nil: it takes part in no invitation
 	repair     chan struct{} // yields when a pass has something to put right
 	confirm    *confirmer
 
@@ -234,6 +241,8 @@ type gateway struct {
 	overlay Condition
 	// computed: there was a pass that knew what is wanted; wanted: it wanted a peer.
 	computed, wanted bool
+	// temporary: that pass was about the tunnel of an invitation.
+	temporary bool
 	// lastPeer is the peer as it was shown last.
 	lastPeer kernel.PeerStatus
 }
@@ -262,6 +271,9 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	g.run("underlay", func() error { return gw.below.run(ctx) })
 	g.run("features", func() error { return gw.watchFeatures(ctx, gw.publish) })
 	g.run("conncheck", func() error { return gw.watchTunnel(ctx, g) })
+	if gw.handover != nil {
+		g.run("invitation", func() error { return gw.runHandover(ctx, g) })
+	}
 	return agent.Run(ctx, agent.Config[desired.GatewayInput]{
 		Source: source[desired.GatewayInput]{
 			merge(ctx, g, gw.cfg.API.Changed(), gw.below.changed, gw.keys.changed, gw.resolvers[0].changed, gw.repair, gw.confirm.changed), gw.read,
@@ -301,8 +313,10 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.HostInterface, in.ProbePort = gw.cfg.HostInterface, gw.cfg.PingPort
 	in.GenevePort, in.RulePriority = gw.cfg.GenevePort, gw.cfg.RulePriority
 	in.PublicKey, _ = gw.keys.publicKey()
+	in.PresharedKey = gw.keys.presharedKey()
 	in.PeerEndpoint = gw.resolvers[0].endpoint()
 	in.PodIP = gw.podIP()
+	gw.handOver(&in)
 	left, instead := gw.confirm.choose(ctx, gw.users(in))
 	in.LeftOut, in.APIServers = left, gw.confirm.apiServers()
 	in.Routes, in.Firewalls = slices.Concat(in.Routes, instead.routes), slices.Concat(in.Firewalls, instead.firewalls)
@@ -404,7 +418,8 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	gw.ready, gw.fits, gw.overlay = readyCondition(o), mtuCondition(r.Input), gw.linkCondition(r.Input)
 	if o.computed() {
 		gw.computed = true
-		gw.wanted = slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 })
+		gw.temporary = r.Input.Handover != nil
+		gw.wanted = !gw.temporary && slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 })
 		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
 		gw.applied = applied(o.results, failed, gw.applied, time.Now())
 		for _, l := range o.want.Links {
@@ -415,6 +430,9 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	}
 	gw.mu.Unlock()
 	notify(gw.passed)
+	if gw.handover != nil {
+		notify(gw.handover.arrived)
+	}
 	gw.publish()
 }
 

@@ -13,13 +13,16 @@ import (
 	"sync"
 	"time"
 
+	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
 // Names of the files with the keys, which are the fields of the Secret.
 const (
-	privateKeyFile = "privateKey"
-	publicKeyFile  = "publicKey"
+	privateKeyFile   = "privateKey"
+	publicKeyFile    = "publicKey"
+	presharedKeyFile = desired.PresharedKeyField // only where there is one
 )
 
 // A privateKey is a Curve25519 private key. However it is printed, the key stays
@@ -48,6 +51,12 @@ type keyring struct {
 	have    bool
 	private privateKey
 	public  netstate.Key
+	shared  privateKey // pre-shared, of the file; zero: none
+	// learned is a pre-shared key that the file does not have yet; zero: none.
+	learned privateKey
+	// lent is the private key of a temporary tunnel, which is in use in place of the
+	// gateway's own; nil: none is.
+	lent *privateKey
 }
 
 func newKeyring(dir string, log *slog.Logger) *keyring {
@@ -89,6 +98,23 @@ func loadKeys(dir string) (privateKey, netstate.Key, error) {
 	return private, public, nil
 }
 
+// loadShared reads the pre-shared key; zero: there is none.
+func loadShared(dir string) (privateKey, error) {
+	var out privateKey
+	path := filepath.Join(dir, presharedKeyFile)
+	b, err := os.ReadFile(path)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return out, nil
+	case err != nil:
+		return out, fmt.Errorf("read key: %w", err)
+	case len(b) != len(out.Bytes):
+		return out, fmt.Errorf("%s has %d bytes, want 32: write the raw key, not its base64 form, into the Secret", path, len(b))
+	}
+	copy(out.Bytes[:], b)
+	return out, nil
+}
+
 // refresh reads the files again and tells whether the pair is another one. A
 // pair that can't be read any more stays in use.
 func (k *keyring) refresh() error {
@@ -96,9 +122,16 @@ func (k *keyring) refresh() error {
 	if err != nil {
 		return err
 	}
+	shared, err := loadShared(k.dir)
+	if err != nil {
+		return err
+	}
 	k.mu.Lock()
-	same := k.have && k.public == public
-	k.have, k.private, k.public = true, private, public
+	if k.shared != shared {
+		k.learned = privateKey{} // it has come
+	}
+	same := k.have && k.public == public && k.shared == shared
+	k.have, k.private, k.public, k.shared = true, private, public, shared
 	k.mu.Unlock()
 	if !same {
 		k.log.Info("keys loaded", "dir", k.dir, "publicKey", public)
@@ -122,17 +155,65 @@ func (k *keyring) run(ctx context.Context) error {
 	return nil
 }
 
-// pair returns the keys, and false before there are any.
+// publicKey returns the one in use, and false before there is any.
 func (k *keyring) publicKey() (netstate.Key, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.lent != nil {
+		public, err := invitation.Key(k.lent.Bytes).Public()
+		return netstate.Key(public), err == nil
+	}
 	return k.public, k.have
+}
+
+// learn takes a pre-shared key that the file does not have yet.
+func (k *keyring) learn(key [32]byte) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.learned = privateKey{key}
+}
+
+// preshared is the pre-shared key in use; zero: there is none. k.mu is held.
+func (k *keyring) preshared() privateKey {
+	if k.learned != (privateKey{}) {
+		return k.learned
+	}
+	return k.shared
+}
+
+// lend has another private key used than the gateway's own; nil ends that.
+func (k *keyring) lend(key *invitation.Key) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.lent = nil; key != nil {
+		k.lent = &privateKey{*key}
+	}
+}
+
+// presharedKey returns the fingerprint of the pre-shared key; zero: there is none.
+func (k *keyring) presharedKey() netstate.Fingerprint {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return netstate.FingerprintOf(k.preshared().Bytes)
+}
+
+// sharedForKernel is kernel.Config.PresharedKey: a gateway has one peer.
+func (k *keyring) sharedForKernel(dev string, _ netstate.Key) ([32]byte, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.preshared() == (privateKey{}) {
+		return [32]byte{}, fmt.Errorf("pre-shared key of %s: %w", dev, errNoKeys)
+	}
+	return k.preshared().Bytes, nil
 }
 
 // forKernel is kernel.Config.PrivateKey.
 func (k *keyring) forKernel(dev string) ([32]byte, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if k.lent != nil {
+		return k.lent.Bytes, nil
+	}
 	if !k.have {
 		return [32]byte{}, fmt.Errorf("private key of %s: %w", dev, errNoKeys)
 	}

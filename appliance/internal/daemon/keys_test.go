@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"gotest.tools/v3/assert"
+
+	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
 // writeKeys puts a new key pair into dir and returns it.
@@ -67,7 +69,23 @@ func TestKeyring(t *testing.T) {
 	pub, _ = k.publicKey()
 	assert.DeepEqual(t, pub[:], second.PublicKey().Bytes())
 
-	for _, secret := range [][]byte{first.Bytes(), second.Bytes()} {
+	// A pre-shared key is a file more, and one of another form is refused.
+	assert.Equal(t, k.presharedKey(), netstate.Fingerprint{})
+	_, err = k.sharedForKernel("liqo-tunnel", pub)
+	assert.ErrorIs(t, err, errNoKeys)
+	shared := [32]byte{31: 9}
+	assert.NilError(t, os.WriteFile(filepath.Join(dir, presharedKeyFile), shared[:], 0o600))
+	assert.NilError(t, k.refresh())
+	<-k.changed
+	assert.Equal(t, k.presharedKey(), netstate.FingerprintOf(shared))
+	got, err := k.sharedForKernel("liqo-tunnel", pub)
+	assert.NilError(t, err)
+	assert.Equal(t, got, shared)
+	assert.NilError(t, os.WriteFile(filepath.Join(dir, presharedKeyFile), []byte("c2VjcmV0"), 0o600))
+	assert.ErrorContains(t, k.refresh(), "raw key")
+	assert.Equal(t, k.presharedKey(), netstate.FingerprintOf(shared))
+
+	for _, secret := range [][]byte{first.Bytes(), second.Bytes(), shared[:]} {
 		for _, form := range []string{"%s", "%x", "%v"} {
 			assert.Assert(t, !bytes.Contains(log.Bytes(), fmt.Appendf(nil, form, secret)), "a private key is in the log")
 		}

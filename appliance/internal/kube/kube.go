@@ -53,6 +53,7 @@ type kind struct {
 var kinds = []kind{
 	{corev1.SchemeGroupVersion, "Pod", "pods", true},
 	{corev1.SchemeGroupVersion, "Event", "events", true},
+	{corev1.SchemeGroupVersion, "Secret", "secrets", true},
 	{networkingv1beta1.GroupVersion, "Configuration", "configurations", true},
 	{networkingv1beta1.GroupVersion, "Connection", "connections", true},
 	{networkingv1beta1.GroupVersion, "GatewayServer", "gatewayservers", true},

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/fields"
@@ -229,6 +230,8 @@ func matters(old, updated any) bool {
 	case *networkingv1beta1.InternalNode:
 		a := a.(*networkingv1beta1.InternalNode)
 		return !equality.Semantic.DeepEqual(a.Status.NodeIP, b.Status.NodeIP) || !equality.Semantic.DeepEqual(a.Status.VTEP, b.Status.VTEP)
+	case *corev1.Secret:
+		return !equality.Semantic.DeepEqual(a.(*corev1.Secret).Data, b.Data)
 	case *networkingv1beta1.Configuration:
 		a := a.(*networkingv1beta1.Configuration)
 		return !equality.Semantic.DeepEqual(a.Status.Remote, b.Status.Remote)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
@@ -56,6 +57,11 @@ type Facts struct {
 	// Starting says why this side's gateway does not run as it is written; empty: it
 	// does, or that may not be read.
 	Starting string
+	// Invitation is the Secret of one, and Record what it says; nil: there is none. Reply is
+	// what this side's gateway was told.
+	Invitation *corev1.Secret
+	Record     invitation.Record
+	Reply      *invitation.Reply
 	// Made are what a gateway consists of that is not gone yet.
 	Made []string
 }

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 )
 
 // FieldOwner is who writes objects, in their managed fields.
@@ -99,6 +100,15 @@ type Options struct {
 	MTU            int
 	// Given are the flags that were given.
 	Given map[string]bool
+
+	// Invitation is what Invite and Accept make, and Endpoint where Accept has the gateway
+	// dial.
+	Invitation invitation.Record
+	Endpoint   *v1beta1.EndpointStatus
+	sealed     map[string][]byte // the data of its Secret
+	began      bool              // this run has changed something
+	// Now tells the time, for messages.
+	Now func() time.Time
 
 	KeepKeys       bool // do not exchange public keys
 	SkipValidation bool // of templates

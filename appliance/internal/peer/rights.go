@@ -48,7 +48,30 @@ func rights(b *Both, on Side, action Action, o *Options) []access.Right {
 		if o.Atomic && !exists {
 			add("delete", "", "namespaces", "")
 		}
-	case Disconnect, Reset:
+	case Invite, Accept:
+		gateway := "gatewayclients"
+		if action == Invite {
+			gateway = "gatewayservers"
+		}
+		kinds := [][2]string{{group, gateway}, {"", "secrets"}}
+		if !exists {
+			kinds = append(kinds, [2]string{"", "namespaces"})
+		}
+		for _, k := range kinds {
+			in := ns
+			if k[1] == "namespaces" {
+				in = ""
+			}
+			add("create", k[0], k[1], in)
+			if o.Atomic {
+				add("delete", k[0], k[1], in)
+			}
+		}
+		add("get", "", "secrets", ns)
+	case Disconnect, Reset, Remove, Revoke:
+		if action == Revoke {
+			add("delete", "", "secrets", ns)
+		}
 		if len(f.Servers) > 0 {
 			add("delete", group, "gatewayservers", ns)
 		}
@@ -58,10 +81,10 @@ func rights(b *Both, on Side, action Action, o *Options) []access.Right {
 		if len(f.Keys) > 0 {
 			add("delete", group, "publickeies", ns)
 		}
-		if action == Reset && len(f.Configurations) > 0 {
+		if action != Disconnect && len(f.Configurations) > 0 {
 			add("delete", group, "configurations", ns)
 		}
-		if action == Reset && exists {
+		if action != Disconnect && exists {
 			add("delete", "", "namespaces", "")
 		}
 	}
@@ -74,6 +97,9 @@ func (r *run) checkRights(ctx context.Context) error {
 	var lacking [2][]access.Right
 	g, gctx := errgroup.WithContext(ctx)
 	for i, c := range r.Clusters {
+		if Side(i) == Remote && r.Action.alone() {
+			continue
+		}
 		g.Go(func() (err error) {
 			if lacking[i], err = access.Missing(gctx, c.Client, rights(&r.both, Side(i), r.Action, &r.Options)); err != nil {
 				return &ReadError{c, err}

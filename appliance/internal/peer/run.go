@@ -13,13 +13,17 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 )
 
 // Config is what Run needs.
 type Config struct {
 	Clusters [2]Cluster
-	Action   Action
-	Options  Options
+	// Peer is the ID of the peer of Clusters[Local], for actions in one cluster alone.
+	Peer    string
+	Action  Action
+	Options Options
 	// Say is told what was done, and Waiting what is waited for now.
 	Say, Waiting func(text string)
 	// Kinds returns the kinds of objects in namespaces that a side serves; only
@@ -45,9 +49,13 @@ type Result struct {
 	// Changed is how many objects were made, updated or deleted.
 	Changed int `json:"changed"`
 	// Connected: both gateways have heard from each other.
-	Connected  bool    `json:"connected"`
-	RolledBack bool    `json:"rolledBack,omitempty"`
-	Seconds    float64 `json:"seconds"`
+	Connected  bool `json:"connected"`
+	RolledBack bool `json:"rolledBack,omitempty"`
+	// Invited is what the text of an invitation needs, and Fingerprint that of the other
+	// side's gateway, once it is known.
+	Invited     *Invited `json:"-"`
+	Fingerprint string   `json:"fingerprint,omitempty"`
+	Seconds     float64  `json:"seconds"`
 }
 
 // EndOfPair is one of the two clusters in a result.
@@ -89,6 +97,12 @@ type entry struct {
 func Run(ctx context.Context, cfg Config) (Result, error) {
 	r := &run{Config: cfg, started: time.Now()}
 	r.result.Action = cfg.Action
+	if cfg.Action == Invite || cfg.Action == Accept {
+		var err error
+		if r.Options.sealed, err = cfg.Options.Invitation.Fields(); err != nil {
+			return r.result, err
+		}
+	}
 	limited, cancel := context.WithTimeout(ctx, cfg.Options.Timeout)
 	defer cancel()
 	err := r.identify(limited)
@@ -99,7 +113,8 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 		err = fmt.Errorf("interrupted%s", r.resume()) // in the middle of a request
 	}
 	r.summarize()
-	if err != nil && r.Options.Atomic && len(r.journal) > 0 {
+	// What both sides have agreed on is not taken back on one.
+	if err != nil && r.Options.Atomic && len(r.journal) > 0 && !r.both[Local].Record.Done {
 		// Not in the time of ctx: that is over, or somebody has pressed Ctrl-C.
 		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
 		defer cancel()
@@ -107,7 +122,7 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 			err = fmt.Errorf("%w\ntaking it back failed: %w", err, failed)
 		} else {
 			r.result.RolledBack = true
-			err = fmt.Errorf("%w\nwhat this run had made was taken back (--atomic)", err)
+			err = fmt.Errorf("%w\nwhat this run had made was taken back%s", err, r.flagAtomic())
 		}
 	}
 	r.result.Seconds = time.Since(r.started).Seconds()
@@ -117,6 +132,12 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 // identify finds out which clusters they are. What is wrong on both sides is said of
 // both.
 func (r *run) identify(ctx context.Context) error {
+	if r.Action.alone() {
+		r.ids[Remote].ID = r.Peer
+		var err error
+		r.ids[Local], err = Identify(ctx, r.Clusters[Local], Template{})
+		return err
+	}
 	var wg sync.WaitGroup
 	var failed [2]error
 	for i, c := range r.Clusters {
@@ -131,25 +152,43 @@ func (r *run) look(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	var both Both
 	for i, c := range r.Clusters {
+		if Side(i) == Remote && r.Action.alone() {
+			both[i] = Facts{Identity: r.ids[i], Cluster: Cluster{Name: "cluster " + r.Peer}}
+			continue
+		}
 		g.Go(func() (err error) {
 			peer := r.ids[1-i].ID
-			if both[i], err = Look(gctx, c, r.ids[i], peer); err == nil && (r.Action == Disconnect || r.Action == Reset) {
-				err = both[i].lookMade(gctx, peer)
+			if both[i], err = Look(gctx, c, r.ids[i], peer); err != nil {
+				return err
 			}
-			return err
+			switch r.Action {
+			case Disconnect, Reset, Remove:
+				return both[i].lookMade(gctx, peer)
+			case Revoke:
+				return errors.Join(both[i].lookMade(gctx, peer), both[i].lookInvitation(gctx, peer))
+			case Invite, Accept:
+				return both[i].lookInvitation(gctx, peer)
+			}
+			return nil
 		})
 	}
 	if err := g.Wait(); err != nil {
 		return err
 	}
 	r.both = both
-	if r.Action != Connect && r.Action != Init {
+	if r.Action != Connect && r.Action != Init && r.Action != Invite && r.Action != Accept {
 		return nil
 	}
 	// Networks may come late, and which template matters depends on the roles.
 	server := serverSide(&r.both)
+	if r.Action == Invite {
+		server = Local
+	}
 	g, gctx = errgroup.WithContext(ctx)
 	for i := range r.both {
+		if Side(i) == Remote && r.Action.alone() {
+			continue
+		}
 		t := r.Options.Client
 		if Side(i) == server {
 			t = r.Options.Server
@@ -173,8 +212,22 @@ func (r *run) look(ctx context.Context) error {
 
 // plan returns what is next.
 func (r *run) plan() Step {
-	if r.Action == Disconnect || r.Action == Reset {
+	r.Options.began = len(r.journal) > 0
+	switch r.Action {
+	case Disconnect, Reset:
 		return remove(&r.both, r.Action, &r.Options)
+	case Remove:
+		var s Step
+		if checkAlone(&r.both, &s); s.busy() {
+			return s
+		}
+		return remove(&r.both, Reset, &r.Options)
+	case Invite:
+		return invite(&r.both, &r.Options)
+	case Revoke:
+		return revoke(&r.both, &r.Options)
+	case Accept:
+		return accept(&r.both, &r.Options)
 	}
 	return connect(&r.both, r.Action, &r.Options)
 }
@@ -379,7 +432,21 @@ func (r *run) summarize() {
 	r.result.Changed = len(r.journal)
 	_, here := r.both[Local].connected()
 	_, there := r.both[Remote].connected()
-	r.result.Connected = here && there
+	r.result.Connected = here && (there || r.Action.alone())
+	if r.Action == Invite {
+		r.result.Invited = r.both.invited(&r.Options)
+	}
+	if keys := r.both[Local].Keys; r.Action == Accept && len(keys) > 0 && len(keys[0].Spec.PublicKey) == len(invitation.Key{}) {
+		r.result.Fingerprint = invitation.Fingerprint(invitation.Key(keys[0].Spec.PublicKey))
+	}
+}
+
+// flagAtomic names the flag that has asked for it, where there is one.
+func (r *run) flagAtomic() string {
+	if r.Action.alone() {
+		return ""
+	}
+	return " (--atomic)"
 }
 
 // transient reports whether an error may go away by itself.
@@ -428,6 +495,9 @@ func (r *run) late(ctx context.Context, step Step, away error) error {
 		look, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
 		e.Look = explain(look, &r.both)
+		if r.Action == Invite {
+			e.Look = append(e.Look, fmt.Sprintf("if %s can't be reached from outside, let the other side invite: there, isthmusctl peer invite %s", r.ids[Local].ID, r.ids[Local].ID))
+		}
 	}
 	if text := r.resume(); text != "" {
 		e.Look = append(e.Look, "run it again when that is mended, with a longer --timeout where it only takes its time: what is done stays done")

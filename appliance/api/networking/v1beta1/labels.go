@@ -92,6 +92,10 @@ const (
 	// AnnotationPinned is on the Deployment of a gateway: the node that its pod was on
 	// when a rollout replaced it, which its new pod prefers.
 	AnnotationPinned = "networking.liqo.io/pinned-to-node"
+	// AnnotationPresharedKey is on a PublicKey whose gateway shares a key with the one
+	// here besides: its fingerprint, 16 hexadecimal digits of its SHA-256. Without that key
+	// there is no tunnel to it.
+	AnnotationPresharedKey = "networking.liqo.io/preshared-key"
 	// AnnotationRolled is on the Deployment of a gateway that was Connected when a
 	// rollout replaced its pod, and has not been since: when that was (RFC 3339).
 	AnnotationRolled = "networking.liqo.io/rolled-while-connected"
@@ -116,6 +120,16 @@ const (
 	InterfaceNamePrefix = "liqo."
 	PrivateKeyField     = "privateKey"
 	PublicKeyField      = "publicKey"
+	// PresharedKeyField is the third field of a Secret with the keys of a gateway, where
+	// it shares a key with its peer.
+	PresharedKeyField = "presharedKey"
+)
+
+// Types of Secrets of invitations (package invitation). The type of a Secret never changes,
+// so what a gateway writes into the one of a handover is never taken for anything else.
+const (
+	SecretTypeInvitation = "networking.liqo.io/invitation"
+	SecretTypeHandover   = "networking.liqo.io/handover"
 )
 
 // ConditionConnected is the condition of a Connection. It says why the value is

@@ -1,0 +1,155 @@
+package peer
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
+)
+
+// one are the facts of milan, about its peer rome that is nowhere to be seen.
+func one() *Both {
+	b := two()
+	b[Remote] = Facts{Identity: Identity{ID: "rome"}, Cluster: Cluster{Name: "cluster rome"}}
+	return b
+}
+
+func alone(t *testing.T, rec invitation.Record) *Options {
+	t.Helper()
+	o := defaults()
+	o.ServiceType, o.Now = corev1.ServiceTypeNodePort, func() time.Time { return rec.Expires.Add(-time.Minute) }
+	port := int32(30000)
+	o.Invitation, o.Endpoint = rec, &v1beta1.EndpointStatus{Addresses: []string{"203.0.113.7"}, Port: &port}
+	var err error
+	o.sealed, err = rec.Fields()
+	assert.NilError(t, err)
+	return o
+}
+
+func record(accepting bool) invitation.Record {
+	rec := invitation.Record{ID: "0123456789abcdef", From: "milan", To: "rome", Key: invitation.Key{1}, Expires: time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)}
+	if accepting {
+		rec.Accepting, rec.From, rec.To, rec.PrivateKey = true, "rome", "milan", &invitation.Key{2}
+	}
+	return rec
+}
+
+// next plans and applies until there is nothing to do, and returns what was made and what is
+// waited for.
+func (b *Both) next(t *testing.T, plan func(*Both, *Options) Step, o *Options) (made []string, s Step) {
+	t.Helper()
+	for range 20 {
+		s = plan(b, o)
+		if len(s.Changes) == 0 {
+			return made, s
+		}
+		for _, c := range s.Changes {
+			made = append(made, b.ref(c.On, c.Object).Kind+" "+c.Object.GetName())
+			if secret, ok := c.Object.(*corev1.Secret); ok {
+				var err error
+				b[Local].Invitation = secret
+				b[Local].Record, err = invitation.ReadRecord(secret.Data)
+				assert.NilError(t, err)
+			}
+		}
+		o.began = true
+		b.apply(t, s.Changes)
+		b.settle(Local)
+	}
+	t.Fatal("it does not end")
+	return nil, s
+}
+
+func TestInvite(t *testing.T) {
+	b := one()
+	o := alone(t, record(false))
+	made, s := b.next(t, invite, o)
+	assert.DeepEqual(t, made, []string{"Namespace liqo-tenant-rome", "GatewayServer rome", "Secret rome-invitation"})
+	assert.Check(t, is.Len(s.Problems, 0))
+	assert.Check(t, is.Len(s.Waits, 0))
+	secret := b[Local].Invitation
+	assert.Equal(t, string(secret.Type), v1beta1.SecretTypeInvitation)
+	assert.Equal(t, secret.OwnerReferences[0].Kind, "GatewayServer")
+	assert.DeepEqual(t, b.invited(o).Endpoint.Addresses, []string{"203.0.113.7"})
+}
+
+func TestAccept(t *testing.T) {
+	b := one()
+	o := alone(t, record(true))
+	made, s := b.next(t, accept, o)
+	assert.DeepEqual(t, made, []string{"Namespace liqo-tenant-rome", "GatewayClient rome", "Secret rome-invitation"})
+	assert.Assert(t, is.Len(s.Waits, 1))
+	assert.Check(t, is.Contains(s.Waits[0].Text, "the gateway of rome to answer at 203.0.113.7 port 30000"))
+	f := &b[Local]
+	for _, c := range []struct {
+		reply invitation.Reply
+		want  string
+	}{
+		{invitation.Reply{Verdict: invitation.Waiting, Reason: "somebody has to say yes"}, "cluster rome: somebody has to say yes"},
+		{invitation.Reply{Verdict: invitation.Accepted}, "the controller of milan to make the peering"},
+	} {
+		f.Reply = &c.reply
+		_, s = b.next(t, accept, o)
+		assert.Check(t, is.Contains(s.Waits[0].Text, c.want))
+	}
+	f.Reply = &invitation.Reply{Verdict: invitation.Refused, Reason: "it has expired"}
+	_, s = b.next(t, accept, o)
+	assert.Check(t, is.Equal(s.Problems[0].Message, "refused: it has expired"))
+
+	f.Reply, f.Record.Done = nil, true
+	f.Configurations = []v1beta1.Configuration{{}}
+	f.Keys = []v1beta1.PublicKey{{}}
+	b.settle(Local)
+	_, s = b.next(t, accept, o)
+	assert.Check(t, is.Contains(s.Waits[0].Text, "the tunnel: "))
+	f.Connections[0].Status.Value = v1beta1.Connected
+	_, s = b.next(t, accept, o)
+	assert.Check(t, !s.busy(), "%+v", s)
+}
+
+// Nothing is begun where there is a peering, or another invitation.
+func TestAloneRefuses(t *testing.T) {
+	other := record(false)
+	other.ID = "fedcba9876543210"
+	invitedBy := func(rec invitation.Record) func(*Both) {
+		return func(b *Both) { b[Local].Invitation, b[Local].Record = &corev1.Secret{}, rec }
+	}
+	used := record(false)
+	used.Used = &invitation.Answer{Key: invitation.Key{9}}
+	for _, c := range []struct {
+		name   string
+		plan   func(*Both, *Options) Step
+		rec    invitation.Record
+		change func(*Both)
+		want   string
+	}{
+		{"invite: itself", invite, record(false), func(b *Both) { b[Remote].ID = "milan" }, "it is this cluster's own ID"},
+		{"invite: there is a peering", invite, record(false), func(b *Both) { b[Local].Configurations = []v1beta1.Configuration{{}} }, "there are objects of one"},
+		{"invite: this side dials", invite, record(false), func(b *Both) { b[Local].Clients = []v1beta1.GatewayClient{{}} }, "there are objects of one"},
+		{"invite: there is an invitation", invite, record(false), invitedBy(other), "there is one, which is open"},
+		{"accept: there is a peering", accept, record(true), func(b *Both) { b[Local].Keys = []v1beta1.PublicKey{{}} }, "there are objects of one"},
+		{"accept: this side is dialled", accept, record(true), func(b *Both) { b[Local].Servers = []v1beta1.GatewayServer{{}} }, "there are objects of one"},
+		{"accept: this side dials", accept, record(true), func(b *Both) { b[Local].Clients = []v1beta1.GatewayClient{{}} }, "there are objects of one"},
+		{"accept: this side has invited", accept, record(true), invitedBy(other), "there are objects of one"},
+		{"revoke: there is none", revoke, record(false), func(*Both) {}, "there is none"},
+		{"revoke: it was used", revoke, record(false), invitedBy(used), "it was used, by a gateway with the fingerprint " + invitation.Fingerprint(invitation.Key{9})},
+		{"revoke: the other side's", revoke, record(false), invitedBy(record(true)), "it was rome who has invited"},
+	} {
+		b := one()
+		c.change(b)
+		s := c.plan(b, alone(t, c.rec))
+		assert.Check(t, is.Len(s.Changes, 0), c.name)
+		if assert.Check(t, len(s.Problems) > 0, c.name) {
+			assert.Check(t, strings.Contains(s.Problems[0].Message, c.want), "%s: %+v", c.name, s.Problems)
+		}
+	}
+	b, o := one(), alone(t, record(false))
+	o.ServiceType = corev1.ServiceTypeClusterIP
+	assert.Check(t, is.Contains(invite(b, o).Problems[0].Fix, "isthmusctl peer invite milan"))
+}

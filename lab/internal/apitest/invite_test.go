@@ -1,0 +1,208 @@
+package apitest
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"time"
+
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+)
+
+// invites has milan invite rome, whose isthmusctl knows nothing of milan but the text. What
+// the two gateways would do, carry and balance do here.
+func (p *pair) invites() {
+	ctx, cancel := context.WithCancel(p.t.Context())
+	done := make(chan struct{}, 2)
+	go func() { p.carry(ctx); done <- struct{}{} }()
+	go func() { p.milan.balance(ctx); done <- struct{}{} }()
+	defer func() { cancel(); <-done; <-done }()
+
+	text := p.invitation()
+	out := p.milan.run("peer", "invite", "--list")
+	assert.Check(p.t, is.Contains(out, "rome   us           open"))
+	for _, c := range []struct {
+		name string
+		by   *operator
+		args []string
+		want string
+	}{
+		{"a second one", p.milan, []string{"invite", "rome"}, "there is one, which is open"},
+		{"itself", p.milan, []string{"invite", "milan"}, "it is this cluster's own ID"},
+		{"own", p.milan, []string{"accept", text}, "it is the invitation of this cluster itself, milan"},
+		{"altered", p.rome, []string{"accept", strings.Replace(text, "eyJ", "eyK", 1)}, "is not as it was printed"},
+		{"cut off", p.rome, []string{"accept", strings.Join(strings.Split(text, "\n")[:3], "\n")}, "is not as it was printed"},
+		{"none there is", p.milan, []string{"invite", "oslo", "--revoke"}, "there is none"},
+		{"by a ClusterIP", p.milan, []string{"invite", "oslo", "--gw-server-service-type", "ClusterIP"}, "let the other side invite: there, isthmusctl peer invite milan"},
+	} {
+		_, errs, err := c.by.try(append([]string{"peer"}, c.args...)...)
+		assert.Check(p.t, err != nil, c.name)
+		assert.Check(p.t, is.Contains(errs, c.want), c.name)
+	}
+	out = p.rome.run("peer", "accept", text, "--wait", "--timeout", "30s")
+	assert.Check(p.t, is.Contains(out, "rome and milan are peers"))
+	assert.Check(p.t, is.Contains(out, "They are connected."))
+	p.invited()
+	assert.Check(p.t, is.Contains(p.rome.run("peer", "accept", text), "are peers already: nothing to do"))
+	_, errs, err := p.milan.try("peer", "invite", "rome", "--revoke")
+	assert.Check(p.t, err != nil && strings.Contains(errs, "it was used, by a gateway with the fingerprint"), errs)
+	for _, side := range []struct {
+		of *operator
+		id string
+	}{{p.rome, "milan"}, {p.milan, "rome"}} {
+		assert.Check(p.t, is.Contains(side.of.run("peer", "remove", side.id, "--wait"), "This cluster has forgotten "+side.id))
+		assert.Check(p.t, is.Contains(side.of.run("peer", "remove", side.id), "nothing to do"))
+	}
+	p.nothing()
+
+	// What is refused is taken back.
+	expired := p.invitation("--expires", "1s")
+	_, errs, err = p.rome.try("peer", "accept", expired, "--timeout", "30s")
+	assert.Check(p.t, err != nil && strings.Contains(errs, "refused: the invitation has expired at"), errs)
+	assert.Check(p.t, is.Contains(errs, "what this run had made was taken back"))
+	assert.Check(p.t, is.Len(p.rome.list(ctx, "GatewayClient"), 0))
+	assert.Check(p.t, is.Contains(p.milan.run("peer", "invite", "rome", "--revoke"), "is revoked"))
+	p.nothing()
+	p.approves()
+}
+
+// invitation returns the text of a new one.
+func (p *pair) invitation(args ...string) string {
+	var answer struct{ Text string }
+	assert.NilError(p.t, json.Unmarshal([]byte(p.milan.run(append([]string{"peer", "invite", "rome", "--json"}, args...)...)), &answer))
+	return answer.Text
+}
+
+// invited checks that both gateways know each other, and share a key.
+func (p *pair) invited() {
+	var shared [2][]byte
+	for i, x := range []struct {
+		of, at         *operator
+		name, here, id string
+	}{{p.milan, p.rome, "gw-rome", "liqo-tenant-rome", "milan"}, {p.rome, p.milan, "gw-milan", "liqo-tenant-milan", "rome"}} {
+		var keys, invitation, handover corev1.Secret
+		get := func(s *corev1.Secret, name string) {
+			assert.NilError(p.t, x.of.client.Get(p.t.Context(), client.ObjectKey{Namespace: x.here, Name: name}, s))
+		}
+		get(&keys, x.name)
+		shared[i] = keys.Data["presharedKey"]
+		assert.Check(p.t, is.Len(shared[i], 32))
+		get(&invitation, strings.TrimPrefix(x.name, "gw-")+"-invitation")
+		assert.Check(p.t, !bytes.Contains(invitation.Data["invitation"], []byte(`"privateKey"`)), "the temporary key stays")
+		get(&handover, x.name+"-handover")
+		assert.Check(p.t, is.Len(handover.Data, 0))
+		theirs := x.at.list(p.t.Context(), "PublicKey")
+		assert.Assert(p.t, is.Len(theirs, 1))
+		assert.Check(p.t, theirs[0].GetAnnotations()["networking.liqo.io/preshared-key"] != "")
+	}
+	assert.DeepEqual(p.t, shared[0], shared[1])
+}
+
+// approves says no to the gateway that has answered, and yes to the next one.
+func (p *pair) approves() {
+	for _, say := range []struct{ word, want, there string }{
+		{"n", "rome was not let in", "has said no to the gateway with the fingerprint"},
+		{"y", "The invitation was used by rome, whose gateway has the fingerprint", ""},
+	} {
+		text := make(chan string, 1)
+		accepted := make(chan string, 1)
+		go func() {
+			_, errs, err := p.rome.try("peer", "accept", <-text, "--timeout", "60s")
+			if err == nil {
+				errs = ""
+			}
+			accepted <- errs
+		}()
+		cmd := exec.CommandContext(p.t.Context(), p.milan.isthmusctl, "--kubeconfig", p.milan.kubeconfig, "peer", "invite", "rome", "--approve")
+		var errs bytes.Buffer
+		cmd.Stdin, cmd.Stderr = strings.NewReader(say.word+"\n"), &errs
+		out, err := cmd.StdoutPipe()
+		assert.NilError(p.t, err)
+		assert.NilError(p.t, cmd.Start())
+		var lines strings.Builder
+		buffer := make([]byte, 4096)
+		for !strings.HasPrefix(lines.String(), "isthmus-invitation") || !strings.HasSuffix(lines.String(), "\n") {
+			n, err := out.Read(buffer)
+			lines.Write(buffer[:n])
+			assert.NilError(p.t, err)
+		}
+		text <- lines.String()
+		_ = cmd.Wait() // what it says tells
+		assert.Check(p.t, is.Contains(errs.String(), "Connect? [y/N]"))
+		assert.Check(p.t, is.Contains(errs.String(), say.want))
+		assert.Check(p.t, is.Contains(<-accepted, say.there))
+		if say.there != "" {
+			p.milan.run("peer", "invite", "rome", "--revoke")
+		} else {
+			p.rome.run("peer", "remove", "milan", "--wait")
+			p.milan.run("peer", "remove", "rome", "--wait")
+		}
+		p.nothing()
+	}
+}
+
+// balance gives every Service of the type LoadBalancer an address, until ctx is done.
+func (o *operator) balance(ctx context.Context) {
+	each(ctx, func() {
+		var list corev1.ServiceList
+		if o.client.List(ctx, &list) != nil {
+			return
+		}
+		for _, s := range list.Items {
+			if s.Spec.Type == corev1.ServiceTypeLoadBalancer && len(s.Status.LoadBalancer.Ingress) == 0 {
+				s.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.7"}}
+				_ = o.client.Status().Update(ctx, &s) // or the next time
+			}
+		}
+	})
+}
+
+// carry takes the answer from rome's gateway to milan's, and the reply back, until ctx is
+// done.
+func (p *pair) carry(ctx context.Context) {
+	each(ctx, func() {
+		var server, dialler corev1.Secret
+		if p.milan.client.Get(ctx, client.ObjectKey{Namespace: "liqo-tenant-rome", Name: "gw-rome-handover"}, &server) != nil ||
+			p.rome.client.Get(ctx, client.ObjectKey{Namespace: "liqo-tenant-milan", Name: "gw-milan-handover"}, &dialler) != nil ||
+			server.Data["offer"] == nil || dialler.Data["answer"] == nil {
+			return
+		}
+		if !bytes.Equal(server.Data["answer"], dialler.Data["answer"]) {
+			server.Data["answer"] = dialler.Data["answer"]
+			delete(server.Data, "reply")
+			_ = p.milan.client.Update(ctx, &server) // or the next time
+			return
+		}
+		reply := server.Data["reply"]
+		if reply == nil || bytes.Equal(reply, dialler.Data["reply"]) && !bytes.Contains(reply, []byte(`"accepted"`)) {
+			return
+		}
+		dialler.Data["reply"] = reply
+		if bytes.Contains(reply, []byte(`"accepted"`)) {
+			server.Data["delivered"], dialler.Data["delivered"] = []byte("true"), []byte("true")
+			if p.rome.client.Update(ctx, &dialler) == nil {
+				_ = p.milan.client.Update(ctx, &server)
+			}
+			return
+		}
+		_ = p.rome.client.Update(ctx, &dialler)
+	})
+}
+
+func each(ctx context.Context, do func()) {
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			do()
+		}
+	}
+}
