@@ -126,7 +126,8 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 	if in.Mode != cluster.Client {
 		wg.ListenPort = cmp.Or(in.ListenPort, WireGuardPort)
 	}
-	if key, ok := h.peerKey(in); ok {
+	key, ok := h.peerKey(in)
+	if _, blocked := in.Blocked(); ok && !blocked {
 		p := netstate.WireGuardPeer{PublicKey: key, AllowedIPs: []netip.Prefix{hostPrefix(peer)}}
 		if in.PeerEndpoint.IsValid() {
 			p.Endpoint = netip.AddrPortFrom(in.PeerEndpoint.Addr().Unmap(), in.PeerEndpoint.Port())

@@ -234,6 +234,7 @@ type gateway struct {
 	overlay Condition
 	// computed: there was a pass that knew what is wanted; wanted: it wanted a peer.
 	computed, wanted bool
+	blocked          string // see tunnelFacts
 	// lastPeer is the peer as it was shown last.
 	lastPeer kernel.PeerStatus
 }
@@ -403,7 +404,7 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	gw.mu.Lock()
 	gw.ready, gw.fits, gw.overlay = readyCondition(o), mtuCondition(r.Input), gw.linkCondition(r.Input)
 	if o.computed() {
-		gw.computed = true
+		gw.computed, gw.blocked = true, blockedBy(r.Input)
 		gw.wanted = slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 })
 		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
 		gw.applied = applied(o.results, failed, gw.applied, time.Now())
