@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"maps"
@@ -116,7 +117,7 @@ func (r blockResult) String() string {
 	case r.Blocked && r.Changed:
 		return fmt.Sprintf("%s is blocked: its gateway is cut off as soon as this cluster's gateway has read that, and isthmusctl peer list shows it.", r.ID)
 	case r.Blocked:
-		return fmt.Sprintf("%s is blocked already (%s): nothing to do.", r.ID, r.Block)
+		return fmt.Sprintf("%s is blocked already (%s): nothing to do.", r.ID, cmp.Or(r.Block, "without a reason"))
 	case r.Changed:
 		return r.ID + " is no longer blocked: the gateways connect by themselves."
 	}
