@@ -219,6 +219,10 @@ type Configuration struct {
 	// Configured is the condition NetworkCIDRsConfigured, true for this
 	// generation.
 	Configured bool
+	// Blocked says that the peer is cut off, and Block by whom, when and why, as it is
+	// written; it may be empty.
+	Blocked bool
+	Block   string
 }
 
 // All returns the pod networks and the external networks.

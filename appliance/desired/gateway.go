@@ -131,7 +131,8 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 	if in.Mode != cluster.Client {
 		wg.ListenPort = cmp.Or(in.ListenPort, WireGuardPort)
 	}
-	if p, ok := h.peer(in, peer); ok {
+	_, blocked := in.Blocked()
+	if p, ok := h.peer(in, peer); ok && !blocked {
 		if in.PeerEndpoint.IsValid() {
 			p.Endpoint = netip.AddrPortFrom(in.PeerEndpoint.Addr().Unmap(), in.PeerEndpoint.Port())
 		}

@@ -17,9 +17,10 @@ import (
 func (p *program) peerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "peer",
-		Short: "Invite other clusters, look at peerings, and write them to files",
+		Short: "Invite other clusters, look at peerings, write them to files, and cut peers off",
 	}
-	cmd.AddCommand(p.peerListCommand(), p.peerInviteCommand(), p.peerAcceptCommand(), p.peerRemoveCommand(), p.peerManifestsCommand())
+	cmd.AddCommand(p.peerListCommand(), p.peerInviteCommand(), p.peerAcceptCommand(), p.peerRemoveCommand(), p.peerManifestsCommand(),
+		p.peerBlockCommand(), p.peerUnblockCommand())
 	return cmd
 }
 
@@ -71,7 +72,11 @@ func printPeers(out io.Writer, list []peers.Peer) error {
 		for _, n := range peer.Networks {
 			networks = append(networks, n.String())
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", peer.ID, orDash(peer.Role), orDash(peer.Connection), orDash(peer.RTT), orDash(peer.Endpoint),
+		connection := peer.Connection
+		if peer.Blocked {
+			connection = "blocked"
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\t%s\t%s\n", peer.ID, orDash(peer.Role), orDash(connection), orDash(peer.RTT), orDash(peer.Endpoint),
 			orDash(strings.Join(networks, ", ")), orDash(strings.Join(peer.MadeBy, ", ")))
 	}
 	if err := w.Flush(); err != nil {

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/internal/probe"
 )
 
@@ -30,6 +32,7 @@ type tunnelFacts struct {
 	mode                string // cluster.Server or cluster.Client
 	remoteID, namespace string
 	wanted              bool          // the objects ask for a peer: its key is known
+	blocked             string        // the sentence of what cuts the peer off; empty: nothing does
 	problem             string        // of the last pass; empty: none
 	peer                bool          // WireGuard has one
 	places              string        // where a client dials, as it is written
@@ -45,6 +48,10 @@ func (f tunnelFacts) connected() Condition {
 	}
 	client := f.mode == cluster.Client
 	switch {
+	case f.blocked != "" && f.peer:
+		return no("NotApplied", "WireGuard still has the peer, although %s: it is removed in the next seconds", f.blocked)
+	case f.blocked != "":
+		return no("Blocked", "%s", f.blocked)
 	case f.state == probe.Connected:
 		return Condition{v1beta1.ConditionConnected, "Connected", "the gateway of the peer answers through the tunnel", true}
 	case !f.wanted:
@@ -88,11 +95,25 @@ func (gw *gateway) connectionStatus() (ConnectionStatus, bool) {
 	}
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
-	f.wanted = gw.wanted
+	f.wanted, f.blocked = gw.wanted, gw.blocked
 	if !gw.ready.OK {
 		f.problem = gw.ready.Message
 	}
-	return ConnectionStatus{Value: string(st.State), Latency: probe.LatencyText(st.Latency), At: time.Now(), Connected: f.connected()}, gw.computed
+	value := st.State
+	if f.blocked != "" {
+		value = probe.Error // the last answer came before the block
+	}
+	return ConnectionStatus{Value: string(value), Latency: probe.LatencyText(st.Latency), At: time.Now(), Connected: f.connected()}, gw.computed
+}
+
+// blockedBy says what cuts the peer off; empty: nothing does.
+func blockedBy(in desired.GatewayInput) string {
+	c, blocked := in.Blocked()
+	if !blocked {
+		return ""
+	}
+	return fmt.Sprintf("this cluster has blocked the peer by the annotation %s of %s (%s): isthmusctl peer unblock %s ends that",
+		v1beta1.AnnotationBlocked, c.Ref, cmp.Or(c.Block, "without a reason"), c.RemoteID)
 }
 
 // places writes down where a client dials.

@@ -25,6 +25,10 @@ func TestWhyNotConnected(t *testing.T) {
 		reason, says string
 	}{
 		{facts(func(f *tunnelFacts) { f.state = probe.Connected }), "Connected", "answers through the tunnel"},
+		{facts(func(f *tunnelFacts) {
+			f.state, f.wanted, f.peer, f.blocked = probe.Connected, false, false, "rome is blocked"
+		}), "Blocked", "rome is blocked"},
+		{facts(func(f *tunnelFacts) { f.blocked = "rome is blocked" }), "NotApplied", "still has the peer, although rome is blocked"},
 		{facts(func(f *tunnelFacts) { f.wanted, f.peer = false, false }), "NoPublicKey", "create a PublicKey in namespace liqo-tenant-rome with the label liqo.io/remote-cluster-id=rome"},
 		{facts(func(f *tunnelFacts) { f.peer, f.problem = false, "the kernel has no wireguard" }), "NotApplied", "could not be set up: the kernel has no wireguard"},
 		{facts(func(f *tunnelFacts) { f.peer, f.state = false, probe.Connecting }), "NotApplied", "has no peer yet"},

@@ -243,6 +243,7 @@ type gateway struct {
 	computed, wanted bool
 	// temporary: that pass was about the tunnel of an invitation.
 	temporary bool
+	blocked   string // see tunnelFacts
 	// lastPeer is the peer as it was shown last.
 	lastPeer kernel.PeerStatus
 }
@@ -417,7 +418,7 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	gw.mu.Lock()
 	gw.ready, gw.fits, gw.overlay = readyCondition(o), mtuCondition(r.Input), gw.linkCondition(r.Input)
 	if o.computed() {
-		gw.computed = true
+		gw.computed, gw.blocked = true, blockedBy(r.Input)
 		gw.temporary = r.Input.Handover != nil
 		gw.wanted = !gw.temporary && slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 })
 		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)

@@ -37,6 +37,7 @@ func Configuration(o *v1beta1.Configuration) (cluster.Configuration, []cluster.I
 			External: prefixes(r, field+".cidr.external", c.External),
 		}
 	}
+	c.Block, c.Blocked = o.Annotations[v1beta1.AnnotationBlocked]
 	if o.Spec.Local != nil {
 		c.Local = cidrs("spec.local", o.Spec.Local.CIDR)
 	}

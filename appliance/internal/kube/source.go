@@ -234,7 +234,9 @@ func matters(old, updated any) bool {
 		return !equality.Semantic.DeepEqual(a.(*corev1.Secret).Data, b.Data)
 	case *networkingv1beta1.Configuration:
 		a := a.(*networkingv1beta1.Configuration)
-		return !equality.Semantic.DeepEqual(a.Status.Remote, b.Status.Remote)
+		was, blocked := a.Annotations[networkingv1beta1.AnnotationBlocked]
+		is, blocks := b.Annotations[networkingv1beta1.AnnotationBlocked]
+		return was != is || blocked != blocks || !equality.Semantic.DeepEqual(a.Status.Remote, b.Status.Remote)
 	}
 	return false
 }

@@ -46,6 +46,8 @@ type Peer struct {
 	Networks   []Network `json:"networks,omitempty"`   // of the peer
 	MadeBy     []string  `json:"madeBy,omitempty"`     // the programs that wrote the objects
 	Missing    []string  `json:"missing,omitempty"`    // sentences; empty: all is well
+	Blocked    bool      `json:"blocked,omitempty"`    // this cluster cuts the peer off
+	Block      string    `json:"block,omitempty"`      // by whom, when and why
 }
 
 // A Network is a range of a peer's.
@@ -124,6 +126,9 @@ func (o Objects) peer(id string) Peer {
 	for _, c := range o.Configurations {
 		if of(&c) {
 			p.Networks = append(p.Networks, networks(c)...)
+			if text, blocked := c.Annotations[v1beta1.AnnotationBlocked]; blocked {
+				p.Blocked, p.Block = true, text
+			}
 			said = append(said, notTrue("Configuration", &c, c.Status.Conditions)...)
 		}
 	}

@@ -72,6 +72,9 @@ const (
 	LabelHostUnreachable = "networking.liqo.io/host-unreachable"
 
 	AnnotationPreinstalled = "liqo.io/preinstalled"
+	// AnnotationBlocked is on a Configuration whose peer is cut off: whatever its value
+	// is, which says by whom, when and why.
+	AnnotationBlocked = "networking.liqo.io/blocked"
 	// AnnotationNetNS is on the pod of a gateway in a network namespace of its
 	// node: what "ip netns" calls that namespace.
 	AnnotationNetNS = "networking.liqo.io/netns"

@@ -1,0 +1,163 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/access"
+)
+
+// A blockResult is what peer block and peer unblock print as JSON.
+type blockResult struct {
+	ID      string `json:"clusterID"`
+	Blocked bool   `json:"blocked"`
+	Block   string `json:"block,omitempty"` // by whom, when and why
+	Changed bool   `json:"changed"`
+}
+
+func (p *program) peerBlockCommand() *cobra.Command {
+	var reason string
+	cmd := &cobra.Command{
+		Use:   "block ID",
+		Short: "Cut a peer off at once, on this side alone",
+		Long: `block cuts the cluster with this ID off: its key is taken out of the WireGuard of this
+cluster's gateway, so that nothing of the peer's is decrypted and nothing is sent to it.
+The objects of the peering stay. It is the annotation ` + v1beta1.AnnotationBlocked + `
+of the peering's Configuration, which may as well be written by kubectl or from Git; it
+blocks whatever its value is.`,
+		Example: example("isthmusctl peer block rome --reason 'key leaked'", "isthmusctl peer unblock rome"),
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.setBlock(cmd.Context(), args[0], true, reason)
+		},
+	}
+	cmd.Flags().StringVar(&reason, "reason", "", "`text` that the conditions repeat")
+	return cmd
+}
+
+func (p *program) peerUnblockCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "unblock ID",
+		Short:   "Let a peer that was blocked connect again",
+		Long:    `unblock takes back what isthmusctl peer block has done. The gateways connect by themselves.`,
+		Example: example("isthmusctl peer unblock rome"),
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return p.setBlock(cmd.Context(), args[0], false, "")
+		},
+	}
+}
+
+// setBlock blocks the peer with this ID, or ends that, and tells what became of it.
+func (p *program) setBlock(ctx context.Context, id string, block bool, reason string) error {
+	c, err := p.connect()
+	if err != nil {
+		return err
+	}
+	list, err := c.configurationsOf(ctx, id)
+	if err != nil {
+		return err
+	}
+	var todo []v1beta1.Configuration
+	var rights []access.Right
+	r := blockResult{ID: id, Blocked: block}
+	for _, o := range list {
+		text, blocked := o.Annotations[v1beta1.AnnotationBlocked]
+		if blocked != block {
+			todo = append(todo, o)
+			rights = append(rights, access.Right{Verb: "patch", Group: v1beta1.GroupVersion.Group, Resource: "configurations", Namespace: o.Namespace})
+		} else if block {
+			r.Block = text
+		}
+	}
+	lacking, err := access.Missing(ctx, c.client, rights)
+	if err != nil {
+		return err
+	}
+	if len(lacking) > 0 {
+		return fmt.Errorf("nothing was changed: you may not %s: ask an administrator of the cluster at %s for this right", lacking[0], c.config.Host)
+	}
+	if block && len(todo) > 0 {
+		r.Block = c.blockText(ctx, time.Now(), reason)
+	}
+	for _, o := range todo {
+		was := o.DeepCopy()
+		if block {
+			metav1.SetMetaDataAnnotation(&o.ObjectMeta, v1beta1.AnnotationBlocked, r.Block)
+		} else {
+			delete(o.Annotations, v1beta1.AnnotationBlocked)
+		}
+		if err := c.client.Patch(ctx, &o, client.MergeFrom(was), client.FieldOwner("isthmusctl")); err != nil {
+			return fmt.Errorf("annotate Configuration %s/%s: %w", o.Namespace, o.Name, err)
+		}
+		r.Changed = true
+	}
+	if p.json {
+		return p.print(r)
+	}
+	_, err = fmt.Fprintln(p.out, r)
+	return err
+}
+
+// String says what was done.
+func (r blockResult) String() string {
+	switch {
+	case r.Blocked && r.Changed:
+		return fmt.Sprintf("%s is blocked: its gateway is cut off as soon as this cluster's gateway has read that, and isthmusctl peer list shows it.", r.ID)
+	case r.Blocked:
+		return fmt.Sprintf("%s is blocked already (%s): nothing to do.", r.ID, cmp.Or(r.Block, "without a reason"))
+	case r.Changed:
+		return r.ID + " is no longer blocked: the gateways connect by themselves."
+	}
+	return r.ID + " is not blocked: nothing to do."
+}
+
+// configurationsOf returns the Configurations of the peer with this ID.
+func (c *cluster) configurationsOf(ctx context.Context, id string) ([]v1beta1.Configuration, error) {
+	var all v1beta1.ConfigurationList
+	if err := c.client.List(ctx, &all); meta.IsNoMatchError(err) {
+		return nil, fmt.Errorf("Isthmus is not installed in the cluster at %s: isthmusctl install", c.config.Host)
+	} else if err != nil {
+		return nil, fmt.Errorf("list configurations.%s: %w", v1beta1.GroupVersion.Group, err)
+	}
+	known := map[string]bool{}
+	var out []v1beta1.Configuration
+	for _, o := range all.Items {
+		remote := o.Labels[v1beta1.LabelRemoteClusterID]
+		known[remote] = true
+		if remote == id {
+			out = append(out, o)
+		}
+	}
+	delete(known, "")
+	if id == "" || len(out) == 0 {
+		return nil, fmt.Errorf("no Configuration in the cluster at %s is of a peer %q: those that have one are: %s", c.config.Host, id, orDash(strings.Join(slices.Sorted(maps.Keys(known)), ", ")))
+	}
+	return out, nil
+}
+
+// blockText says who blocks, when and why.
+func (c *cluster) blockText(ctx context.Context, now time.Time, reason string) string {
+	who := "a user whom the API server does not name"
+	me, err := c.clients.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err == nil && me.Status.UserInfo.Username != "" {
+		who = me.Status.UserInfo.Username
+	}
+	text := "by " + who + " at " + now.UTC().Format(time.RFC3339)
+	if reason != "" {
+		text += ": " + reason
+	}
+	return text
+}
