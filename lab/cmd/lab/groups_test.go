@@ -252,7 +252,7 @@ func TestQueueOfMachines(t *testing.T) {
 }
 
 // TestQueueOfKind: labs of kind and labs of this kernel with containerd do not run
-// beside each other, all others do; who asks before waits for them.
+// beside each other, nor do two of the latter; all others do. Who asks before waits for them.
 func TestQueueOfKind(t *testing.T) {
 	machine, native, one, two, real := weighing("vm", 1), weighing("native", 9), weighing("kind", 3), weighing("kind", 2), weighing("native", 1)
 	real.topology.Clusters = []topology.Cluster{{Runtime: topology.RuntimeContainerd}}
@@ -269,11 +269,15 @@ func TestQueueOfKind(t *testing.T) {
 	q.done(two)
 	assert.Equal(t, <-waited, real)
 
-	q = newQueue([]*group{real, native, one}, 3, false)
+	other := weighing("native", 2)
+	other.topology.Clusters = real.topology.Clusters
+	q = newQueue([]*group{real, native, other, one}, 4, false)
 	assert.Equal(t, q.take(false), real)
 	assert.Equal(t, q.take(false), native)
-	assert.Assert(t, q.pick(false) == nil, "a lab of kind began beside one with containerd")
+	assert.Assert(t, q.pick(false) == nil, "a lab of kind, or another one with containerd, began beside one with containerd")
 	q.done(real)
+	assert.Equal(t, q.take(false), other)
+	q.done(other)
 	assert.Equal(t, q.take(false), one)
 	assert.Assert(t, q.take(false) == nil)
 }
