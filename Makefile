@@ -40,7 +40,7 @@ test: ## everything that must pass: unit, kernel and API tests, scenarios, sabot
 WITH_KIND := 1
 
 .PHONY: test-parts
-test-parts: deps $(if $(WITH_KIND),kind) build kubernetes cni flannel nodes verify lint test-packages test-beside test-lab
+test-parts: deps $(if $(WITH_KIND),kind) build kubernetes cni flannel liqoctl nodes verify lint test-packages test-beside test-lab
 
 # Tests with control planes mostly wait, and those in an emulated machine take one processor.
 .PHONY: test-beside
@@ -84,7 +84,7 @@ test-kernel: build ## kernel tests: as root, without root, and in the virtual ma
 	$(call timed,kernel tests in the virtual machine,bin/lab vm test --module tun bin/kernel.test -- -test.short -test.skip '$(SLOW_KERNEL_TESTS)')
 
 .PHONY: test-lab
-test-lab: build kubernetes cni flannel nodes ## every scenario with its sabotages in the VXLAN overlay, and those of GENEVE with Geneve and the kernel's WireGuard
+test-lab: build kubernetes cni flannel liqoctl nodes ## every scenario with its sabotages in the VXLAN overlay, and those of GENEVE with Geneve and the kernel's WireGuard
 	$(call timed,scenarios,bin/lab run --fresh --sabotage=after --jobs $(LABS) '*@vxlan' $(GENEVE:%='%@geneve') $(if $(WITH_KIND),$(KIND:%='%@kind')))
 
 # Labs at a time, the third one while processors are idle; where virtual machines are
@@ -117,7 +117,7 @@ test-kind: kind ## scenarios in clusters of kind, with Podman: installation, pat
 	$(call timed,scenarios in kind,bin/lab run --fresh --world kind --sabotage=after --jobs $(LABS) $(KIND:%='%'))
 
 .PHONY: test-all
-test-all: build kubernetes cni flannel nodes ## every scenario in every overlay, with its sabotages (hours on two cores without KVM)
+test-all: build kubernetes cni flannel liqoctl nodes ## every scenario in every overlay, with its sabotages (hours on two cores without KVM)
 	bin/lab run --fresh --sabotage=after
 
 .PHONY: bench
@@ -185,6 +185,17 @@ bin/flanneld: lab/flannel/go.mod
 		echo '{"Replace": {"$(CURDIR)/lab/flannel/main.go": "$(CURDIR)/bin/.flanneld/main.go"}}' >../../bin/.flanneld/overlay.json
 	$(call timed,bin/flanneld,cd lab/flannel && \
 		$(GO) build -trimpath -ldflags '-s -w' -overlay ../../bin/.flanneld/overlay.json -o ../../bin/flanneld .)
+
+.PHONY: liqoctl
+liqoctl: bin/liqoctl ## the public liqoctl, with which a scenario connects clusters
+
+# A tool of a module of its own, because it needs other versions of Kubernetes'
+# libraries. It is told its version at build time, as its releases are.
+LIQOCTL := github.com/liqotech/liqo/cmd/liqoctl
+bin/liqoctl: lab/liqoctl/go.mod
+	$(call timed,bin/liqoctl (some 4 minutes from empty caches),cd lab/liqoctl && \
+		$(GO) build -trimpath -ldflags "-s -w -X github.com/liqotech/liqo/pkg/liqoctl/version.LiqoctlVersion=$$($(GO) list -m -f '{{.Version}}' github.com/liqotech/liqo)" \
+			-o ../../bin/liqoctl $(LIQOCTL))
 
 ARCH := $(shell $(GO) env GOARCH)
 

@@ -93,9 +93,9 @@ func newChooser(worldName, overlay string, probes []world.Probe, up labUp) (choo
 // need is what a row, or a topology, needs of its site.
 type need struct {
 	topology *topology.Topology
-	features []string
-	overlay  string // empty: any
-	world    string // scenario.WorldAuto: any
+	features []string // and programs
+	overlay  string   // empty: any
+	world    string   // scenario.WorldAuto: any
 }
 
 // needOf is what a row of a selection needs: a row that is about no overlay has
@@ -124,6 +124,8 @@ func (c chooser) choose(n need) site {
 		return native
 	case vm.skip == "":
 		return vm
+	case vm.skip == native.skip: // a program that is missing is so in both
+		return native
 	}
 	vm.skip = strings.TrimSuffix(native.skip, tryVM) + ", and " + vm.skip
 	return vm
@@ -165,7 +167,10 @@ func (c chooser) try(n need, w string) site {
 	if w == kind.World {
 		containerd = nil // its nodes have their own
 	}
+	programs := missingPrograms(c.probes, n.features)
 	switch {
+	case len(programs) > 0:
+		s.skip = "a program is missing: " + probeFixes(programs)
 	case containerd != nil && w == supervisor.VM:
 		s.skip = fmt.Sprintf("the nodes of topology %s have containerd, which is for the native world", n.topology.Name)
 	case containerd != nil && !containerd.OK:
@@ -186,12 +191,29 @@ func containerdProbe(probes []world.Probe, t *topology.Topology) *world.Probe {
 	if !t.Containerd() {
 		return nil
 	}
-	for _, p := range probes {
-		if p.Name == world.ContainerdProbe {
-			return &p
+	p := found(probes, world.ContainerdProbe)
+	return &p
+}
+
+// missingPrograms are the probes of the programs that are required and not there.
+func missingPrograms(probes []world.Probe, required []string) []world.Probe {
+	var out []world.Probe
+	for _, name := range world.Programs() {
+		if p := found(probes, name); slices.Contains(required, name) && !p.OK {
+			out = append(out, p)
 		}
 	}
-	return &world.Probe{Name: world.ContainerdProbe, Detail: "it was not looked for"}
+	return out
+}
+
+// found is the probe of that name.
+func found(probes []world.Probe, name string) world.Probe {
+	for _, p := range probes {
+		if p.Name == name {
+			return p
+		}
+	}
+	return world.Probe{Name: name, Detail: "it was not looked for"}
 }
 
 // knows tells whether the probes have seen what this kernel has: only root

@@ -26,6 +26,9 @@ func machine(t *testing.T, lacks ...string) []world.Probe {
 	for _, f := range []string{world.ContainerdProbe, "geneve", "wireguard", "vxlan", "dummy", "vrf", "netem", "flowtable"} {
 		probes = append(probes, world.Probe{Name: f, Detail: "this kernel has it not: operation not supported"})
 	}
+	for _, program := range world.Programs() {
+		probes = append(probes, world.Probe{Name: program, Detail: "not in /bin", Fix: "make " + program})
+	}
 	known := map[string]bool{}
 	for i := range probes {
 		probes[i].OK = true
@@ -93,6 +96,12 @@ func TestSites(t *testing.T) {
 			site{world: "vm", overlay: "geneve", skip: "the nodes of topology real have containerd, which is for the native world"}},
 		{"nodes that can't have containerd", flags{"native", "auto"}, []string{world.ContainerdProbe}, "", need{topology: containerd, world: "auto"},
 			site{world: "native", overlay: "geneve", skip: "the nodes of topology real can't have containerd here: containerd: this kernel has it not: operation not supported ()"}},
+		{"a program that was built", auto, nil, "", need{topology: some, world: "auto", features: []string{"liqoctl"}}, site{world: "native", overlay: "geneve"}},
+		{"a program that nobody asks for", auto, []string{"liqoctl"}, "", need{topology: some, world: "auto"}, site{world: "native", overlay: "geneve"}},
+		{"a program that was not built", auto, []string{"liqoctl"}, "", need{topology: some, world: "auto", features: []string{"liqoctl"}},
+			site{world: "native", overlay: "geneve", skip: "a program is missing: liqoctl: not in /bin (make liqoctl)"}},
+		{"a program that was not built, for kind", flags{"kind", "auto"}, []string{"liqoctl"}, "", need{topology: some, world: "auto", features: []string{"liqoctl"}},
+			site{world: "kind", overlay: "geneve", skip: "a program is missing: liqoctl: not in /bin (make liqoctl)"}},
 		{"kind is asked for", flags{"kind", "auto"}, []string{"qemu-system-x86_64", "nftables NAT"}, "", need{topology: some, world: "auto"}, site{world: "kind", overlay: "geneve"}},
 		{"kind, on a kernel without Geneve", flags{"kind", "auto"}, []string{"geneve"}, "", need{topology: some, world: "auto", overlay: "geneve"},
 			site{world: "kind", overlay: "geneve", lacks: []string{"geneve"}, skip: "this kernel has no geneve; run it with --world vm"}},

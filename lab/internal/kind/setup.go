@@ -11,6 +11,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -87,8 +88,12 @@ func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world
 	if err := writeProgram(ctx, controlPlane, programDir+"/"+multiCall, []byte(multiCallScript)); err != nil {
 		return err
 	}
-	if s.Topology.Install != topology.InstallChart { // by an administrator, beside the API server
-		for _, p := range operatorPrograms {
+	if administered(s.Topology) { // beside the API server
+		programs, err := given(s.BinDir)
+		if err != nil {
+			return err
+		}
+		for _, p := range programs {
 			if err := copyProgram(ctx, controlPlane, filepath.Join(s.BinDir, p), programDir+"/"+p); err != nil {
 				return err
 			}
@@ -394,6 +399,27 @@ func flannel(ctx context.Context, n node, _ []node, c topology.Cluster, binDir s
 
 // operatorPrograms are what the administrator of a cluster works with.
 var operatorPrograms = []string{deploy.ByIsthmusctl, deploy.ByHelm}
+
+// administered tells whether administrators work on a topology's control planes:
+// they install, or connect what is not connected from the start.
+func administered(t *topology.Topology) bool {
+	return t.Install != topology.InstallChart || slices.ContainsFunc(t.Peerings, func(p topology.Peering) bool { return p.Absent })
+}
+
+// given are the programs of bin that administrators have on control planes: those
+// that scenarios require, too, as far as they were built.
+func given(binDir string) ([]string, error) {
+	out := slices.Clone(operatorPrograms)
+	for _, p := range world.Programs() {
+		switch _, err := os.Stat(filepath.Join(binDir, p)); {
+		case err == nil:
+			out = append(out, p)
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, err
+		}
+	}
+	return out, nil
+}
 
 // copyChart puts the chart where it is on this machine, so that a command that
 // names it means the same on both.

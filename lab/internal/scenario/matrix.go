@@ -24,7 +24,7 @@ type Row struct {
 	// or the only one that the requirements name. Empty: any will do.
 	Overlay string
 	// Requires are the features that the world must have, the overlay's among
-	// them.
+	// them, and the programs of world.Programs that must be there.
 	Requires []string
 }
 
@@ -77,7 +77,7 @@ func (*oneOrMore) LabSchema() map[string]any {
 	return map[string]any{"anyOf": []any{map[string]any{"type": "string"}, map[string]any{"type": "array", "items": map[string]any{"type": "string"}}}}
 }
 
-// A requirement is a feature, of all rows or of those with some values.
+// A requirement is a feature or a program, of all rows or of those with some values.
 type requirement struct {
 	Feature string    `lab:"feature,required" doc:"as in the short form"`
 	When    condition `lab:"when" doc:"only rows with these values need it: { overlay: vxlan }"`
@@ -94,15 +94,15 @@ func (q *requirement) UnmarshalLab(f *yamlfile.File, n ast.Node, subst yamlfile.
 	default:
 		q.Feature, _ = f.Scalar(n, subst, "requires")
 	}
-	if q.Feature != "" && !slices.Contains(Features(), q.Feature) {
-		f.Problem(at, yamlfile.DidYouMean(q.Feature, Features()), "requires can't be %q", q.Feature)
+	if q.Feature != "" && !slices.Contains(requirable(), q.Feature) {
+		f.Problem(at, yamlfile.DidYouMean(q.Feature, requirable()), "requires can't be %q", q.Feature)
 	}
 }
 
 // LabSchema describes both forms to editors.
 func (*requirement) LabSchema() map[string]any {
 	type plain requirement
-	return map[string]any{"anyOf": []any{map[string]any{"enum": Features()}, yamlfile.SchemaOf(plain{})}}
+	return map[string]any{"anyOf": []any{map[string]any{"enum": requirable()}, yamlfile.SchemaOf(plain{})}}
 }
 
 // addMatrix makes the rows, each with what it requires.

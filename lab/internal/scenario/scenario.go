@@ -6,6 +6,7 @@ package scenario
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +16,7 @@ import (
 	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
 
@@ -60,6 +62,9 @@ const (
 func Features() []string {
 	return []string{"geneve", "vxlan", "wireguard", "dummy", "vrf", topology.FeatureNetem, topology.FeatureIPVS, "flowtable"}
 }
+
+// requirable is what a scenario can require: features of the world, and programs.
+func requirable() []string { return slices.Concat(Features(), world.Programs()) }
 
 // A Step is a step of a row.
 type Step struct {
@@ -111,7 +116,7 @@ type file struct {
 	Description string        `lab:"description,required" doc:"what is shown, in a sentence"`
 	Topology    string        `lab:"topology,required" doc:"name of a file of topologies/"`
 	World       string        `lab:"world" enum:"auto|vm|native" doc:"default auto"`
-	Requires    []requirement `lab:"requires,one" doc:"features of the world: where it lacks one, rows are skipped"`
+	Requires    []requirement `lab:"requires,one" doc:"features of the world, and programs of bin/ that are built for scenarios: where one is lacking, rows are skipped"`
 	XFail       string        `lab:"xfail" doc:"why it is known to fail"`
 	Matrix      []dimension   `lab:"matrix,key=Key" doc:"every combination is a row; {key} is its value; overlay is the cluster's"`
 	Exclude     []condition   `lab:"exclude" doc:"combinations that are no row"`

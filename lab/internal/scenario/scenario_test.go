@@ -188,7 +188,7 @@ func TestBuildAnew(t *testing.T) {
 func TestSchema(t *testing.T) {
 	b, err := json.MarshalIndent(scenario.Schema(), "", " ")
 	assert.NilError(t, err)
-	for _, want := range []string{`"reach"`, `"withhold"`, `"kubectl"`, `"flow"`, `"additionalProperties": false`, `"when"`, `"flowtable"`} {
+	for _, want := range []string{`"reach"`, `"withhold"`, `"kubectl"`, `"flow"`, `"additionalProperties": false`, `"when"`, `"flowtable"`, `"liqoctl"`} {
 		assert.Assert(t, strings.Contains(string(b), want), want)
 	}
 }

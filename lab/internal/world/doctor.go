@@ -65,6 +65,9 @@ func Doctor(ctx context.Context, binDir string) []Probe {
 		probes = append(probes, probeProgram(t.program, t.pkg, vm))
 	}
 	probes = append(probes, probeArchitecture(vm), probeTun(vm), probeKVM(), probeContainerd(binDir))
+	for _, program := range Programs() {
+		probes = append(probes, probeBuilt(binDir, program))
+	}
 	probes = append(probes, probeKernel(native)...)
 	return append(probes,
 		either(probes, Probe{Name: "overlay", Needed: native, Fix: "use --world vm, or a kernel with one of the modules"}, "geneve", "vxlan"),
@@ -118,6 +121,19 @@ func probeContainerd(dir string) Probe {
 	p := Probe{Name: ContainerdProbe, OK: true, Detail: "nodes can have the real kubelet and containerd", Fix: "make deps nodes, as root, where cgroups can be written"}
 	if err := kubelet.Check(dir, filepath.Join(dir, ImagesDir)); err != nil {
 		p.OK, p.Detail = false, strings.ReplaceAll(err.Error(), "\n", "; ")
+	}
+	return p
+}
+
+// Programs are those of bin/ that a scenario can require, and the lab itself does
+// without. Each is the name of its probe and of its target of make.
+func Programs() []string { return []string{"liqoctl"} }
+
+// probeBuilt is needed by the scenarios that say so.
+func probeBuilt(dir, program string) Probe {
+	p := Probe{Name: program, OK: true, Detail: filepath.Join(dir, program), Fix: "make " + program}
+	if _, err := os.Stat(p.Detail); err != nil {
+		p.OK, p.Detail = false, "not in "+dir
 	}
 	return p
 }

@@ -29,6 +29,11 @@ func TestDoctorNamesWhatIsMissing(t *testing.T) {
 	assert.Check(t, !found["binaries"].OK)
 	assert.Check(t, is.Contains(found["binaries"].Detail, "kubernetes"))
 	assert.Check(t, found["veth"].OK)
+	for _, program := range Programs() {
+		assert.Check(t, !found[program].OK)
+		assert.Check(t, is.Equal(found[program].Fix, "make "+program))
+		assert.Check(t, is.Len(found[program].Needed, 0))
+	}
 }
 
 func TestDoctorLooksWhereImagesAreKept(t *testing.T) {
