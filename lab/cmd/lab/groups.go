@@ -89,11 +89,15 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 
 // inTurn is the order in which groups start: those of this kernel come first,
 // since they are up sooner. Where several labs run at a time, virtual machines
-// do, since few of them run beside each other, and of each world those that take
+// do, since few of them run beside each other, then labs with containerd, which
+// wait for each other and for those of kind, and of each sort those that take
 // longest, so that none is left alone at the end.
 func inTurn(jobs int) func(a, b *group) int {
-	machine := func(g *group) int {
-		if g.world == supervisor.VM {
+	waits := func(g *group) int {
+		switch {
+		case g.world == supervisor.VM:
+			return 2
+		case g.world != kind.World && g.topology.Containerd():
 			return 1
 		}
 		return 0
@@ -103,7 +107,7 @@ func inTurn(jobs int) func(a, b *group) int {
 		if jobs <= 1 {
 			return byName
 		}
-		return cmp.Or(machine(b)-machine(a), b.weight()-a.weight(), byName)
+		return cmp.Or(waits(b)-waits(a), b.weight()-a.weight(), byName)
 	}
 }
 

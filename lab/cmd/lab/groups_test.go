@@ -282,6 +282,21 @@ func TestQueueOfKind(t *testing.T) {
 	assert.Assert(t, q.take(false) == nil)
 }
 
+// TestInTurn: what waits for others starts before what does not, however long that takes.
+func TestInTurn(t *testing.T) {
+	real := weighing("native", 3)
+	real.topology = &topology.Topology{Name: "real", Clusters: []topology.Cluster{{Runtime: topology.RuntimeContainerd}}}
+	ofKind := weighing("kind", 4)
+	ofKind.topology = &topology.Topology{Name: "kind", Clusters: real.topology.Clusters}
+	all := []*group{weighing("native", 100), real, ofKind, weighing("vm", 1), weighing("native", 9)}
+	slices.SortFunc(all, inTurn(3))
+	var names []string
+	for _, g := range all {
+		names = append(names, g.topology.Name)
+	}
+	assert.DeepEqual(t, names, []string{"vm-1", "real", "native-100", "kind", "native-9"})
+}
+
 // weighing is a group of so many rows in a world.
 func weighing(world string, rows int) *group {
 	return &group{
