@@ -49,7 +49,8 @@ test-beside:
 
 # A skip is a failure in CI. What this machine's own kernel lacks (geneve and
 # WireGuard, or a tun device without root) is tested in the virtual machine,
-# where nothing may be skipped. A cluster of kind is made by test-kind.
+# where nothing may be skipped. A cluster of kind is made by test-kind, and by the rows
+# of KIND in test-lab.
 NATIVE_SKIPS := geneve,wireguard,tun,kind
 
 # The packages whose tests can start control planes and labs come three at a time,
@@ -105,7 +106,7 @@ GENEVE := \
 	restart-without-api/geneve/milan-gateway node-added/geneve/tcp node-removed/geneve/milan-node-1 upgrade far-apart/milan-web ipvs
 
 # What runs in clusters of kind: what real kubelets, kubeadm's control planes and
-# nodes that are containers may do differently. After other labs each of these
+# nodes that are containers may do differently. In test-lab each of these
 # scenarios has one of its sabotages there, in test-kind all of them.
 KIND := install-uninstall/vxlan \
 	overlapping-cidrs/vxlan/tcp/*-web nodeport-return-path/vxlan/*/Local/tcp masquerade-bypass/vxlan/tcp/*-web host-sources/vxlan \

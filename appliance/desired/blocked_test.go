@@ -10,7 +10,7 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/desired"
 )
 
-// A peer that is blocked is none of WireGuard's, and all else stays as it is.
+// WireGuard does not have a peer that is blocked. All else stays as it is.
 func TestBlocked(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

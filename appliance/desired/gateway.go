@@ -14,10 +14,6 @@ import (
 // TunnelInterface is the WireGuard link of a gateway.
 const TunnelInterface = "liqo-tunnel"
 
-// PresharedKeyField is the field of a gateway's Secret with the key that it shares with
-// its peer.
-const PresharedKeyField = "presharedKey"
-
 // The nftables tables that every gateway has of itself.
 const (
 	ICMPErrorTable    = "icmp-errors"
@@ -174,7 +170,7 @@ func (h *host) peerKey(in GatewayInput) (netstate.Key, netstate.Fingerprint, boo
 		case netstate.Key(k.Key) == in.PublicKey:
 			h.refuse(k.Meta, "spec.publicKey: is that of this gateway itself; write the remote gateway's")
 		case k.PresharedKey != "" && k.PresharedKey != in.PresharedKey.String():
-			h.refuse(k.Meta, "its gateway shares a key with the fingerprint %s with this one, and this gateway's Secret has no such %s: connect the two clusters again", k.PresharedKey, PresharedKeyField)
+			h.refuse(k.Meta, "its gateway shares a key with the fingerprint %s with this one, and this gateway's Secret has no presharedKey with it: connect the two clusters again", k.PresharedKey)
 		case chosen == nil:
 			chosen = &k
 		case !bytes.Equal(k.Key, chosen.Key):

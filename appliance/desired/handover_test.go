@@ -25,7 +25,7 @@ func TestPresharedKey(t *testing.T) {
 		{"one that nobody asks for", "", mine, 1, netstate.Fingerprint{}, ""},
 		{"the one", mine.String(), mine, 1, mine, ""},
 		{"not here yet", mine.String(), netstate.Fingerprint{}, 0, netstate.Fingerprint{}, "shares a key with the fingerprint " + mine.String()},
-		{"another", mine.String(), netstate.FingerprintOf([32]byte{2}), 0, netstate.Fingerprint{}, "has no such presharedKey"},
+		{"another", mine.String(), netstate.FingerprintOf([32]byte{2}), 0, netstate.Fingerprint{}, "has no presharedKey with it"},
 	} {
 		in := romeGateway()
 		in.PublicKeys[0].PresharedKey, in.PresharedKey = c.wanted, c.have

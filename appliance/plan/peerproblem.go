@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
@@ -10,8 +11,8 @@ import (
 // refused; empty: they would not be.
 func PeerProblem(s cluster.Snapshot, c cluster.Configuration, k cluster.PublicKey) string {
 	c.Created, k.Created = s.Now, s.Now // the youngest
-	s.Configurations = append(append([]cluster.Configuration(nil), s.Configurations...), c)
-	s.PublicKeys = append(append([]cluster.PublicKey(nil), s.PublicKeys...), k)
+	s.Configurations = append(slices.Clone(s.Configurations), c)
+	s.PublicKeys = append(slices.Clone(s.PublicKeys), k)
 	p := newPlanner(s)
 	p.readProblems()
 	p.tunnelEndpoints()

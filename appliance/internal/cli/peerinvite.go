@@ -7,8 +7,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -18,54 +16,12 @@ import (
 	"github.com/spf13/pflag"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/discovery"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
-	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/internal/peer"
 )
-
-// alone is one run of a command about one side of a peering.
-type alone struct {
-	*program
-	options     peer.Options
-	serviceType string
-	lifetime    time.Duration
-	list        bool
-	revoke      bool
-}
-
-func (p *program) peerRemoveCommand() *cobra.Command {
-	a := &alone{program: p}
-	cmd := &cobra.Command{
-		Use:   "remove ID",
-		Short: "Remove this cluster's side of a peering",
-		Long: `Delete the gateway of the peering with the cluster ID, its public key, the
-Configuration, an invitation and the tenant namespace, in this cluster. The other
-side stays as it is, and is of no use then: remove it there as well. A namespace in which
-there is anything else stays, and it is said what that is.`,
-		Example: example("isthmusctl peer remove rome", "isthmusctl peer remove rome --wait --json"),
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			result, err := a.run(cmd.Context(), peer.Remove, args[0])
-			if err != nil || a.json {
-				return a.end(result, err)
-			}
-			took := time.Duration(result.Seconds * float64(time.Second)).Round(100 * time.Millisecond)
-			if result.Changed == 0 {
-				_, err = fmt.Fprintf(a.out, "This cluster has no peering with %s: nothing to do.\n", args[0])
-			} else {
-				_, err = fmt.Fprintf(a.out, "This cluster has forgotten %s: %d objects deleted in %v. The other side stays until it is removed there.\n", args[0], result.Changed, took)
-			}
-			return err
-		},
-	}
-	a.flags(cmd.Flags())
-	return cmd
-}
 
 func (p *program) peerInviteCommand() *cobra.Command {
 	a := &alone{program: p}
@@ -127,94 +83,6 @@ other side invite.`,
 	f.Int32Var(&o.DialPort, peer.FlagClientPort, 0, "`port` that the other side dials, in place of the one that the gateway has")
 	f.IntVar(&o.MTU, peer.FlagMTU, peer.DefaultMTU, "MTU of the tunnel, in `bytes`; 0: derived from the network underneath")
 	return cmd
-}
-
-func (p *program) peerAcceptCommand() *cobra.Command {
-	a := &alone{program: p}
-	cmd := &cobra.Command{
-		Use:   "accept [TEXT]",
-		Short: "Accept the invitation of another cluster",
-		Long: `Make a gateway that dials the cluster that has invited this one, by the text that
-"isthmusctl peer invite" has printed there: all its lines as one argument, a file that has
-them, or - for standard input. The gateway hands in what the other side has to know
-of this one, and gets what this one has to know of it. When it is refused, it is said why,
-and all that was made is taken back.`,
-		Example: example(
-			"isthmusctl peer accept invitation.txt --wait",
-			"pbpaste | isthmusctl peer accept - --wait",
-		),
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.accept(cmd.Context(), args[0]) },
-	}
-	f, o := cmd.Flags(), &a.options
-	a.flags(f)
-	f.StringVar(&o.Client.Name, peer.FlagClientTemplate, peer.DefaultClientTemplate, "`name` of the gateway's template")
-	f.StringVar(&o.Client.Namespace, peer.FlagClientTemplateNamespace, "", "`namespace` of the gateway's template (default that of the installation)")
-	return cmd
-}
-
-// flags adds those of all commands about one side.
-func (a *alone) flags(f *pflag.FlagSet) {
-	f.DurationVar(&a.options.Timeout, "timeout", peer.DefaultTimeout, "longest `time` that all of it may take")
-	f.BoolVar(&a.options.Wait, "wait", false, "wait until the gateways have heard from each other, or are gone")
-}
-
-// config returns what a run about one side needs.
-func (a *alone) config(action peer.Action, id string) (peer.Config, error) {
-	o := a.options
-	if o.Timeout <= 0 {
-		return peer.Config{}, fmt.Errorf("--timeout %v: write a time that is longer than nothing, such as %v", o.Timeout, peer.DefaultTimeout)
-	}
-	o.Now = time.Now
-	o.Server.APIVersion, o.Server.Kind = v1beta1.GroupVersion.String(), "WgGatewayServerTemplate"
-	o.Client.APIVersion, o.Client.Kind = v1beta1.GroupVersion.String(), "WgGatewayClientTemplate"
-	cfg := peer.Config{Action: action, Peer: id, Options: o}
-	config, err := a.cluster.ToRESTConfig()
-	if err != nil {
-		return cfg, fmt.Errorf("which cluster: %w: name one by --kubeconfig or --context", err)
-	}
-	c := peer.Cluster{Name: "cluster at " + config.Host, System: *a.cluster.Namespace, Kubectl: "kubectl", Isthmusctl: "isthmusctl"}
-	addFlags(&c, *a.cluster.KubeConfig, *a.cluster.Context)
-	if c.Client, err = client.New(config, client.Options{Scheme: kube.Scheme()}); err != nil {
-		return cfg, fmt.Errorf("%s: %w", c.Name, err)
-	}
-	cfg.Clusters[peer.Local] = c
-	d, err := discovery.NewDiscoveryClientForConfig(config)
-	if err != nil {
-		return cfg, err
-	}
-	cfg.Kinds = func(peer.Side) ([]schema.GroupVersionKind, error) {
-		lists, err := d.ServerPreferredNamespacedResources()
-		if discovery.IsGroupDiscoveryFailedError(err) {
-			err = nil // of an aggregated API server that is away
-		}
-		return peer.NamespacedKinds(lists), err
-	}
-	return cfg, nil
-}
-
-// run does what the action says, and tells how far it is.
-func (a *alone) run(ctx context.Context, action peer.Action, id string) (peer.Result, error) {
-	cfg, err := a.config(action, id)
-	if err != nil {
-		return peer.Result{}, err
-	}
-	out := newTicker(a.err)
-	cfg.Say, cfg.Waiting = out.say, out.waiting
-	result, err := peer.Run(ctx, cfg)
-	out.end()
-	if err != nil {
-		return result, &networkError{peerError(err), result}
-	}
-	return result, nil
-}
-
-// end returns an error, or prints the result as JSON.
-func (a *alone) end(result peer.Result, err error) error {
-	if err != nil || !a.json {
-		return err
-	}
-	return a.print(result)
 }
 
 func (a *alone) invite(ctx context.Context, id string) error {
@@ -442,68 +310,5 @@ func (a *alone) listInvitations(ctx context.Context) error {
 		return err
 	}
 	_, err = a.out.Write(table.Bytes())
-	return err
-}
-
-// text returns that of an invitation: the argument, what is in the file of that name, or
-// standard input.
-func (a *alone) text(arg string) (string, error) {
-	if arg == "-" {
-		b, err := io.ReadAll(io.LimitReader(a.in, 1<<16))
-		return string(b), err
-	}
-	if !strings.ContainsAny(arg, " \n") {
-		b, err := os.ReadFile(arg)
-		if err != nil {
-			return "", fmt.Errorf("%w: give the text of the invitation as one argument, a file that has it, or - for standard input", err)
-		}
-		return string(b), nil
-	}
-	return arg, nil
-}
-
-func (a *alone) accept(ctx context.Context, arg string) error {
-	text, err := a.text(arg)
-	if err != nil {
-		return err
-	}
-	i, err := invitation.Parse(text)
-	if err != nil {
-		return err
-	}
-	cfg, err := a.config(peer.Accept, i.From)
-	if err != nil {
-		return err
-	}
-	own, err := peer.Identify(ctx, cfg.Clusters[peer.Local], peer.Template{})
-	if err != nil {
-		return err
-	}
-	switch {
-	case i.From == own.ID:
-		return fmt.Errorf("refused, nothing was changed: it is the invitation of this cluster itself, %s: it is for %s, so accept it there", own.ID, i.To)
-	case i.To != own.ID:
-		return fmt.Errorf("refused, nothing was changed: the invitation is for cluster %s, and this is %s: ask for one that names %s", i.To, own.ID, own.ID)
-	case time.Now().After(i.Expires.Add(invitation.Grace)):
-		return fmt.Errorf("refused, nothing was changed: the invitation has expired at %s: ask for a new one", i.Expires.UTC().Format(time.RFC3339))
-	}
-	port, udp := int32(i.Port), corev1.ProtocolUDP
-	a.options.Endpoint = &v1beta1.EndpointStatus{Addresses: i.Addresses, Port: &port, Protocol: &udp}
-	a.options.MTU, a.options.Atomic = i.MTU, true
-	a.options.Invitation = invitation.Record{Accepting: true, ID: i.ID, From: i.From, To: i.To, Key: i.Key, PrivateKey: &i.PrivateKey, Expires: i.Expires}
-	result, err := a.run(ctx, peer.Accept, i.From)
-	if err != nil || a.json {
-		return a.end(result, err)
-	}
-	connected := "The gateways have yet to hear each other: isthmusctl peer list shows when they do."
-	if result.Connected {
-		connected = "They are connected."
-	}
-	if result.Changed == 0 {
-		_, err = fmt.Fprintf(a.out, "%s and %s are peers already: nothing to do. %s\n", own.ID, i.From, connected)
-		return err
-	}
-	_, err = fmt.Fprintf(a.out, "%s and %s are peers, in %v. The fingerprint of the gateway of %s is %s. %s\n", own.ID, i.From,
-		time.Duration(result.Seconds*float64(time.Second)).Round(100*time.Millisecond), i.From, invitation.Fingerprint(i.Key), connected)
 	return err
 }

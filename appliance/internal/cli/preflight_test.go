@@ -205,7 +205,7 @@ func TestUsageErrors(t *testing.T) {
 		{"peer invite rome --expires 200h", "--expires 200h0m0s: write a time up to 168h0m0s"},
 		{"peer accept", "accepts 1 arg"},
 		{"peer accept /does/not/exist", "a file that has it, or - for standard input"},
-		{"peer accept -", "this is no invitation"},
+		{"peer accept -", "this is not an invitation"},
 		{"peer remove", "accepts 1 arg"},
 		{"peer remove rome --timeout 0s", "--timeout 0s"},
 	} {

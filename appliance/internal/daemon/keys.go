@@ -13,16 +13,16 @@ import (
 	"sync"
 	"time"
 
-	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
 // Names of the files with the keys, which are the fields of the Secret.
 const (
-	privateKeyFile   = "privateKey"
-	publicKeyFile    = "publicKey"
-	presharedKeyFile = desired.PresharedKeyField // only where there is one
+	privateKeyFile   = v1beta1.PrivateKeyField
+	publicKeyFile    = v1beta1.PublicKeyField
+	presharedKeyFile = v1beta1.PresharedKeyField // only where there is one
 )
 
 // A privateKey is a Curve25519 private key. However it is printed, the key stays

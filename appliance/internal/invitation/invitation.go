@@ -136,8 +136,8 @@ func NewID(random io.Reader) (string, error) {
 
 // Errors of [Parse].
 var (
-	// ErrNone says that a text is none of an invitation.
-	ErrNone = errors.New("this is no invitation: paste all lines that isthmusctl peer invite has printed, from isthmus-invitation on")
+	// ErrNone says that a text is not an invitation.
+	ErrNone = errors.New("this is not an invitation: paste all lines that isthmusctl peer invite has printed, from isthmus-invitation on")
 	// ErrAltered says that a text is not as it was printed.
 	ErrAltered = errors.New("the invitation is not as it was printed: a part is missing, or was changed on the way: paste all its lines again, or ask for a new one")
 )
@@ -165,7 +165,7 @@ func sum(body string) string {
 }
 
 // Parse returns the invitation of a text, however its lines are broken. An error is
-// [ErrNone], [ErrAltered], or says what in it can't be.
+// [ErrNone], [ErrAltered], or names the field that can't be right.
 func Parse(text string) (Invitation, error) {
 	if len(text) > maxText {
 		return Invitation{}, ErrNone
@@ -195,7 +195,7 @@ func Parse(text string) (Invitation, error) {
 	return i, i.check()
 }
 
-// check returns what of a text can't be.
+// check returns the field of a text that can't be right.
 func (i Invitation) check() error {
 	bad := func(field string) error {
 		return fmt.Errorf("the invitation's %s can't be right: ask for a new one", field)

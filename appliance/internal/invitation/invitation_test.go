@@ -55,9 +55,9 @@ func TestParseRefuses(t *testing.T) {
 	text := with(func(*Invitation) {})
 	lines := strings.Split(text, "\n")
 	for _, c := range []struct{ name, text, want string }{
-		{"nothing", "", "this is no invitation"},
-		{"something else", "kubectl get pods", "this is no invitation"},
-		{"far too much", prefix + strings.Repeat(" x", maxText), "this is no invitation"},
+		{"nothing", "", "this is not an invitation"},
+		{"something else", "kubectl get pods", "this is not an invitation"},
+		{"far too much", prefix + strings.Repeat(" x", maxText), "this is not an invitation"},
 		{"the first line only", lines[0], "not as it was printed"},
 		{"without its last line", strings.Join(lines[:len(lines)-2], "\n"), "not as it was printed"},
 		{"a letter is another", strings.Replace(text, "A", "B", 1), "not as it was printed"},
@@ -138,15 +138,15 @@ func TestMessagesRefused(t *testing.T) {
 		{"too long", answer, head + strings.Repeat(" ", MaxMessage), "longer than"},
 		{"no key", answer, head + `"from":"rome","to":"milan",` + nets, "key"},
 		{"half a key", answer, head + `"from":"rome","to":"milan","key":"AwAA",` + nets, "no key"},
-		{"a name that is none", answer, head + `"from":"../rome","to":"milan",` + key + nets, "cluster IDs"},
+		{"a name that is none", answer, head + `"from":"../rome","to":"milan",` + key + nets, "not a cluster ID"},
 		{"no networks", answer, head + `"from":"rome","to":"milan",` + key + `"pod":[],"external":["10.71.0.0/16"]}}`, "0 networks"},
-		{"host bits", answer, head + `"from":"rome","to":"milan",` + key + `"pod":["10.1.0.7/16"],"external":["10.71.0.0/16"]}}`, "no network"},
+		{"host bits", answer, head + `"from":"rome","to":"milan",` + key + `"pod":["10.1.0.7/16"],"external":["10.71.0.0/16"]}}`, "not a network"},
 		{"accepted without a key", reply, head + `"verdict":"accepted",` + nets, "presharedKey"},
 		{"refused without a reason", reply, head + `"verdict":"refused","pod":null,"external":null}}`, "reason"},
 		{"a reason that writes on a terminal", reply, head + `"verdict":"refused","reason":"\u001b[2J","pod":null,"external":null}}`, "reason"},
 		{"refused with networks", reply, head + `"verdict":"refused","reason":"no",` + nets, "more than a reason"},
 		{"no verdict", reply, head + `"verdict":"perhaps","pod":null,"external":null}}`, "verdict"},
-		{"a receipt of nothing", receipt, head + `"received":false}}`, "confirms nothing"},
+		{"a receipt of nothing", receipt, head + `"received":false}}`, "does not say that the reply was received"},
 	} {
 		err := c.decode([]byte(c.text))
 		if c.want == "" {
@@ -176,15 +176,15 @@ func TestFingerprint(t *testing.T) {
 	assert.Assert(t, public != private)
 }
 
-func TestJudge(t *testing.T) {
+func TestRefusal(t *testing.T) {
 	end := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 	other := answer()
 	other.Key = Key{9}
 	used := answer()
-	open := Open{ID: answer().ID, From: "milan", To: "rome", Expires: end}
+	open := Record{ID: answer().ID, From: "milan", To: "rome", Expires: end}
 	for _, c := range []struct {
 		name   string
-		open   func(*Open)
+		open   func(*Record)
 		answer func(*Answer)
 		at     time.Duration // before the end
 		want   string
@@ -194,9 +194,9 @@ func TestJudge(t *testing.T) {
 		{"another invitation", nil, func(a *Answer) { a.ID = "fedcba9876543210" }, time.Second, "another invitation"},
 		{"another cluster", nil, func(a *Answer) { a.From = "naples" }, time.Second, "is for cluster rome, and naples has answered"},
 		{"for somebody else", nil, func(a *Answer) { a.To = "paris" }, time.Second, "is for cluster paris, and this is milan"},
-		{"used by another", func(o *Open) { o.Used = &other }, nil, time.Second, "used already, by a gateway with the fingerprint " + Fingerprint(other.Key)},
-		{"the same again", func(o *Open) { o.Used = &used }, nil, time.Second, ""},
-		{"the same again, after its end", func(o *Open) { o.Used = &used }, nil, -time.Second, ""},
+		{"used by another", func(o *Record) { o.Used = &other }, nil, time.Second, "used already, by a gateway with the fingerprint " + Fingerprint(other.Key)},
+		{"the same again", func(o *Record) { o.Used = &used }, nil, time.Second, ""},
+		{"the same again, after its end", func(o *Record) { o.Used = &used }, nil, -time.Second, ""},
 	} {
 		o, a := open, answer()
 		if c.open != nil {
@@ -205,7 +205,7 @@ func TestJudge(t *testing.T) {
 		if c.answer != nil {
 			c.answer(&a)
 		}
-		got := o.Judge(a, end.Add(-c.at))
+		got := o.refusal(a, end.Add(-c.at))
 		if c.want == "" {
 			assert.Check(t, is.Equal(got, ""), c.name)
 		} else {

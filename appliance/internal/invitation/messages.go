@@ -10,7 +10,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 	"unicode"
 )
 
@@ -128,7 +127,7 @@ func Decode[M message](b []byte) (M, error) {
 		err = m.check()
 	case Receipt:
 		if !m.Received || !hexID.MatchString(m.ID) {
-			err = errors.New("a receipt that confirms nothing")
+			err = errors.New("the receipt does not say that the reply was received")
 		}
 	}
 	if err != nil {
@@ -142,7 +141,7 @@ func Read[M message](r io.Reader) (M, error) {
 	line, err := bufio.NewReader(io.LimitReader(r, MaxMessage)).ReadBytes('\n')
 	if err != nil {
 		var none M
-		return none, fmt.Errorf("a message that ends too soon, or is longer than %d bytes: %w", MaxMessage, err)
+		return none, fmt.Errorf("the message ends too soon, or is longer than %d bytes: %w", MaxMessage, err)
 	}
 	return Decode[M](line)
 }
@@ -161,7 +160,7 @@ func strict(b []byte, into any) error {
 
 func (o Offer) check() error {
 	if !hexID.MatchString(o.ID) || o.Key == (Key{}) || o.PrivateKey != nil && *o.PrivateKey == (Key{}) {
-		return errors.New("an offer without ID or key")
+		return errors.New("the offer has no ID or no key")
 	}
 	return nil
 }
@@ -169,9 +168,9 @@ func (o Offer) check() error {
 func (a Answer) check() error {
 	switch {
 	case !hexID.MatchString(a.ID):
-		return errors.New("id: is none of an invitation")
+		return errors.New("id: is not the ID of an invitation, 16 hexadecimal digits")
 	case !clusterID.MatchString(a.From) || !clusterID.MatchString(a.To):
-		return errors.New("from, to: are no cluster IDs")
+		return errors.New("from or to: is not a cluster ID")
 	case a.Key == Key{}:
 		return errors.New("key: is missing")
 	}
@@ -180,7 +179,7 @@ func (a Answer) check() error {
 
 func (r Reply) check() error {
 	if !hexID.MatchString(r.ID) {
-		return errors.New("id: is none of an invitation")
+		return errors.New("id: is not the ID of an invitation, 16 hexadecimal digits")
 	}
 	switch r.Verdict {
 	case Accepted:
@@ -190,14 +189,14 @@ func (r Reply) check() error {
 		return r.Networks.check()
 	case Waiting, Refused:
 		if r.PresharedKey != nil || len(r.Pod)+len(r.External) > 0 {
-			return fmt.Errorf("verdict: is %s, and there is more than a reason", r.Verdict)
+			return fmt.Errorf("verdict: is %s, and the reply has more than a reason", r.Verdict)
 		}
 		if r.Reason == "" || len(r.Reason) > maxReason || strings.ContainsFunc(r.Reason, func(c rune) bool { return !unicode.IsPrint(c) }) {
-			return errors.New("reason: is missing, or no text")
+			return errors.New("reason: is missing, too long, or has characters that can't be printed")
 		}
 		return nil
 	}
-	return fmt.Errorf("verdict: is none of %s, %s and %s", Accepted, Waiting, Refused)
+	return fmt.Errorf("verdict: %q is not a verdict; those are %s, %s and %s", r.Verdict, Accepted, Waiting, Refused)
 }
 
 func (n Networks) check() error {
@@ -206,40 +205,13 @@ func (n Networks) check() error {
 		prefixes []netip.Prefix
 	}{{"pod", n.Pod}, {"external", n.External}} {
 		if len(list.prefixes) == 0 || len(list.prefixes) > MaxNetworks {
-			return fmt.Errorf("%s: there are %d networks, and 1 to %d can be", list.name, len(list.prefixes), MaxNetworks)
+			return fmt.Errorf("%s: has %d networks; it can have 1 to %d", list.name, len(list.prefixes), MaxNetworks)
 		}
 		if slices.ContainsFunc(list.prefixes, func(p netip.Prefix) bool { return !p.IsValid() || p != p.Masked() }) {
-			return fmt.Errorf("%s: has what is no network", list.name)
+			return fmt.Errorf("%s: has an address with a length that is not a network, such as 10.0.0.7/16", list.name)
 		}
 	}
 	return nil
-}
-
-// Open is what the inviting side knows of its invitation.
-type Open struct {
-	// ID is that of the invitation, From the own cluster ID, To that of who is invited.
-	ID, From, To string
-	Expires      time.Time
-	// Used is the answer that it was used by; nil: none yet.
-	Used *Answer
-}
-
-// Judge returns why an answer is refused; empty: it is not. The same answer again is
-// none that is refused.
-func (o Open) Judge(a Answer, now time.Time) string {
-	switch {
-	case a.ID != o.ID:
-		return "it is another invitation that is open: use the text that was printed last, or ask for a new one"
-	case a.To != o.From:
-		return fmt.Sprintf("the answer is for cluster %s, and this is %s", a.To, o.From)
-	case a.From != o.To:
-		return fmt.Sprintf("the invitation is for cluster %s, and %s has answered: ask for one that names %s", o.To, a.From, a.From)
-	case o.Used != nil && !o.Used.Equal(a):
-		return fmt.Sprintf("the invitation was used already, by a gateway with the fingerprint %s: ask for a new one, and whether it was you", Fingerprint(o.Used.Key))
-	case o.Used == nil && !now.Before(o.Expires):
-		return fmt.Sprintf("the invitation has expired at %s by the clock of %s: ask for a new one", o.Expires.UTC().Format(time.RFC3339), o.From)
-	}
-	return ""
 }
 
 // Equal reports whether two answers say the same.

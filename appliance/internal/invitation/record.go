@@ -76,7 +76,7 @@ func ReadRecord(data map[string][]byte) (Record, error) {
 	}
 	r := v.Record
 	if !hexID.MatchString(r.ID) || !clusterID.MatchString(r.From) || !clusterID.MatchString(r.To) || r.Key == (Key{}) || r.Expires.IsZero() {
-		return Record{}, errors.New(fieldRecord + ": has no ID, cluster, key or end")
+		return Record{}, errors.New(fieldRecord + ": one of its fields id, from, to, key and expires is missing, or can't be right")
 	}
 	return r, nil
 }
@@ -89,7 +89,7 @@ func (r Record) Judge(a Answer, now time.Time, own Networks, problem func(Answer
 	refuse := func(reason string) (Reply, Record, error) {
 		return Reply{ID: a.ID, Verdict: Refused, Reason: printable(reason)}, r, nil
 	}
-	if why := (Open{ID: r.ID, From: r.From, To: r.To, Expires: r.Expires, Used: r.Used}).Judge(a, now); why != "" {
+	if why := r.refusal(a, now); why != "" {
 		return refuse(why)
 	}
 	if r.Used == nil {
@@ -113,6 +113,24 @@ func (r Record) Judge(a Answer, now time.Time, own Networks, problem func(Answer
 		return refuse("the invitation was used, and both sides had the reply: remove the peering on both sides, and ask for a new one")
 	}
 	return Reply{ID: a.ID, Verdict: Accepted, PresharedKey: r.PresharedKey, Networks: own}, r, nil
+}
+
+// refusal returns why an answer is refused, whatever the cluster is like; empty: it is not
+// refused. The answer that the invitation was used by is not refused when it comes again.
+func (r Record) refusal(a Answer, now time.Time) string {
+	switch {
+	case a.ID != r.ID:
+		return "it is another invitation that is open: use the text that was printed last, or ask for a new one"
+	case a.To != r.From:
+		return fmt.Sprintf("the answer is for cluster %s, and this is %s", a.To, r.From)
+	case a.From != r.To:
+		return fmt.Sprintf("the invitation is for cluster %s, and %s has answered: ask for one that names %s", r.To, a.From, a.From)
+	case r.Used != nil && !r.Used.Equal(a):
+		return fmt.Sprintf("the invitation was used already, by a gateway with the fingerprint %s: ask for a new one; if that is not your gateway, somebody else has read the text", Fingerprint(r.Used.Key))
+	case r.Used == nil && !now.Before(r.Expires):
+		return fmt.Sprintf("the invitation has expired at %s by the clock of %s: ask for a new one", r.Expires.UTC().Format(time.RFC3339), r.From)
+	}
+	return ""
 }
 
 // printable makes a text one that a reply may have.

@@ -101,11 +101,7 @@ func invite(b *Both, o *Options) Step {
 	if len(s.Problems) > 0 {
 		return s
 	}
-	if namespace(b, Local, o, &s); s.busy() {
-		return s
-	}
-	if f.Pending != "" {
-		s.wait(Local, false, "%s of %s to have a network", f.Pending, f.ID)
+	if ground(b, o, &s); s.busy() {
 		return s
 	}
 	if s.Changes = gateways; s.busy() {
@@ -147,11 +143,7 @@ func accept(b *Both, o *Options) Step {
 	if len(s.Problems) > 0 {
 		return s
 	}
-	if namespace(b, Local, o, &s); s.busy() {
-		return s
-	}
-	if f.Pending != "" {
-		s.wait(Local, false, "%s of %s to have a network", f.Pending, f.ID)
+	if ground(b, o, &s); s.busy() {
 		return s
 	}
 	if len(f.Clients) == 0 {
@@ -178,6 +170,15 @@ func accept(b *Both, o *Options) Step {
 		s.wait(Local, false, "the tunnel: %s", cmp.Or(f.Starting, why))
 	}
 	return s
+}
+
+// ground finds what a gateway of this side needs before it can be made: the tenant
+// namespace, and the networks of the cluster.
+func ground(b *Both, o *Options, s *Step) {
+	f := &b[Local]
+	if namespace(b, Local, o, s); !s.busy() && f.Pending != "" {
+		s.wait(Local, false, "%s of %s to have a network", f.Pending, f.ID)
+	}
 }
 
 // answered waits for the reply to the answer of this side.

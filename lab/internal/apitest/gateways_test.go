@@ -95,17 +95,10 @@ func (o *operator) revision() string {
 // readyPods makes all pods ready, as if there were nodes, until ctx is done: those
 // in namespaces of tenants as long as gateways is true.
 func (o *operator) readyPods(ctx context.Context, gateways *atomic.Bool) {
-	tick := time.NewTicker(200 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	every(ctx, 200*time.Millisecond, func() {
 		list, err := o.cp.Client().CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 		if err != nil {
-			continue // the control plane ends
+			return // the control plane ends
 		}
 		for _, pod := range list.Items {
 			api := o.cp.Client().CoreV1().Pods(pod.Namespace)
@@ -130,6 +123,20 @@ func (o *operator) readyPods(ctx context.Context, gateways *atomic.Bool) {
 			if err != nil && ctx.Err() == nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 				o.t.Errorf("pod %s: %v", pod.Name, err)
 			}
+		}
+	})
+}
+
+// every does something again and again until ctx is done.
+func every(ctx context.Context, interval time.Duration, do func()) {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+			do()
 		}
 	}
 }

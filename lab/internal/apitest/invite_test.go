@@ -148,7 +148,7 @@ func (p *pair) approves() {
 
 // balance gives every Service of the type LoadBalancer an address, until ctx is done.
 func (o *operator) balance(ctx context.Context) {
-	each(ctx, func() {
+	every(ctx, 50*time.Millisecond, func() {
 		var list corev1.ServiceList
 		if o.client.List(ctx, &list) != nil {
 			return
@@ -165,7 +165,7 @@ func (o *operator) balance(ctx context.Context) {
 // carry takes the answer from rome's gateway to milan's, and the reply back, until ctx is
 // done.
 func (p *pair) carry(ctx context.Context) {
-	each(ctx, func() {
+	every(ctx, 50*time.Millisecond, func() {
 		var server, dialler corev1.Secret
 		if p.milan.client.Get(ctx, client.ObjectKey{Namespace: "liqo-tenant-rome", Name: "gw-rome-handover"}, &server) != nil ||
 			p.rome.client.Get(ctx, client.ObjectKey{Namespace: "liqo-tenant-milan", Name: "gw-milan-handover"}, &dialler) != nil ||
@@ -192,17 +192,4 @@ func (p *pair) carry(ctx context.Context) {
 		}
 		_ = p.rome.client.Update(ctx, &dialler)
 	})
-}
-
-func each(ctx context.Context, do func()) {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-			do()
-		}
-	}
 }

@@ -132,16 +132,9 @@ func (o *operator) withAccount() *operator {
 
 // gateways has all Connections say that they are connected, until ctx is done.
 func (p *pair) gateways(ctx context.Context) {
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
+	every(ctx, 50*time.Millisecond, func() {
 		if !p.hear.Load() {
-			continue
+			return
 		}
 		for _, o := range []*operator{p.milan, p.rome} {
 			for _, c := range o.list(ctx, "Connection") {
@@ -154,7 +147,7 @@ func (p *pair) gateways(ctx context.Context) {
 				}
 			}
 		}
-	}
+	})
 }
 
 // list returns the objects of a kind of ours in all namespaces.

@@ -1,0 +1,120 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/discovery"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/internal/peer"
+)
+
+// alone is one run of a command about one side of a peering.
+type alone struct {
+	*program
+	options     peer.Options
+	serviceType string
+	lifetime    time.Duration
+	list        bool
+	revoke      bool
+}
+
+func (p *program) peerRemoveCommand() *cobra.Command {
+	a := &alone{program: p}
+	cmd := &cobra.Command{
+		Use:   "remove ID",
+		Short: "Remove this cluster's side of a peering",
+		Long: `Delete the gateway of the peering with the cluster ID, its public key, the
+Configuration, an invitation and the tenant namespace, in this cluster. The other
+side stays as it is, and is of no use then: remove it there as well. A namespace in which
+there is anything else stays, and it is said what that is.`,
+		Example: example("isthmusctl peer remove rome", "isthmusctl peer remove rome --wait --json"),
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			result, err := a.run(cmd.Context(), peer.Remove, args[0])
+			if err != nil || a.json {
+				return a.end(result, err)
+			}
+			took := time.Duration(result.Seconds * float64(time.Second)).Round(100 * time.Millisecond)
+			if result.Changed == 0 {
+				_, err = fmt.Fprintf(a.out, "This cluster has no peering with %s: nothing to do.\n", args[0])
+			} else {
+				_, err = fmt.Fprintf(a.out, "This cluster has forgotten %s: %d objects deleted in %v. The other side stays until it is removed there.\n", args[0], result.Changed, took)
+			}
+			return err
+		},
+	}
+	a.flags(cmd.Flags())
+	return cmd
+}
+
+// flags adds those of all commands about one side.
+func (a *alone) flags(f *pflag.FlagSet) {
+	f.DurationVar(&a.options.Timeout, "timeout", peer.DefaultTimeout, "longest `time` that all of it may take")
+	f.BoolVar(&a.options.Wait, "wait", false, "wait until the gateways have heard from each other, or are gone")
+}
+
+// config returns what a run about one side needs.
+func (a *alone) config(action peer.Action, id string) (peer.Config, error) {
+	o := a.options
+	if o.Timeout <= 0 {
+		return peer.Config{}, fmt.Errorf("--timeout %v: write a time that is longer than nothing, such as %v", o.Timeout, peer.DefaultTimeout)
+	}
+	o.Now = time.Now
+	o.Server.APIVersion, o.Server.Kind = v1beta1.GroupVersion.String(), "WgGatewayServerTemplate"
+	o.Client.APIVersion, o.Client.Kind = v1beta1.GroupVersion.String(), "WgGatewayClientTemplate"
+	cfg := peer.Config{Action: action, Peer: id, Options: o}
+	config, err := a.cluster.ToRESTConfig()
+	if err != nil {
+		return cfg, fmt.Errorf("which cluster: %w: name one by --kubeconfig or --context", err)
+	}
+	c := peer.Cluster{Name: "cluster at " + config.Host, System: *a.cluster.Namespace, Kubectl: "kubectl", Isthmusctl: "isthmusctl"}
+	addFlags(&c, *a.cluster.KubeConfig, *a.cluster.Context)
+	if c.Client, err = client.New(config, client.Options{Scheme: kube.Scheme()}); err != nil {
+		return cfg, fmt.Errorf("%s: %w", c.Name, err)
+	}
+	cfg.Clusters[peer.Local] = c
+	d, err := discovery.NewDiscoveryClientForConfig(config)
+	if err != nil {
+		return cfg, err
+	}
+	cfg.Kinds = func(peer.Side) ([]schema.GroupVersionKind, error) {
+		lists, err := d.ServerPreferredNamespacedResources()
+		if discovery.IsGroupDiscoveryFailedError(err) {
+			err = nil // of an aggregated API server that is away
+		}
+		return peer.NamespacedKinds(lists), err
+	}
+	return cfg, nil
+}
+
+// run does what the action says, and tells how far it is.
+func (a *alone) run(ctx context.Context, action peer.Action, id string) (peer.Result, error) {
+	cfg, err := a.config(action, id)
+	if err != nil {
+		return peer.Result{}, err
+	}
+	out := newTicker(a.err)
+	cfg.Say, cfg.Waiting = out.say, out.waiting
+	result, err := peer.Run(ctx, cfg)
+	out.end()
+	if err != nil {
+		return result, &networkError{peerError(err), result}
+	}
+	return result, nil
+}
+
+// end returns an error, or prints the result as JSON.
+func (a *alone) end(result peer.Result, err error) error {
+	if err != nil || !a.json {
+		return err
+	}
+	return a.print(result)
+}
