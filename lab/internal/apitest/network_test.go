@@ -105,6 +105,7 @@ func TestNetwork(t *testing.T) {
 		{"connected, and a second time there is nothing to do", (*pair).connects},
 		{"another's objects are taken as they are", (*pair).adopts},
 		{"by a user with the rights that the role names, and no others", (*pair).leastRights},
+		{"a peer is blocked, and let in again", (*pair).blocks},
 		{"killed after any write, the next run ends in the same objects", (*pair).killed},
 		{"what can't be done is taken back, and nothing else", (*pair).takesBack},
 	} {
