@@ -269,6 +269,7 @@ type Connection struct {
 	Type     string // Server or Client
 	Value    string // Connected, Connecting, Error
 	Why      string // of its condition Connected; empty: not known
+	Blocked  bool   // the gateway has cut the peer off, as it says
 	Reported time.Time
 }
 

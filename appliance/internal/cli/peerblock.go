@@ -25,10 +25,12 @@ type blockResult struct {
 	Blocked bool   `json:"blocked"`
 	Block   string `json:"block,omitempty"` // by whom, when and why
 	Changed bool   `json:"changed"`
+	Applied bool   `json:"applied,omitempty"` // --wait: the gateway has said so
 }
 
 func (p *program) peerBlockCommand() *cobra.Command {
 	var reason string
+	var wait waitFlags
 	cmd := &cobra.Command{
 		Use:   "block ID",
 		Short: "Cut a peer off at once, on this side alone",
@@ -36,32 +38,39 @@ func (p *program) peerBlockCommand() *cobra.Command {
 cluster's gateway, so that nothing of the peer's is decrypted and nothing is sent to it.
 The objects of the peering stay. It is the annotation ` + v1beta1.AnnotationBlocked + `
 of the peering's Configuration, which may as well be written by kubectl or from Git; it
-blocks whatever its value is.`,
-		Example: example("isthmusctl peer block rome --reason 'key leaked'", "isthmusctl peer unblock rome"),
+blocks whatever its value is. With --wait it returns once the gateway says that the peer is cut off.`,
+		Example: example("isthmusctl peer block rome --reason 'key leaked' --wait", "isthmusctl peer unblock rome --wait"),
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.setBlock(cmd.Context(), args[0], true, reason)
+			return p.setBlock(cmd.Context(), args[0], true, reason, wait)
 		},
 	}
+	wait.add(cmd.Flags(), "wait until the gateway says that the peer is cut off")
 	cmd.Flags().StringVar(&reason, "reason", "", "`text` that the conditions repeat")
 	return cmd
 }
 
 func (p *program) peerUnblockCommand() *cobra.Command {
-	return &cobra.Command{
+	var wait waitFlags
+	cmd := &cobra.Command{
 		Use:     "unblock ID",
 		Short:   "Let a peer that was blocked connect again",
 		Long:    `unblock takes back what isthmusctl peer block has done. The gateways connect by themselves.`,
-		Example: example("isthmusctl peer unblock rome"),
+		Example: example("isthmusctl peer unblock rome --wait"),
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return p.setBlock(cmd.Context(), args[0], false, "")
+			return p.setBlock(cmd.Context(), args[0], false, "", wait)
 		},
 	}
+	wait.add(cmd.Flags(), "wait until the gateways have heard from each other")
+	return cmd
 }
 
 // setBlock blocks the peer with this ID, or ends that, and tells what became of it.
-func (p *program) setBlock(ctx context.Context, id string, block bool, reason string) error {
+func (p *program) setBlock(ctx context.Context, id string, block bool, reason string, wait waitFlags) error {
+	if err := wait.check(); err != nil {
+		return err
+	}
 	c, err := p.connect()
 	if err != nil {
 		return err
@@ -80,6 +89,9 @@ func (p *program) setBlock(ctx context.Context, id string, block bool, reason st
 			rights = append(rights, access.Right{Verb: "patch", Group: v1beta1.GroupVersion.Group, Resource: "configurations", Namespace: o.Namespace})
 		} else if block {
 			r.Block = text
+		}
+		if wait.wait {
+			rights = append(rights, access.Right{Verb: "list", Group: v1beta1.GroupVersion.Group, Resource: "connections", Namespace: o.Namespace})
 		}
 	}
 	lacking, err := access.Missing(ctx, c.client, rights)
@@ -104,6 +116,12 @@ func (p *program) setBlock(ctx context.Context, id string, block bool, reason st
 		}
 		r.Changed = true
 	}
+	if wait.wait {
+		if err := p.awaitBlock(ctx, c, r, list, wait.timeout); err != nil {
+			return err
+		}
+		r.Applied = true
+	}
 	if p.json {
 		return p.print(r)
 	}
@@ -114,6 +132,10 @@ func (p *program) setBlock(ctx context.Context, id string, block bool, reason st
 // String says what was done.
 func (r blockResult) String() string {
 	switch {
+	case r.Blocked && r.Applied:
+		return r.ID + " is blocked: this cluster's gateway has taken its key out of WireGuard. To end that: isthmusctl peer unblock " + r.ID
+	case r.Applied:
+		return r.ID + " is not blocked, and connected."
 	case r.Blocked && r.Changed:
 		return fmt.Sprintf("%s is blocked: its gateway is cut off as soon as this cluster's gateway has read that, and isthmusctl peer list shows it.", r.ID)
 	case r.Blocked:

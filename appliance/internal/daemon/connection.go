@@ -51,7 +51,7 @@ func (f tunnelFacts) connected() Condition {
 	case f.blocked != "" && f.peer:
 		return no("NotApplied", "WireGuard still has the peer, although %s: it is removed in the next seconds", f.blocked)
 	case f.blocked != "":
-		return no("Blocked", "%s", f.blocked)
+		return no(v1beta1.ReasonBlocked, "%s", f.blocked)
 	case f.state == probe.Connected:
 		return Condition{v1beta1.ConditionConnected, "Connected", "the gateway of the peer answers through the tunnel", true}
 	case !f.wanted:

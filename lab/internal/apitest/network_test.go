@@ -107,6 +107,7 @@ func TestNetwork(t *testing.T) {
 		{"another's objects are taken as they are", (*pair).adopts},
 		{"by an invitation, of which nothing has to be copied back", (*pair).invites},
 		{"by a user with the rights that the role names, and no others", (*pair).leastRights},
+		{"a peer is blocked, and let in again", (*pair).blocks},
 		{"killed after any write, the next run ends in the same objects", (*pair).killed},
 		{"what can't be done is taken back, and nothing else", (*pair).takesBack},
 	} {

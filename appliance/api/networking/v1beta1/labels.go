@@ -139,6 +139,9 @@ const (
 // what it is.
 const ConditionConnected = "Connected"
 
+// ReasonBlocked is its reason when this cluster has cut the peer off.
+const ReasonBlocked = "Blocked"
+
 // Conditions of a Configuration.
 const (
 	// ConditionNetworkCIDRsConfigured says whether all networks of the peer have
