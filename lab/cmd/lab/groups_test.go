@@ -191,12 +191,12 @@ func TestQueue(t *testing.T) {
 		{"one lab at a time", 1, true, []string{"native-1", "native-40", "native-7", "vm-3", "vm-9"}},
 		{"two", 2, true, []string{"vm-9 native-40", "native-40 vm-3", "vm-3 native-7", "native-7 native-1", "native-1"}},
 		{"two, and real machines", 2, false, []string{"vm-9 vm-3", "vm-3 native-40", "native-40 native-7", "native-7 native-1", "native-1"}},
-		{"four", 4, true, []string{"vm-9 vm-3 native-40 native-7", "vm-3 native-40 native-7 native-1", "native-40 native-7 native-1", "native-7 native-1", "native-1"}},
+		{"four", 4, true, []string{"vm-9 native-40 native-7 native-1", "native-40 native-7 native-1 vm-3", "native-7 native-1 vm-3", "native-1 vm-3", "vm-3"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			groups := slices.Clone(all)
 			slices.SortFunc(groups, inTurn(tt.jobs))
-			q := newQueue(groups, tt.jobs, tt.emulated)
+			q := newQueue(groups, tt.jobs, tt.emulated, 112)
 			var running []*group
 			var got []string
 			for {
@@ -227,7 +227,7 @@ func TestQueue(t *testing.T) {
 // there is room, or no other lab runs or waits; a third one never, and none is forgotten.
 func TestQueueOfMachines(t *testing.T) {
 	first, second, third, native := weighing("vm", 3), weighing("vm", 2), weighing("vm", 1), weighing("native", 9)
-	q := newQueue([]*group{first, second, third, native}, 3, true)
+	q := newQueue([]*group{first, second, third, native}, 3, true, 112)
 	assert.Equal(t, q.pick(false), first)
 	assert.Equal(t, q.pick(false), native)
 	assert.Assert(t, q.pick(false) == nil, "a machine began beside another one and a native lab")
@@ -238,7 +238,7 @@ func TestQueueOfMachines(t *testing.T) {
 	assert.Equal(t, q.pick(false), third)
 	assert.Assert(t, q.empty())
 
-	q = newQueue([]*group{first, second, third, native}, 3, true)
+	q = newQueue([]*group{first, second, third, native}, 3, true, 112)
 	assert.Equal(t, q.pick(false), first)
 	assert.Equal(t, q.pick(true), second, "there was room")
 	assert.Equal(t, q.pick(true), native, "for a third machine there is none")
@@ -246,17 +246,17 @@ func TestQueueOfMachines(t *testing.T) {
 	assert.Assert(t, q.pick(false) == nil, "a machine began beside another one and a native lab")
 	assert.Equal(t, q.pick(true), third)
 
-	alone := newQueue([]*group{first, second}, 1, true)
+	alone := newQueue([]*group{first, second}, 1, true, 112)
 	assert.Equal(t, alone.pick(false), first)
 	assert.Assert(t, alone.pick(false) == nil)
 }
 
 // TestQueueOfKind: labs of kind and labs of this kernel with containerd do not run
-// beside each other, nor do two of the latter; all others do. Who asks before waits for them.
+// beside each other; all others do. Who asks before waits for them.
 func TestQueueOfKind(t *testing.T) {
 	machine, native, one, two, real := weighing("vm", 1), weighing("native", 9), weighing("kind", 3), weighing("kind", 2), weighing("native", 1)
 	real.topology.Clusters = []topology.Cluster{{Runtime: topology.RuntimeContainerd}}
-	q := newQueue([]*group{machine, one, real, native, two}, 4, true)
+	q := newQueue([]*group{machine, one, real, native, two}, 4, true, 112)
 	assert.Equal(t, q.take(false), machine)
 	assert.Equal(t, q.take(false), one)
 	assert.Equal(t, q.take(false), native)
@@ -269,17 +269,43 @@ func TestQueueOfKind(t *testing.T) {
 	q.done(two)
 	assert.Equal(t, <-waited, real)
 
-	other := weighing("native", 2)
-	other.topology.Clusters = real.topology.Clusters
-	q = newQueue([]*group{real, native, other, one}, 4, false)
+	q = newQueue([]*group{real, native, one}, 4, false, 112)
 	assert.Equal(t, q.take(false), real)
 	assert.Equal(t, q.take(false), native)
-	assert.Assert(t, q.pick(false) == nil, "a lab of kind, or another one with containerd, began beside one with containerd")
+	assert.Assert(t, q.pick(false) == nil, "a lab of kind began beside one with containerd")
 	q.done(real)
-	assert.Equal(t, q.take(false), other)
-	q.done(other)
 	assert.Equal(t, q.take(false), one)
 	assert.Assert(t, q.take(false) == nil)
+}
+
+// TestQueueOfInotify: labs of this kernel begin only where the instances of inotify suffice
+// for all of them, and one that takes more than there are runs alone. Machines and kind
+// take none of these.
+func TestQueueOfInotify(t *testing.T) {
+	of := func(rows int, clusters ...topology.Cluster) *group {
+		g := weighing("native", rows)
+		g.topology.Clusters = clusters
+		return g
+	}
+	real := topology.Cluster{Runtime: topology.RuntimeContainerd, Nodes: 2} // takes 36
+	first, second, hub, huge := of(1, real, real), of(2, real, real), of(3, make([]topology.Cluster, 3)...), of(4, real, real, real, real)
+	machine, ofKind := weighing("vm", 1), weighing("kind", 1)
+	q := newQueue([]*group{first, second, huge, hub, machine}, 9, true, 112)
+	assert.Equal(t, q.pick(true), first)
+	assert.Equal(t, q.pick(true), hub, "72 and 72 are more than 112; 72 and 30 are not")
+	assert.Equal(t, q.pick(true), machine)
+	assert.Assert(t, q.pick(true) == nil)
+	q.done(first)
+	assert.Equal(t, q.pick(true), second)
+	q.done(second)
+	assert.Assert(t, q.pick(true) == nil, "what takes more than there is began beside another one")
+	q.done(hub)
+	assert.Equal(t, q.pick(true), huge, "nothing else takes any")
+
+	q = newQueue([]*group{hub, ofKind, first}, 9, true, 20)
+	assert.Equal(t, q.pick(true), hub)
+	assert.Equal(t, q.pick(true), ofKind)
+	assert.Assert(t, q.pick(true) == nil)
 }
 
 // TestInTurn: what waits for others starts before what does not, however long that takes.

@@ -1,11 +1,15 @@
 package main
 
 import (
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 )
 
 // A queue hands groups to those who run them, the first first, and does not let
@@ -20,18 +24,22 @@ type queue struct {
 	kinds    int
 	real     int // of this kernel, with containerd
 	others   int
-	change   *sync.Cond
+	// Instances of inotify that labs of this kernel may have, and those that the labs that
+	// run take.
+	inotify, taken int
+	change         *sync.Cond
 }
 
-// newQueue is for so many labs at a time. At most half of them may be emulated machines,
-// which take a processor each for themselves: the control planes outside of
-// them, and what they are measured against, need the rest. A second one may use what
-// processors have left, be it that no other lab is there any more.
-func newQueue(all []*group, jobs int, emulated bool) *queue {
-	q := &queue{waiting: slices.Clone(all), limit: jobs, most: jobs}
+// newQueue is for so many labs at a time. At most half of those that run however busy the
+// machine is may be emulated machines, which take a processor each for themselves: the
+// control planes outside of them, and what they are measured against, need the rest. A
+// second one may use what processors have left, be it that no other lab is there any more.
+// Labs of this kernel share so many instances of inotify.
+func newQueue(all []*group, jobs int, emulated bool, inotify int) *queue {
+	q := &queue{waiting: slices.Clone(all), limit: jobs, most: jobs, inotify: inotify}
 	q.change = sync.NewCond(&q.mu)
 	if emulated {
-		q.limit = max(1, jobs/2)
+		q.limit = max(1, min(jobs, alwaysAtOnce)/2)
 		q.most = min(jobs, max(2, q.limit))
 	}
 	return q
@@ -59,6 +67,7 @@ func (q *queue) pick(room bool) *group {
 			continue
 		}
 		*q.running(g)++
+		q.taken += instances(g)
 		q.waiting = slices.Delete(q.waiting, i, i+1)
 		return g
 	}
@@ -78,13 +87,44 @@ func (q *queue) can(g *group, room bool) bool {
 	// would differ from those before them.
 	case &q.kinds:
 		return q.real == 0
-	// A node with containerd and a kubelet takes 13 of the 128 instances of inotify that
-	// a user has by default, a control plane 10. Two labs of four such nodes and two
-	// others took more, and nodes were not ready then (inotify(7)).
 	case &q.real:
-		return q.kinds+q.real == 0
+		if q.kinds > 0 {
+			return false
+		}
 	}
-	return true
+	// What takes more than there is runs alone, and its nodes say what is missing.
+	return q.taken == 0 || q.taken+instances(g) <= q.inotify
+}
+
+// inotifyLimit is what labs of this kernel may take together: this user's limit, less what
+// the machine's own programs take, as systemd and the lab do.
+func inotifyLimit() int {
+	const kernels, others = 128, 16 // the kernel's default (inotify_user_setup in fs/notify/inotify)
+	limit := kernels
+	if b, err := os.ReadFile("/proc/sys/fs/inotify/max_user_instances"); err == nil {
+		if n, err := strconv.Atoi(strings.TrimSpace(string(b))); err == nil {
+			limit = n
+		}
+	}
+	return limit - others
+}
+
+// instances is how many instances of inotify (inotify(7)) a lab takes from this kernel's
+// limit for a user: a control plane 10, a node with containerd and a kubelet 13, as counted
+// in labs. Where none is left a kubelet does not start, and no message says why. Machines
+// have a kernel of their own; clusters of kind take theirs from a limit that they raise.
+func instances(g *group) int {
+	if g.world != supervisor.Native {
+		return 0
+	}
+	n := 0
+	for _, c := range g.topology.Clusters {
+		n += 10
+		if c.Runtime == topology.RuntimeContainerd {
+			n += 13 * c.Nodes
+		}
+	}
+	return n
 }
 
 // running is the number of labs of the group's kind.
@@ -117,5 +157,6 @@ func (q *queue) done(g *group) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	*q.running(g)--
+	q.taken -= instances(g)
 	q.change.Broadcast()
 }

@@ -67,9 +67,9 @@ creates pods in their namespace default, sends probes between them, and deletes 
 It changes nothing else, unless you ask for --sabotage. Those rows run that need no more
 than that.
 
-With --jobs 2 two labs are up at a time, with --jobs 3 a third one once the machine's
-processors have been idle for a quarter of 20 seconds. Virtual machines come first; where they are
-emulated at most half of the labs are such machines, or two when a third lab may run or no other is left.
+With --jobs 2 two labs are up at a time, with --jobs 3 and more a further one each time
+the machine's processors have been idle for a quarter of 20 seconds. Virtual machines come first;
+where they are emulated one runs at a time, or two where there is such room or no other lab is left.
 
 Every run leaves runs/<time>-<seed> (and runs/latest): result.json, and for each
 row that failed the packets, the state of every host, logs and API objects.`,
@@ -246,16 +246,13 @@ func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 	for _, g := range all {
 		ran[g] = &groupRun{session: s, group: g}
 	}
-	q := newQueue(all, s.options.jobs, s.emulated(ctx, all))
+	q := newQueue(all, s.options.jobs, s.emulated(ctx, all), inotifyLimit())
 	var wg sync.WaitGroup
+	var room sync.Mutex // of two that find it, one would take the other's
 	for n := range s.options.jobs {
 		wg.Go(func() {
 			for {
-				extra := n >= alwaysAtOnce
-				if extra && !waitForRoom(ctx, q) {
-					return
-				}
-				g := q.take(extra)
+				g := s.next(ctx, q, n >= alwaysAtOnce, &room)
 				if g == nil {
 					return
 				}
@@ -272,6 +269,20 @@ func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 		s.run.Labs = append(s.run.Labs, ran[g].result)
 		s.run.Scenarios = append(s.run.Scenarios, ran[g].scenarios...)
 	}
+}
+
+// next is the group to run now; nil: there is none left. An extra one takes room, which
+// the others of them look for after it.
+func (s *session) next(ctx context.Context, q *queue, extra bool, room *sync.Mutex) *group {
+	if !extra {
+		return q.take(false)
+	}
+	room.Lock()
+	defer room.Unlock()
+	if !waitForRoom(ctx, q) {
+		return nil
+	}
+	return q.take(true)
 }
 
 // emulated tells whether the virtual machines of groups are emulated: whether a

@@ -62,6 +62,9 @@ func (p *pair) invites() {
 
 	// What is refused is taken back.
 	expired := p.invitation("--expires", "1s")
+	until(p.t, "the invitation has expired", func() bool {
+		return strings.Contains(p.milan.run("peer", "invite", "--list"), "expired")
+	})
 	_, errs, err = p.rome.try("peer", "accept", expired, "--timeout", "30s")
 	assert.Check(p.t, err != nil && strings.Contains(errs, "refused: the invitation has expired at"), errs)
 	assert.Check(p.t, is.Contains(errs, "what this run had made was taken back"))
@@ -78,8 +81,12 @@ func (p *pair) invitation(args ...string) string {
 	return answer.Text
 }
 
-// invited checks that both gateways know each other, and share a key.
+// invited checks that both gateways know each other, and share a key. Each controller ends
+// its part by itself: that one side is connected does not say that the other one has ended.
 func (p *pair) invited() {
+	until(p.t, "both controllers have ended the invitation", func() bool {
+		return p.ended(p.milan, "liqo-tenant-rome", "rome") && p.ended(p.rome, "liqo-tenant-milan", "milan")
+	})
 	var shared [2][]byte
 	for i, x := range []struct {
 		of, at         *operator
@@ -101,6 +108,15 @@ func (p *pair) invited() {
 		assert.Check(p.t, theirs[0].GetAnnotations()["networking.liqo.io/preshared-key"] != "")
 	}
 	assert.DeepEqual(p.t, shared[0], shared[1])
+}
+
+// ended reports whether the invitation is done, and nothing of it is left with the gateway.
+func (p *pair) ended(of *operator, namespace, peer string) bool {
+	var made, handover corev1.Secret
+	for name, s := range map[string]*corev1.Secret{peer + "-invitation": &made, "gw-" + peer + "-handover": &handover} {
+		assert.NilError(p.t, of.client.Get(p.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, s))
+	}
+	return bytes.Contains(made.Data["invitation"], []byte(`"done":true`)) && len(handover.Data) == 0
 }
 
 // approves says no to the gateway that has answered, and yes to the next one.
@@ -182,14 +198,24 @@ func (p *pair) carry(ctx context.Context) {
 		if reply == nil || bytes.Equal(reply, dialler.Data["reply"]) && !bytes.Contains(reply, []byte(`"accepted"`)) {
 			return
 		}
-		dialler.Data["reply"] = reply
-		if bytes.Contains(reply, []byte(`"accepted"`)) {
-			server.Data["delivered"], dialler.Data["delivered"] = []byte("true"), []byte("true")
-			if p.rome.client.Update(ctx, &dialler) == nil {
-				_ = p.milan.client.Update(ctx, &server)
-			}
+		if !bytes.Contains(reply, []byte(`"accepted"`)) {
+			dialler.Data["reply"] = reply
+			_ = p.rome.client.Update(ctx, &dialler) // or the next time
 			return
 		}
-		_ = p.rome.client.Update(ctx, &dialler)
+		// A controller may be writing, and what one side has makes it forget the handover: each
+		// of the two is told until it knows.
+		for _, side := range []struct {
+			of     *operator
+			secret *corev1.Secret
+		}{{p.rome, &dialler}, {p.milan, &server}} {
+			for ctx.Err() == nil && side.secret.Data != nil {
+				side.secret.Data["reply"], side.secret.Data["delivered"] = reply, []byte("true")
+				if side.of.client.Update(ctx, side.secret) == nil {
+					break
+				}
+				_ = side.of.client.Get(ctx, client.ObjectKeyFromObject(side.secret), side.secret) // or the next time
+			}
+		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
 // CannotRun says why a row of a scenario can't run in clusters that are there, or
@@ -238,7 +239,7 @@ func (n *needed) remapped(e *expect.Source) string {
 func (n *needed) sends(o operand.Operand) string {
 	switch o.Kind {
 	case operand.Pod, operand.Node, operand.GatewayNode:
-		return ""
+		return n.operand(o)
 	}
 	return noHost
 }
@@ -250,8 +251,22 @@ func (n *needed) operand(o operand.Operand) string {
 		return "the world " + World + " knows of no routers, control planes, load balancers and hosts outside of the clusters"
 	case operand.External:
 		return n.operand(*o.Inner)
+	case operand.GatewayNode:
+		return n.gatewayNode(o)
 	}
 	return ""
+}
+
+// gatewayNode says why the node of a gateway has no pod of the lab. Another node than that
+// is always found.
+func (n *needed) gatewayNode(o operand.Operand) string {
+	c, _ := find(n.have, o.Cluster)
+	peer, _ := find(n.have, o.Peer)
+	at, known := c.Gateways[peer.Spec.ID]
+	if !known || o.Other || slices.ContainsFunc(c.Spec.Nodes, func(s world.NodeSpec) bool { return s.ObjectName() == at }) {
+		return ""
+	}
+	return fmt.Sprintf("the gateway of %s for %s runs on node %s, which has a taint, is cordoned or is not ready, so that it takes no pods of the lab: %s describe node %s", o.Cluster, o.Peer, at, c.kubectl(), at)
 }
 
 // text says which name in a text stands for nothing.

@@ -37,6 +37,8 @@ func TestCannotRun(t *testing.T) {
 	apart := []Cluster{there("milan", "eu-1", "10.0.0.0/16", 2, "us-1"), there("rome", "us-1", "10.1.0.0/16", 3, "eu-1")}
 	mixed := slices.Clone(apart)
 	mixed[1].Overlay = "geneve"
+	tainted := slices.Clone(apart)
+	tainted[0].Gateways = map[string]string{"us-1": "control-plane"}
 	same := []Cluster{there("milan", "milan", "10.0.0.0/16", 2, "rome"), there("rome", "rome", "10.0.0.0/16", 2, "milan")}
 	const reach = "expect: { reach: { from: milan/web, to: rome/web, proto: tcp } }"
 	step := func(body string) string { return "{ name: it, " + body + " }" }
@@ -51,6 +53,10 @@ func TestCannotRun(t *testing.T) {
 	}{
 		{"a probe from pod to pod", "two-clusters", step(reach), apart, ""},
 		{"from a node", "two-clusters", step("expect: { reach: { from: milan/gateway.node, to: rome/web } }"), apart, ""},
+		{"from the node of a gateway that takes no pods", "two-clusters", step("expect: { reach: { from: milan/gateway.node, to: rome/web } }"), tainted, "the gateway of milan for rome runs on node control-plane, which has a taint"},
+		{"to it", "two-clusters", step("expect: { reach: { from: rome/web, to: milan/gateway.node } }"), tainted, "runs on node control-plane"},
+		{"from another node than that", "two-clusters", step("expect: { reach: { from: milan/gateway.othernode, to: rome/web } }"), tainted, ""},
+		{"from the node of the peer's gateway", "two-clusters", step("expect: { reach: { from: rome/gateway.node, to: milan/web } }"), tainted, ""},
 		{"a stream", "two-clusters", step("do: { flow: { name: s, from: milan/web, to: rome/web } }, expect: { flow: { name: s, alive: true } }"), apart, ""},
 		{"the source of a connection", "two-clusters", after("expect: { source: { seenBy: rome/web, is: milan/web } }"), apart, ""},
 		{"the source where ranges overlap", "two-clusters", after("expect: { source: { seenBy: rome/web, is: milan/web } }"), same, "pods of milan are seen with other addresses in rome"},

@@ -70,6 +70,9 @@ type Cluster struct {
 	Spec    world.ClusterSpec
 	Overlay netv1beta1.Overlay // empty: no node has said so yet
 	Peers   []string           // cluster IDs
+	// Gateways are the Nodes that the gateways run on, by the peer's cluster ID. A Node may
+	// be one that takes no pods of the lab.
+	Gateways map[string]string
 }
 
 // Read asks the clusters what they are. A cluster that has no appliance is an
@@ -104,7 +107,7 @@ func read(ctx context.Context, a Access) (Cluster, error) {
 		return Cluster{}, err
 	}
 	c := Cluster{Access: a, Spec: world.ClusterSpec{Name: a.Name}}
-	for _, learn := range []func(context.Context, client.Client) error{c.readID, c.readNetworks, c.readNodes, c.readOverlay, c.readPeers} {
+	for _, learn := range []func(context.Context, client.Client) error{c.readID, c.readNetworks, c.readNodes, c.readOverlay, c.readPeers, c.readGateways} {
 		if err := learn(ctx, cl); err != nil {
 			if meta.IsNoMatchError(err) {
 				return c, fmt.Errorf("Isthmus is not installed in this cluster: isthmusctl install%s: %w", a.flags(), err)
@@ -226,6 +229,21 @@ func (c *Cluster) readPeers(ctx context.Context, cl client.Client) error {
 		}
 	}
 	slices.Sort(c.Peers)
+	return nil
+}
+
+// readGateways reads where the gateways run. A cluster without one has none yet.
+func (c *Cluster) readGateways(ctx context.Context, cl client.Client) error {
+	var all netv1beta1.InternalFabricList
+	if err := cl.List(ctx, &all); err != nil {
+		return err
+	}
+	c.Gateways = map[string]string{}
+	for _, f := range all.Items {
+		if id := f.Labels[netv1beta1.LabelRemoteClusterID]; id != "" && f.Spec.GatewayNode != "" {
+			c.Gateways[id] = f.Spec.GatewayNode
+		}
+	}
 	return nil
 }
 

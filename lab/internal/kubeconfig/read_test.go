@@ -104,6 +104,11 @@ func TestRead(t *testing.T) {
 	in.Spec.Interface.Gateway.Name, in.Spec.Interface.Node.IP = "gw", "10.80.0.9"
 	create(in, func() { in.Status.VTEP = &netv1beta1.VTEP{IP: "172.18.0.2", MAC: "02:00:00:00:00:01"} })
 
+	fabric := &netv1beta1.InternalFabric{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "us-1", Labels: map[string]string{netv1beta1.LabelRemoteClusterID: "us-1"}}}
+	fabric.Spec.Interface.Node.Name, fabric.Spec.GatewayNode = "gw", "control-plane"
+	fabric.Spec.GatewayIP, fabric.Spec.Interface.Gateway.IP = "10.20.0.9", "10.80.0.10"
+	create(fabric, nil)
+
 	var got []Cluster
 	poll.WaitOn(t, func(poll.LogT) poll.Result { // the controller-manager takes its taints from nodes that are ready
 		if got, err = read("milan"); err != nil || len(got[0].Spec.Nodes) < 2 {
@@ -119,6 +124,7 @@ func TestRead(t *testing.T) {
 	}, compareAddrs)
 	assert.Equal(t, c.Overlay, netv1beta1.OverlayVXLAN)
 	assert.DeepEqual(t, c.Peers, []string{"us-1"})
+	assert.DeepEqual(t, c.Gateways, map[string]string{"us-1": "control-plane"})
 
 	_, err = read("milan", "rome")
 	assert.ErrorContains(t, err, "both clusters have the ID eu-1: are they one?")
