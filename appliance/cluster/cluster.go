@@ -86,6 +86,7 @@ type Snapshot struct {
 	ServerTemplates []Template
 	ClientTemplates []Template
 	PublicKeys      []PublicKey
+	BlockedKeys     BlockedKeys
 	Fabrics         []InternalFabric
 	InternalNodes   []InternalNode
 	Tunnels         []GeneveTunnel

@@ -158,6 +158,10 @@ func (h *handovers) judge(ctx context.Context, s *corev1.Secret, rec invitation.
 	}
 	reply, next, err := rec.Judge(*known.Answer, h.o.Now, own,
 		func(a invitation.Answer) string {
+			// Why, and by whom, is not for the other side to read.
+			if _, blocked := h.s.BlockedKeys.Of(a.Key[:]); blocked {
+				return fmt.Sprintf("the key of your gateway, with the fingerprint %s, is blocked there", invitation.Fingerprint(a.Key))
+			}
 			return plan.PeerProblem(h.s, h.configuration(side, a.Networks), cluster.PublicKey{
 				Meta: h.meta(side, "PublicKey"), RemoteID: side.remoteID, Key: a.Key[:],
 			})

@@ -110,6 +110,9 @@ func (gw *gateway) connectionStatus() (ConnectionStatus, bool) {
 func blockedBy(in desired.GatewayInput) string {
 	c, blocked := in.Blocked()
 	if !blocked {
+		if k, blocked := in.BlockedKey(); blocked {
+			return "the peer has " + k.String()
+		}
 		return ""
 	}
 	return fmt.Sprintf("this cluster has blocked the peer by the annotation %s of %s (%s): isthmusctl peer unblock %s ends that",

@@ -128,6 +128,11 @@ const (
 	PresharedKeyField = "presharedKey"
 )
 
+// BlockedKeysConfigMap is the name of the ConfigMap, in the system namespace, of the keys of
+// gateways that this cluster has nothing to do with, and its LabelAppName. The keys of its
+// data are fingerprints, the values say by whom, when and why; whatever they say blocks.
+const BlockedKeysConfigMap = "isthmus-blocked-keys"
+
 // Types of Secrets of invitations (package invitation). The type of a Secret never changes,
 // so what a gateway writes into the one of a handover is never taken for anything else.
 const (
@@ -139,7 +144,8 @@ const (
 // what it is.
 const ConditionConnected = "Connected"
 
-// ReasonBlocked is its reason when this cluster has cut the peer off.
+// ReasonBlocked is its reason when this cluster has cut the peer off, and that of the
+// condition Accepted of a PublicKey with a key that is blocked.
 const ReasonBlocked = "Blocked"
 
 // Conditions of a Configuration.
