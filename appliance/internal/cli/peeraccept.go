@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/internal/peer"
 )
 
@@ -81,6 +82,14 @@ func (a *alone) accept(ctx context.Context, arg string) error {
 		return fmt.Errorf("refused, nothing was changed: the invitation is for cluster %s, and this is %s: ask for one that names %s", i.To, own.ID, own.ID)
 	case time.Now().After(i.Expires.Add(invitation.Grace)):
 		return fmt.Errorf("refused, nothing was changed: the invitation has expired at %s: ask for a new one", i.Expires.UTC().Format(time.RFC3339))
+	}
+	blocked, err := readBlockedKeys(ctx, cfg.Clusters[peer.Local].Client, cfg.Clusters[peer.Local].System)
+	if err != nil {
+		return err
+	}
+	keys, _ := kube.BlockedKeys(blocked)
+	if k, is := keys.Of(i.Key[:]); is {
+		return fmt.Errorf("refused, nothing was changed: the gateway of %s has %s", i.From, k)
 	}
 	port, udp := int32(i.Port), corev1.ProtocolUDP
 	a.options.Endpoint = &v1beta1.EndpointStatus{Addresses: i.Addresses, Port: &port, Protocol: &udp}

@@ -35,9 +35,20 @@ func (w waitFlags) check() error {
 	return nil
 }
 
-// awaitBlock waits until all Connections of the peer say what r does. What was
+// A peering is what a peer has in one namespace.
+type peering struct{ id, namespace string }
+
+// A blockWait is what a block, or its end, is to lead to.
+type blockWait struct {
+	what     string // is blocked, or no longer: a peer, or a key
+	done     string // what has been done to it
+	blocked  bool
+	peerings []peering // whose Connections are to say so
+}
+
+// awaitBlock waits until all Connections of the peerings say what w does. What was
 // written stays when they do not.
-func (p *program) awaitBlock(ctx context.Context, c *cluster, r blockResult, of []v1beta1.Configuration, timeout time.Duration) error {
+func (p *program) awaitBlock(ctx context.Context, c *cluster, w blockWait, timeout time.Duration) error {
 	out := newTicker(p.err)
 	defer out.end()
 	deadline := time.NewTimer(timeout)
@@ -45,8 +56,8 @@ func (p *program) awaitBlock(ctx context.Context, c *cluster, r blockResult, of 
 	tick := time.NewTicker(gatewayPoll)
 	defer tick.Stop()
 	for {
-		connections, err := c.connectionsOf(ctx, r.ID, of)
-		why := notYet(connections, r)
+		connections, err := c.connectionsOf(ctx, w.peerings)
+		why := notYet(connections, w.blocked)
 		switch {
 		case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
 			return fmt.Errorf("%w: ask an administrator for it, or do not wait", err)
@@ -55,47 +66,41 @@ func (p *program) awaitBlock(ctx context.Context, c *cluster, r blockResult, of 
 		case why == "":
 			return nil
 		}
-		out.waiting("waiting for the gateway of " + r.ID + ": " + why)
+		out.waiting("waiting for the gateway of " + w.what + ": " + why)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-deadline.C:
-			done := "is not blocked any more"
-			if r.Blocked {
-				done = "is blocked in its Configuration"
-			}
-			return fmt.Errorf("%s %s, but the gateway has not said so after %v: %s: see isthmusctl peer list, and kubectl get pods -n %s", r.ID, done, timeout, why, of[0].Namespace)
+			return fmt.Errorf("%s %s, but the gateway has not said so after %v: %s: see isthmusctl peer list, and kubectl get pods -n %s", w.what, w.done, timeout, why, w.peerings[0].namespace)
 		case <-tick.C:
 		}
 	}
 }
 
-// connectionsOf returns the Connections of the peer in the namespaces of its Configurations.
-func (c *cluster) connectionsOf(ctx context.Context, id string, of []v1beta1.Configuration) ([]v1beta1.Connection, error) {
-	var namespaces []string
-	for _, o := range of {
-		namespaces = append(namespaces, o.Namespace)
-	}
-	slices.Sort(namespaces)
+// connectionsOf returns the Connections of peerings, which may be named more than once.
+func (c *cluster) connectionsOf(ctx context.Context, of []peering) ([]v1beta1.Connection, error) {
 	var out []v1beta1.Connection
-	for _, ns := range slices.Compact(namespaces) {
+	for i, at := range of {
+		if slices.Contains(of[:i], at) {
+			continue
+		}
 		var list v1beta1.ConnectionList
-		if err := c.client.List(ctx, &list, client.InNamespace(ns), client.MatchingLabels{v1beta1.LabelRemoteClusterID: id}); err != nil {
-			return nil, fmt.Errorf("list connections.%s in %s: %w", v1beta1.GroupVersion.Group, ns, err)
+		if err := c.client.List(ctx, &list, client.InNamespace(at.namespace), client.MatchingLabels{v1beta1.LabelRemoteClusterID: at.id}); err != nil {
+			return nil, fmt.Errorf("list connections.%s in %s: %w", v1beta1.GroupVersion.Group, at.namespace, err)
 		}
 		out = append(out, list.Items...)
 	}
 	return out, nil
 }
 
-// notYet says what the Connections lack to be what r says; empty: nothing. Where a
-// gateway has nothing to say, there is no Connection, and nothing is known.
-func notYet(list []v1beta1.Connection, r blockResult) string {
+// notYet says what the Connections lack to be blocked, or connected; empty: nothing. Where
+// a gateway has nothing to say, there is no Connection, and nothing is known.
+func notYet(list []v1beta1.Connection, blocked bool) string {
 	if len(list) == 0 {
 		return "there is no Connection: no gateway of this peer is running"
 	}
 	want := "Connected"
-	if r.Blocked {
+	if blocked {
 		want = v1beta1.ReasonBlocked
 	}
 	var lacking []string

@@ -20,11 +20,11 @@ func TestBlockNotYet(t *testing.T) {
 		return c
 	}
 	connected, blocked, silent := of("gw-rome", "Connected", "it answers"), of("gw-rome", "Blocked", "by a at b"), of("gw-second", "", "")
-	block, unblock := blockResult{ID: "rome", Blocked: true}, blockResult{ID: "rome"}
+	const block, unblock = true, false
 	for _, tt := range []struct {
 		name string
 		list []v1beta1.Connection
-		r    blockResult
+		is   bool
 		want string
 	}{
 		{"none", nil, block, "there is no Connection: no gateway of this peer is running"},
@@ -34,7 +34,7 @@ func TestBlockNotYet(t *testing.T) {
 		{"connected", []v1beta1.Connection{connected}, unblock, ""},
 		{"not yet unblocked", []v1beta1.Connection{blocked}, unblock, "Connection liqo-tenant-rome/gw-rome says by a at b"},
 	} {
-		t.Run(tt.name, func(t *testing.T) { assert.Equal(t, notYet(tt.list, tt.r), tt.want) })
+		t.Run(tt.name, func(t *testing.T) { assert.Equal(t, notYet(tt.list, tt.is), tt.want) })
 	}
 	assert.ErrorContains(t, waitFlags{timeout: -time.Second}.check(), "--timeout -1s: write a time")
 }
