@@ -26,7 +26,11 @@ func (p *program) peerAcceptCommand() *cobra.Command {
 "isthmusctl peer invite" has printed there: all its lines as one argument, a file that has
 them, or - for standard input. The gateway hands in what the other side has to know
 of this one, and gets what this one has to know of it. When it is refused, it is said why,
-and all that was made is taken back.`,
+and all that was made is taken back. One that was killed is gone on with by the same text.
+
+Where somebody on the other side has to say yes first (isthmusctl peer invite --approve), that
+does not count for --timeout: it may take until the invitation expires, or --approval-timeout.
+What they are asked for is the fingerprint of the gateway here, which is printed meanwhile.`,
 		Example: example(
 			"isthmusctl peer accept invitation.txt --wait",
 			"pbpaste | isthmusctl peer accept - --wait",
@@ -36,6 +40,7 @@ and all that was made is taken back.`,
 	}
 	f, o := cmd.Flags(), &a.options
 	a.flags(f)
+	f.DurationVar(&o.ApprovalTimeout, "approval-timeout", 0, "longest `time` that somebody on the other side may take to say yes; 0: until the invitation expires")
 	f.StringVar(&o.Client.Name, peer.FlagClientTemplate, peer.DefaultClientTemplate, "`name` of the gateway's template")
 	f.StringVar(&o.Client.Namespace, peer.FlagClientTemplateNamespace, "", "`namespace` of the gateway's template (default that of the installation)")
 	return cmd
@@ -66,6 +71,9 @@ func (a *alone) accept(ctx context.Context, arg string) error {
 	i, err := invitation.Parse(text)
 	if err != nil {
 		return err
+	}
+	if a.options.ApprovalTimeout < 0 {
+		return fmt.Errorf("--approval-timeout %v: write a time that is not negative, such as 10m, or 0", a.options.ApprovalTimeout)
 	}
 	cfg, err := a.config(peer.Accept, i.From)
 	if err != nil {

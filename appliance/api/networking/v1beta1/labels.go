@@ -75,6 +75,9 @@ const (
 	// AnnotationBlocked is on a Configuration whose peer is cut off: whatever its value
 	// is, which says by whom, when and why.
 	AnnotationBlocked = "networking.liqo.io/blocked"
+	// AnnotationInvitation is on a GatewayClient that isthmusctl peer accept has made: the ID
+	// of the invitation. A run that was ended goes on with it.
+	AnnotationInvitation = "networking.liqo.io/invitation-id"
 	// AnnotationNetNS is on the pod of a gateway in a network namespace of its
 	// node: what "ip netns" calls that namespace.
 	AnnotationNetNS = "networking.liqo.io/netns"
