@@ -60,7 +60,7 @@ func cacheOptions(namespace string, newInformer kube.InformerFunc) cache.Options
 	return cache.Options{
 		ByObject: map[client.Object]cache.ByObject{
 			&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{namespace: {}}, Transform: stripConfigMap},
-			&corev1.Secret{}: {Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelGatewayResource: "true"})},
+			&corev1.Secret{}:    {Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelGatewayResource: "true"})},
 			&discoveryv1.EndpointSlice{}: {Label: labels.SelectorFromSet(labels.Set{
 				v1beta1.LabelManagedBy: v1beta1.ManagedBy, discoveryv1.LabelManagedBy: v1beta1.ManagedBy,
 			})},

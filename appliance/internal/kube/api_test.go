@@ -587,7 +587,9 @@ func TestSources(t *testing.T) {
 		gatewayBefore, err := gateway.Read(ctx)
 		assert.NilError(t, err)
 		var gatewayAfter kube.GatewayView
-		facts := func(v kube.GatewayView) []string { return append(gatewayObjects(v), fmt.Sprint("blocked: ", blocked(v))) }
+		facts := func(v kube.GatewayView) []string {
+			return append(gatewayObjects(v), fmt.Sprint("blocked: ", blocked(v)))
+		}
 		remembered(t, facts(gatewayBefore), func() (_ []string, err error) {
 			gatewayAfter, err = startGatewayWithoutAPI(t, gatewaySource).Read(ctx)
 			return facts(gatewayAfter), err

@@ -140,7 +140,9 @@ func accept(b *Both, o *Options) Step {
 		taken(b, &s)
 	}
 	// A run that was ended before it has made the Secret has left the gateway.
-	if !mine && slices.ContainsFunc(f.Clients, func(c v1beta1.GatewayClient) bool { return c.Annotations[v1beta1.AnnotationInvitation] != o.Invitation.ID }) {
+	if !mine && slices.ContainsFunc(f.Clients, func(c v1beta1.GatewayClient) bool {
+		return c.Annotations[v1beta1.AnnotationInvitation] != o.Invitation.ID
+	}) {
 		taken(b, &s)
 	}
 	checkTemplate(b, Local, o.Client, "--"+FlagClientTemplate, &s)
