@@ -45,8 +45,9 @@ func ClusterName(lab, cluster string) string {
 const oldCgroups = "kind: KubeletConfiguration\nfailCgroupV1: false\n"
 
 // Config is kind's configuration of a cluster: a control plane, and a worker for
-// each node of the topology that has its name, all from one image.
-func Config(lab, image string, c topology.Cluster) *v1alpha4.Cluster {
+// each node of the topology that has its name, all from one image. Each has the
+// directory shared of the engine's machine; empty: there is none.
+func Config(lab, image, shared string, c topology.Cluster) *v1alpha4.Cluster {
 	cfg := &v1alpha4.Cluster{
 		TypeMeta: v1alpha4.TypeMeta{Kind: "Cluster", APIVersion: "kind.x-k8s.io/v1alpha4"},
 		Name:     ClusterName(lab, c.Name),
@@ -66,6 +67,11 @@ func Config(lab, image string, c topology.Cluster) *v1alpha4.Cluster {
 			Image:                image,
 			KubeadmConfigPatches: []string{nameNode(operand.NodeName(n + 1))},
 		})
+	}
+	if shared != "" {
+		for i := range cfg.Nodes {
+			cfg.Nodes[i].ExtraMounts = []v1alpha4.Mount{{HostPath: shared, ContainerPath: sharedOnNode}}
+		}
 	}
 	v1alpha4.SetDefaultsCluster(cfg)
 	return cfg

@@ -68,11 +68,14 @@ func TestConfig(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			want := base()
 			tt.change(want)
-			got := Config("some-kind-geneve", "localhost/node:1", tt.topology.Clusters[0])
+			got := Config("some-kind-geneve", "localhost/node:1", "", tt.topology.Clusters[0])
 			assert.DeepEqual(t, got, want)
 			again := got.DeepCopy()
 			v1alpha4.SetDefaultsCluster(again)
 			assert.DeepEqual(t, again, got) // nothing is left to kind's defaults
+			for _, n := range Config("some-kind-geneve", "localhost/node:1", "/run/lab/shared", tt.topology.Clusters[0]).Nodes {
+				assert.DeepEqual(t, n.ExtraMounts, []v1alpha4.Mount{{HostPath: "/run/lab/shared", ContainerPath: "/kind/shared"}})
+			}
 		})
 	}
 }
@@ -143,5 +146,18 @@ func TestDefaultNodeCIDR(t *testing.T) {
 	assert.Equal(t, topology.DefaultNodeCIDR(1), netip.MustParsePrefix("172.18.2.0/24"))
 	for i, c := range load(t, "two-clusters").Clusters {
 		assert.Equal(t, c.NodeCIDR, topology.DefaultNodeCIDR(i))
+	}
+}
+
+// TestShared: hosts have one directory for files where the engine is on this machine, and
+// each its own where it is not.
+func TestShared(t *testing.T) {
+	for _, tt := range []struct {
+		local     bool
+		dir, temp string
+	}{{true, "/run/lab/shared", "TMPDIR=/kind/shared"}, {false, "", "TMPDIR=/tmp"}} {
+		l := newLab("/run/lab", record{Shared: tt.local}, nil)
+		assert.Equal(t, l.shared(), tt.dir)
+		assert.Equal(t, l.temp(), tt.temp)
 	}
 }

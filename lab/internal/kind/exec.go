@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	osexec "os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,9 +75,25 @@ ns=$(crictl inspectp "$pod" | jq -r '.info.runtimeSpec.linux.namespaces[] | sele
 shift 2
 exec nsenter --net="$ns" -- "$@"`
 
-// nodeTemp is the directory for files of commands on nodes: each is a container
-// of the lab's own.
-const nodeTemp = "TMPDIR=/tmp"
+// sharedOnNode is the directory for files of commands on nodes, which all hosts of the lab
+// have as those of other worlds do. Where the engine is on another machine each has its own.
+const sharedOnNode = "/kind/shared"
+
+// shared is that directory on this machine; empty: there is none.
+func (l *Lab) shared() string {
+	if !l.record.Shared {
+		return ""
+	}
+	return filepath.Join(l.dir, "shared")
+}
+
+// temp is the variable that tells commands where to have files.
+func (l *Lab) temp() string {
+	if !l.record.Shared {
+		return "TMPDIR=/tmp"
+	}
+	return "TMPDIR=" + sharedOnNode
+}
 
 // onNode runs a command in the container that is a node, by kind's library.
 func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRequest, s clusters.Streams) (int, error) {
@@ -94,7 +111,7 @@ func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRe
 		direct.Stdin, direct.Stdout, direct.Stderr = s.Stdin, s.Stdout, s.Stderr
 		err = direct.Run()
 	} else {
-		cmd := n.CommandContext(ctx, req.Argv[0], req.Argv[1:]...).SetEnv(slices.Concat([]string{nodeTemp}, req.Env)...)
+		cmd := n.CommandContext(ctx, req.Argv[0], req.Argv[1:]...).SetEnv(slices.Concat([]string{l.temp()}, req.Env)...)
 		if s.Stdin != nil {
 			cmd = cmd.SetStdin(s.Stdin)
 		}
@@ -126,7 +143,7 @@ func (l *Lab) direct(ctx context.Context, container string, req world.ExecReques
 	cmd := osexec.CommandContext(ctx, "nsenter", slices.Concat([]string{
 		"--target", strconv.Itoa(pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wdns=/", "--",
 	}, req.Argv)...)
-	cmd.Env = slices.Concat(strings.Split(strings.Trim(string(environ), "\x00"), "\x00"), []string{nodeTemp}, req.Env)
+	cmd.Env = slices.Concat(strings.Split(strings.Trim(string(environ), "\x00"), "\x00"), []string{l.temp()}, req.Env)
 	// nsenter forks to be in the namespace of processes: both are to end.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }

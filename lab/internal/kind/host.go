@@ -144,7 +144,7 @@ func (l *Lab) rememberHost(engine Engine) error {
 	h := host{Sysctls: map[string]string{}}
 	sysctls := []string{inotify}
 	if engine.Name == podman { // the others have a daemon, which was there before
-		sysctls = append(sysctls, forwarding...)
+		sysctls = append(append(sysctls, forwarding...), bridgeFilters...)
 		_, err := run(context.Background(), podman, "network", "inspect", engineNetwork)
 		h.Network = err != nil
 		_, err = os.Stat(modules)
@@ -191,11 +191,37 @@ func (l *Lab) prepareHost(engine Engine) error {
 			return fmt.Errorf("%s, which kind gives to every node: %w", modules, err)
 		}
 	}
+	if engine.Name == podman {
+		if err := l.unfilterBridges(); err != nil {
+			return err
+		}
+	}
 	limit, err := readNumber("/proc/sys/" + inotify)
 	if err != nil || limit >= inotifyWanted {
 		return err
 	}
 	return os.WriteFile("/proc/sys/"+inotify, []byte(strconv.Itoa(inotifyWanted)), 0)
+}
+
+// bridgeFilters have this machine's iptables see what one container sends to another
+// through the engine's bridge: 1 where a kernel has them
+// (Documentation/networking/ip-sysctl.rst, "/proc/sys/net/bridge").
+var bridgeFilters = []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/bridge-nf-call-ip6tables"}
+
+// unfilterBridges has nodes be on a link as others are. Podman's network masquerades what
+// a node sends to an address outside of it, even if another node is the way there: who
+// answers sees the bridge. Where containers of somebody's run it is left as it is, since
+// they may need it.
+func (l *Lab) unfilterBridges() error {
+	if running, err := run(context.Background(), podman, "ps", "--quiet"); err != nil || strings.TrimSpace(running) != "" {
+		return err
+	}
+	for _, s := range bridgeFilters {
+		if err := os.WriteFile("/proc/sys/"+s, []byte("0"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("sysctl %s: %w", strings.ReplaceAll(s, "/", "."), err)
+		}
+	}
+	return nil
 }
 
 // restoreHost puts back what has changed, unless the engine still has containers

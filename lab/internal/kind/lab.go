@@ -74,6 +74,7 @@ type record struct {
 	Spec    world.Spec      `json:"spec"`
 	Outside []outsideRecord `json:"outside,omitempty"` // those that the lab has begun to make
 	Host    host            `json:"host"`
+	Shared  bool            `json:"shared,omitempty"` // all hosts have a directory of this machine
 }
 
 // A clusterRecord is one cluster.
@@ -106,7 +107,7 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine.Name, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
+	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine.Name, Shared: s.Engine.Local, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
 	l.ephemeral = s.Ephemeral
 	if progress := s.Progress; progress != nil { // one at a time
 		var mu sync.Mutex
@@ -168,6 +169,11 @@ func (l *Lab) create(ctx context.Context, s Spec) error {
 	if err := l.prepareHost(s.Engine); err != nil {
 		return err
 	}
+	if dir := l.shared(); dir != "" {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return err
+		}
+	}
 	image, err := ensureNodeImage(ctx, s.Engine.Name, s.BinDir, s.say)
 	if err != nil {
 		return err
@@ -212,7 +218,7 @@ func (l *Lab) createCluster(ctx context.Context, s Spec, c topology.Cluster, ima
 	if err != nil {
 		return err
 	}
-	cfg := Config(s.Name, image, c)
+	cfg := Config(s.Name, image, l.shared(), c)
 	start := time.Now()
 	unlock := lockNetwork(ctx, s.Engine.Name)
 	err = p.Create(cfg.Name, cluster.CreateWithV1Alpha4Config(cfg), cluster.CreateWithKubeconfigPath(l.kubeconfig(c.Name)))

@@ -54,8 +54,12 @@ func (l *Lab) createOutside(ctx context.Context, s Spec, image string) error {
 // startOutside starts a host, and returns its address on the engine's network.
 func (l *Lab) startOutside(ctx context.Context, s Spec, o topology.Outside, container, image string) (netip.Addr, error) {
 	engine := l.record.Engine
-	if _, err := run(ctx, engine, "run", "--detach", "--name", container, "--hostname", container, "--label", labLabel+"="+s.Name,
-		"--net", engineNetwork, "--privileged", "--entrypoint", "/usr/bin/sleep", image, "infinity"); err != nil {
+	args := []string{"run", "--detach", "--name", container, "--hostname", container, "--label", labLabel + "=" + s.Name,
+		"--net", engineNetwork, "--privileged", "--entrypoint", "/usr/bin/sleep"}
+	if dir := l.shared(); dir != "" {
+		args = append(args, "--volume", dir+":"+sharedOnNode)
+	}
+	if _, err := run(ctx, engine, append(args, image, "infinity")...); err != nil {
 		return netip.Addr{}, err
 	}
 	if _, err := run(ctx, engine, "cp", filepath.Join(s.BinDir, expect.ProbeProgram), container+":"+probeOnNode); err != nil {
@@ -115,7 +119,7 @@ func (l *Lab) onOutside(ctx context.Context, container string, req world.ExecReq
 		return 0, fmt.Errorf("exec on %s: run: %s exec -it %s %s", req.Target, l.record.Engine, container, strings.Join(req.Argv, " "))
 	}
 	args := []string{"exec", "--interactive"}
-	for _, e := range append([]string{nodeTemp}, req.Env...) {
+	for _, e := range append([]string{l.temp()}, req.Env...) {
 		args = append(args, "--env", e)
 	}
 	cmd := exec.CommandContext(ctx, l.record.Engine, append(append(args, container), req.Argv...)...)
