@@ -86,6 +86,7 @@ type Snapshot struct {
 	ServerTemplates []Template
 	ClientTemplates []Template
 	PublicKeys      []PublicKey
+	BlockedKeys     BlockedKeys
 	Fabrics         []InternalFabric
 	InternalNodes   []InternalNode
 	Tunnels         []GeneveTunnel
@@ -269,6 +270,7 @@ type Connection struct {
 	Type     string // Server or Client
 	Value    string // Connected, Connecting, Error
 	Why      string // of its condition Connected; empty: not known
+	Blocked  bool   // the gateway has cut the peer off, as it says
 	Reported time.Time
 }
 

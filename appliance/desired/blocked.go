@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
 // Blocked returns the Configuration that cuts the peer off. WireGuard has no peer then:
@@ -16,4 +17,25 @@ func (in GatewayInput) Blocked() (cluster.Configuration, bool) {
 		return cluster.Configuration{}, false
 	}
 	return in.Configurations[i], true
+}
+
+// BlockedKey returns the key by which the peer is cut off: one that is blocked, where the
+// peer has no other one. In a temporary tunnel it is that of whom the invitation names.
+func (in GatewayInput) BlockedKey() (cluster.BlockedKey, bool) {
+	if in.Handover != nil {
+		return in.BlockedKeys.Of(in.Handover.Key[:])
+	}
+	var found cluster.BlockedKey
+	any := false
+	for _, k := range in.PublicKeys {
+		if k.RemoteID != in.RemoteID || k.Deleting || len(k.Key) != len(netstate.Key{}) {
+			continue
+		}
+		blocked, is := in.BlockedKeys.Of(k.Key)
+		if !is {
+			return cluster.BlockedKey{}, false
+		}
+		found, any = blocked, true
+	}
+	return found, any
 }

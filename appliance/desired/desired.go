@@ -134,6 +134,7 @@ type GatewayInput struct {
 
 	Configurations []cluster.Configuration
 	PublicKeys     []cluster.PublicKey
+	BlockedKeys    cluster.BlockedKeys
 	Fabrics        []cluster.InternalFabric
 	Tunnels        []cluster.GeneveTunnel
 	Nodes          []cluster.InternalNode

@@ -127,8 +127,11 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 	if in.Mode != cluster.Client {
 		wg.ListenPort = cmp.Or(in.ListenPort, WireGuardPort)
 	}
-	_, blocked := in.Blocked()
-	if p, ok := h.peer(in, peer); ok && !blocked {
+	_, cutOff := in.Blocked()
+	p, ok := h.peer(in, peer)
+	// A temporary tunnel has its key from an invitation, not from a PublicKey.
+	_, blocked := in.BlockedKeys.Of(p.PublicKey[:])
+	if ok && !cutOff && !blocked {
 		if in.PeerEndpoint.IsValid() {
 			p.Endpoint = netip.AddrPortFrom(in.PeerEndpoint.Addr().Unmap(), in.PeerEndpoint.Port())
 		}
@@ -164,11 +167,14 @@ func (h *host) peerKey(in GatewayInput) (netstate.Key, netstate.Fingerprint, boo
 		if k.RemoteID != in.RemoteID || !h.accept(k.Meta) {
 			continue
 		}
+		blocked, isBlocked := in.BlockedKeys.Of(k.Key)
 		switch {
 		case len(k.Key) != len(netstate.Key{}):
 			h.refuse(k.Meta, "spec.publicKey: has %d bytes; a WireGuard key has %d", len(k.Key), len(netstate.Key{}))
 		case netstate.Key(k.Key) == in.PublicKey:
 			h.refuse(k.Meta, "spec.publicKey: is that of this gateway itself; write the remote gateway's")
+		case isBlocked:
+			h.refuse(k.Meta, "spec.publicKey: is %s", blocked)
 		case k.PresharedKey != "" && k.PresharedKey != in.PresharedKey.String():
 			h.refuse(k.Meta, "its gateway shares a key with the fingerprint %s with this one, and this gateway's Secret has no presharedKey with it: connect the two clusters again", k.PresharedKey)
 		case chosen == nil:

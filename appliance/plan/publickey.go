@@ -39,7 +39,7 @@ func (p *planner) publicKeys() {
 	}
 }
 
-// checkKey refuses k if it can't be the key of the remote gateway, or is
+// checkKey refuses k if it can't be the key of the remote gateway, is blocked, or is
 // another one than an older PublicKey has.
 func (p *planner) checkKey(k *cluster.PublicKey) {
 	const write = "write the base64 of field " + v1beta1.PublicKeyField + " of the remote gateway's Secret"
@@ -47,6 +47,10 @@ func (p *planner) checkKey(k *cluster.PublicKey) {
 		p.refuse(k.Meta, ReasonBadKey, "%s: %s", e.Message(), write)
 	}
 	if !p.sound(k.Meta) {
+		return
+	}
+	if blocked, is := p.s.BlockedKeys.Of(k.Key); is {
+		p.refuse(k.Meta, v1beta1.ReasonBlocked, "spec.publicKey is %s", blocked)
 		return
 	}
 	for _, s := range p.s.Secrets {

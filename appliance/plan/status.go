@@ -15,6 +15,7 @@ import (
 // writeStatuses adds the statuses that are known only at the end.
 func (p *planner) writeStatuses() {
 	p.writeConfigurations()
+	p.tellOfBlocks()
 	p.writeTunnelEndpoints()
 	p.writeIPs()
 	for _, g := range p.allGateways {
@@ -158,4 +159,14 @@ func (p *planner) connection(g *cluster.Gateway) (value, why string) {
 		why = ": " + c.Why
 	}
 	return c.Value, why
+}
+
+// tellOfBlocks warns of peers that gateways have cut off. That a block is over needs no
+// event of its own: the Connection says so.
+func (p *planner) tellOfBlocks() {
+	for _, c := range p.s.Connections {
+		if c.Blocked {
+			p.event(c.Ref, Warning, v1beta1.ReasonBlocked, c.Why)
+		}
+	}
 }

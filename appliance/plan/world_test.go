@@ -134,6 +134,8 @@ func (w *world) snapshot() cluster.Snapshot {
 			o.ServerTemplates = append(o.ServerTemplates, *x)
 		case *v1beta1.WgGatewayClientTemplate:
 			o.ClientTemplates = append(o.ClientTemplates, *x)
+		case *corev1.ConfigMap:
+			o.BlockedKeys = append(o.BlockedKeys, *x)
 		case *v1beta1.PublicKey:
 			o.PublicKeys = append(o.PublicKeys, *x)
 		case *v1beta1.InternalFabric:

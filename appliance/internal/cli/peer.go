@@ -9,6 +9,7 @@ import (
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/isthmus-net/isthmus/appliance/internal/peers"
@@ -31,7 +32,7 @@ func (p *program) peerListCommand() *cobra.Command {
 		Long: `list shows the peerings of the cluster, whoever made them: isthmusctl, kubectl,
 liqoctl, Helm, Argo CD or Flux. Below each it says what is missing, in the words of the
 objects' own conditions. The networks are those of the peer; where this cluster
-calls one by another range, that follows it.`,
+calls one by another range, that follows it. Keys that are blocked are below all.`,
 		Example: example("isthmusctl peer list", "isthmusctl peer list --json | jq '.[] | select(.missing)'"),
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -53,7 +54,20 @@ calls one by another range, that follows it.`,
 				}
 				return p.print(list)
 			}
-			return printPeers(p.out, list)
+			if err := printPeers(p.out, list); err != nil {
+				return err
+			}
+			switch keys, err := c.blockedKeys(cmd.Context()); {
+			case apierrors.IsForbidden(err):
+				_, err := fmt.Fprintf(p.err, "You may not read which keys are blocked: %v\n", err)
+				return err
+			case err != nil:
+				return err
+			case len(keys) > 0:
+				fmt.Fprintln(p.out)
+				return printBlockedKeys(p.out, keys)
+			}
+			return nil
 		},
 	}
 }

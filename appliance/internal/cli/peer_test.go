@@ -40,6 +40,8 @@ func TestPrintBlocked(t *testing.T) {
 		want string
 	}{
 		{blockResult{ID: "rome", Blocked: true, Changed: true}, "rome is blocked: its gateway is cut off as soon as this cluster's gateway has read that, and isthmusctl peer list shows it."},
+		{blockResult{ID: "rome", Blocked: true, Changed: true, Applied: true}, "rome is blocked: this cluster's gateway has taken its key out of WireGuard. To end that: isthmusctl peer unblock rome"},
+		{blockResult{ID: "rome", Applied: true}, "rome is not blocked, and connected."},
 		{blockResult{ID: "rome", Blocked: true, Block: "by a at b"}, "rome is blocked already (by a at b): nothing to do."},
 		{blockResult{ID: "rome", Blocked: true}, "rome is blocked already (without a reason): nothing to do."},
 		{blockResult{ID: "rome", Changed: true}, "rome is no longer blocked: the gateways connect by themselves."},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/internal/peer"
 )
 
@@ -25,7 +26,11 @@ func (p *program) peerAcceptCommand() *cobra.Command {
 "isthmusctl peer invite" has printed there: all its lines as one argument, a file that has
 them, or - for standard input. The gateway hands in what the other side has to know
 of this one, and gets what this one has to know of it. When it is refused, it is said why,
-and all that was made is taken back.`,
+and all that was made is taken back. One that was killed is gone on with by the same text.
+
+Where somebody on the other side has to say yes first (isthmusctl peer invite --approve), that
+does not count for --timeout: it may take until the invitation expires, or --approval-timeout.
+What they are asked for is the fingerprint of the gateway here, which is printed meanwhile.`,
 		Example: example(
 			"isthmusctl peer accept invitation.txt --wait",
 			"pbpaste | isthmusctl peer accept - --wait",
@@ -35,6 +40,7 @@ and all that was made is taken back.`,
 	}
 	f, o := cmd.Flags(), &a.options
 	a.flags(f)
+	f.DurationVar(&o.ApprovalTimeout, "approval-timeout", 0, "longest `time` that somebody on the other side may take to say yes; 0: until the invitation expires")
 	f.StringVar(&o.Client.Name, peer.FlagClientTemplate, peer.DefaultClientTemplate, "`name` of the gateway's template")
 	f.StringVar(&o.Client.Namespace, peer.FlagClientTemplateNamespace, "", "`namespace` of the gateway's template (default that of the installation)")
 	return cmd
@@ -66,6 +72,9 @@ func (a *alone) accept(ctx context.Context, arg string) error {
 	if err != nil {
 		return err
 	}
+	if a.options.ApprovalTimeout < 0 {
+		return fmt.Errorf("--approval-timeout %v: write a time that is not negative, such as 10m, or 0", a.options.ApprovalTimeout)
+	}
 	cfg, err := a.config(peer.Accept, i.From)
 	if err != nil {
 		return err
@@ -81,6 +90,14 @@ func (a *alone) accept(ctx context.Context, arg string) error {
 		return fmt.Errorf("refused, nothing was changed: the invitation is for cluster %s, and this is %s: ask for one that names %s", i.To, own.ID, own.ID)
 	case time.Now().After(i.Expires.Add(invitation.Grace)):
 		return fmt.Errorf("refused, nothing was changed: the invitation has expired at %s: ask for a new one", i.Expires.UTC().Format(time.RFC3339))
+	}
+	blocked, err := readBlockedKeys(ctx, cfg.Clusters[peer.Local].Client, cfg.Clusters[peer.Local].System)
+	if err != nil {
+		return err
+	}
+	keys, _ := kube.BlockedKeys(blocked)
+	if k, is := keys.Of(i.Key[:]); is {
+		return fmt.Errorf("refused, nothing was changed: the gateway of %s has %s", i.From, k)
 	}
 	port, udp := int32(i.Port), corev1.ProtocolUDP
 	a.options.Endpoint = &v1beta1.EndpointStatus{Addresses: i.Addresses, Port: &port, Protocol: &udp}

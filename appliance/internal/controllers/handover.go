@@ -130,6 +130,10 @@ func (h *handovers) invited(ctx context.Context, s *corev1.Secret) (time.Duratio
 		return 0, nil
 	}
 	left := rec.Expires.Add(invitation.Grace).Sub(h.o.Now)
+	again := left
+	if open := rec.Expires.Sub(h.o.Now); open > 0 {
+		again = open // who waits for a yes is told then that it comes no more
+	}
 	delivered := rec.Used != nil && known.Delivered && known.Answer != nil && known.Answer.Equal(*rec.Used)
 	switch {
 	case rec.Used != nil && !rec.Done && (delivered || left <= 0):
@@ -137,16 +141,16 @@ func (h *handovers) invited(ctx context.Context, s *corev1.Secret) (time.Duratio
 	case rec.Done || left <= 0:
 		return 0, h.close(ctx, side)
 	case known.Offer == nil || known.Offer.ID != rec.ID:
-		return left, h.hand(ctx, side, invitation.Handover{Offer: &invitation.Offer{ID: rec.ID, Key: rec.Key}})
+		return again, h.hand(ctx, side, invitation.Handover{Offer: &invitation.Offer{ID: rec.ID, Key: rec.Key}})
 	case rec.Used != nil: // a pass that was ended before has not made it
 		if err := h.configure(ctx, side, rec.Used.Networks); err != nil {
-			return left, err
+			return again, err
 		}
 	}
 	if known.Answer == nil || known.Reply != nil && known.Reply.Verdict != invitation.Waiting {
-		return left, nil
+		return again, nil
 	}
-	return left, h.judge(ctx, s, rec, side, known)
+	return again, h.judge(ctx, s, rec, side, known)
 }
 
 // judge replies to an answer. The invitation is used up before: of two controllers, or two
@@ -158,6 +162,10 @@ func (h *handovers) judge(ctx context.Context, s *corev1.Secret, rec invitation.
 	}
 	reply, next, err := rec.Judge(*known.Answer, h.o.Now, own,
 		func(a invitation.Answer) string {
+			// Why, and by whom, is not for the other side to read.
+			if _, blocked := h.s.BlockedKeys.Of(a.Key[:]); blocked {
+				return fmt.Sprintf("the key of your gateway, with the fingerprint %s, is blocked there", invitation.Fingerprint(a.Key))
+			}
 			return plan.PeerProblem(h.s, h.configuration(side, a.Networks), cluster.PublicKey{
 				Meta: h.meta(side, "PublicKey"), RemoteID: side.remoteID, Key: a.Key[:],
 			})

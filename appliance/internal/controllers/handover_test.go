@@ -2,12 +2,14 @@ package controllers
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -15,6 +17,7 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
+	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
 // testInvitation invites genoa, and accepts an invitation of bern.
@@ -44,11 +47,15 @@ func (w *world) testInvitation() {
 	}
 
 	answer := invitation.Answer{ID: id, From: "genoa", To: "milan", Key: invitation.Key{8}, Networks: networks("10.8.0.0/16", "10.78.0.0/16")}
+	leaked := invitation.Key{6}
+	blocked := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "liqo", Name: v1beta1.BlockedKeysConfigMap}, Data: map[string]string{invitation.Fingerprint(leaked): "by anna: a secret reason"}}
+	w.create(blocked)
 	for _, c := range []struct {
 		name   string
 		change func(*invitation.Answer)
 		want   string
 	}{
+		{"a key that is blocked", func(a *invitation.Answer) { a.Key = leaked }, "the key of your gateway, with the fingerprint " + invitation.Fingerprint(leaked) + ", is blocked there"},
 		{"another cluster", func(a *invitation.Answer) { a.From = "paris" }, "is for cluster genoa"},
 		{"another invitation", func(a *invitation.Answer) { a.ID = "fedcba9876543210" }, "another invitation"},
 		{"networks that can't be", func(a *invitation.Answer) { a.Networks = networks("10.8.0.0/16", "10.8.7.0/24") }, "overlaps"},
@@ -61,6 +68,7 @@ func (w *world) testInvitation() {
 			return h.Reply != nil && h.Reply.Verdict == invitation.Refused && is.Contains(h.Reply.Reason, c.want)().Success()
 		})
 	}
+	assert.Check(w.t, !strings.Contains(w.handover(handover).Reply.Reason, "secret reason"))
 	conf := &v1beta1.Configuration{ObjectMeta: w.at("genoa")}
 	assert.Check(w.t, !w.get(conf), "something was made for an answer that was refused")
 
@@ -109,6 +117,22 @@ func (w *world) testInvitation() {
 	assert.Assert(w.t, w.get(keys))
 	assert.DeepEqual(w.t, keys.Data[v1beta1.PresharedKeyField], first.PresharedKey[:])
 	w.testQuiet()
+
+	// A block that comes later counts, too, and so does its end.
+	accepted := func(want string) func() bool {
+		return func() bool {
+			if !w.get(key) {
+				return false
+			}
+			c := meta.FindStatusCondition(key.Status.Conditions, plan.ConditionAccepted)
+			return c != nil && c.Reason == want
+		}
+	}
+	blocked.Data[invitation.Fingerprint(answer.Key)] = "by anna: leaked"
+	assert.NilError(w.t, w.c.Update(w.t.Context(), blocked))
+	w.until("its key is blocked", accepted(v1beta1.ReasonBlocked))
+	w.delete(blocked)
+	w.until("its key is no longer blocked", accepted(plan.ReasonAccepted))
 	w.testExpired(answer)
 	w.testAccepting()
 	w.delete(server)
@@ -136,6 +160,23 @@ func (w *world) testExpired(answer invitation.Answer) {
 	assert.Assert(w.t, w.get(own))
 	w.store(own, rec)
 	w.until("later it is not", func() bool { return w.get(handover) && len(handover.Data) == 0 })
+
+	rec.Approve, rec.Expires = true, time.Now().Add(5*time.Second).UTC().Truncate(time.Second)
+	assert.Assert(w.t, w.get(own))
+	w.store(own, rec)
+	w.until("one that is open for a moment", func() bool { return w.handover(handover).Offer != nil })
+	w.hand(handover, func(h *invitation.Handover) { h.Answer = &answer })
+	for _, verdict := range []invitation.Verdict{invitation.Waiting, invitation.Refused} { // by time alone
+		w.until("who waits for a yes is told: "+string(verdict), func() bool {
+			h := w.handover(handover)
+			return h.Reply != nil && h.Reply.Verdict == verdict
+		})
+	}
+	assert.Assert(w.t, w.get(own))
+	rec = w.read(own)
+	rec.Approve, rec.Asks, rec.Expires = false, nil, rec.Expires.Add(-2*invitation.Grace)
+	w.store(own, rec)
+	w.until("and it ends", func() bool { return w.get(handover) && len(handover.Data) == 0 })
 
 	rec.Expires = time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 	assert.Assert(w.t, w.get(own))

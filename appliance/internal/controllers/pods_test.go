@@ -26,7 +26,7 @@ func (w *world) passes() (n float64) {
 }
 
 // testPods has pods come and go. Those where the podCIDRs of their node lead to are no
-// reason for a pass; one elsewhere is.
+// reason for a pass, nor is a ConfigMap of somebody else's; one elsewhere is.
 func (w *world) testPods() {
 	pod := func(name, ip string) *corev1.Pod {
 		o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: corev1.PodSpec{
@@ -43,6 +43,9 @@ func (w *world) testPods() {
 		o := pod(fmt.Sprintf("web-%d", i), fmt.Sprintf("10.0.1.%d", 40+i))
 		assert.NilError(w.t, w.c.Delete(w.t.Context(), o, client.GracePeriodSeconds(0)))
 	}
+	other := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "liqo", Name: "somebodys"}, Data: map[string]string{"a": "b"}}
+	w.create(other)
+	w.delete(other)
 	w.settle()
 	assert.Equal(w.t, w.passes(), before)
 

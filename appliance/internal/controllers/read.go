@@ -25,6 +25,9 @@ func (r *reconciler) read(ctx context.Context) (kube.Objects, error) {
 	if o.ClusterID, err = r.clusterID(ctx); err != nil {
 		return o, err
 	}
+	if o.BlockedKeys, err = r.blockedKeys(ctx); err != nil {
+		return o, err
+	}
 	l, endpoints := &lister{ctx: ctx, from: r.cache}, &lister{ctx: ctx, from: r.apiServers}
 	o.Nodes = items(l, &corev1.NodeList{}, func(x *corev1.NodeList) []corev1.Node { return x.Items })
 	o.Pods = items(l, &corev1.PodList{}, func(x *corev1.PodList) []corev1.Pod { return x.Items })
@@ -71,10 +74,20 @@ func items[L client.ObjectList, T any](l *lister, list L, get func(L) []T) []T {
 	return get(list)
 }
 
+// blockedKeys returns the ConfigMap of the keys that are blocked, if there is one.
+func (r *reconciler) blockedKeys(ctx context.Context) ([]corev1.ConfigMap, error) {
+	var o corev1.ConfigMap
+	err := r.cache.Get(ctx, client.ObjectKey{Namespace: r.cfg.Namespace, Name: v1beta1.BlockedKeysConfigMap}, &o)
+	if err != nil {
+		return nil, client.IgnoreNotFound(err)
+	}
+	return []corev1.ConfigMap{o}, nil
+}
+
 // clusterID returns the ID of this cluster. Without it nothing may be planned.
 func (r *reconciler) clusterID(ctx context.Context) (string, error) {
 	var maps corev1.ConfigMapList
-	if err := r.cache.List(ctx, &maps, client.InNamespace(r.cfg.Namespace)); err != nil {
+	if err := r.cache.List(ctx, &maps, client.InNamespace(r.cfg.Namespace), client.MatchingLabels{v1beta1.LabelAppName: v1beta1.ClusterIDConfigMap}); err != nil {
 		return "", fmt.Errorf("cluster ID: %w", err)
 	}
 	want := fmt.Sprintf("ConfigMap in namespace %s with the label %s=%s and the key %s", r.cfg.Namespace, v1beta1.LabelAppName, v1beta1.ClusterIDConfigMap, v1beta1.ClusterIDKey)

@@ -59,11 +59,8 @@ func cacheOptions(namespace string, newInformer kube.InformerFunc) cache.Options
 	ours := cache.ByObject{Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelManagedBy: v1beta1.ManagedBy})}
 	return cache.Options{
 		ByObject: map[client.Object]cache.ByObject{
-			&corev1.ConfigMap{}: {
-				Namespaces: map[string]cache.Config{namespace: {}},
-				Label:      labels.SelectorFromSet(labels.Set{v1beta1.LabelAppName: v1beta1.ClusterIDConfigMap}),
-			},
-			&corev1.Secret{}: {Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelGatewayResource: "true"})},
+			&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{namespace: {}}, Transform: stripConfigMap},
+			&corev1.Secret{}:    {Label: labels.SelectorFromSet(labels.Set{v1beta1.LabelGatewayResource: "true"})},
 			&discoveryv1.EndpointSlice{}: {Label: labels.SelectorFromSet(labels.Set{
 				v1beta1.LabelManagedBy: v1beta1.ManagedBy, discoveryv1.LabelManagedBy: v1beta1.ManagedBy,
 			})},
@@ -110,6 +107,25 @@ func stripPod(o any) (any, error) {
 		out.Annotations = map[string]string{v1beta1.AnnotationVTEPMAC: mac}
 	}
 	return out, nil
+}
+
+// stripConfigMap keeps what the two ConfigMaps say that are read. One is found by its label
+// and the other by its name, and a selector can't say "or".
+func stripConfigMap(o any) (any, error) {
+	c, ok := o.(*corev1.ConfigMap)
+	switch {
+	case !ok:
+		return o, nil
+	case ownConfigMap(c):
+		return cache.TransformStripManagedFields()(c)
+	}
+	return &corev1.ConfigMap{ObjectMeta: kube.BareMeta(c.ObjectMeta)}, nil
+}
+
+// ownConfigMap reports whether a ConfigMap is the one of the cluster's ID, or that of the
+// keys that are blocked.
+func ownConfigMap(c *corev1.ConfigMap) bool {
+	return c.Name == v1beta1.BlockedKeysConfigMap || c.Labels[v1beta1.LabelAppName] == v1beta1.ClusterIDConfigMap
 }
 
 // stripService keeps the names and the ports of nodes of Services that the
@@ -208,8 +224,11 @@ func (r *reconciler) notify() {
 }
 
 // planned reports whether an object is one that a plan depends on. Most pods are not:
-// those whose addresses are in the podCIDRs of their node.
+// those whose addresses are in the podCIDRs of their node. Nor are other people's ConfigMaps.
 func (r *reconciler) planned(ctx context.Context, o any) bool {
+	if c, ok := o.(*corev1.ConfigMap); ok {
+		return ownConfigMap(c)
+	}
 	pod, ok := o.(*corev1.Pod)
 	if !ok {
 		return true

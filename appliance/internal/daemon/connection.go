@@ -51,7 +51,7 @@ func (f tunnelFacts) connected() Condition {
 	case f.blocked != "" && f.peer:
 		return no("NotApplied", "WireGuard still has the peer, although %s: it is removed in the next seconds", f.blocked)
 	case f.blocked != "":
-		return no("Blocked", "%s", f.blocked)
+		return no(v1beta1.ReasonBlocked, "%s", f.blocked)
 	case f.state == probe.Connected:
 		return Condition{v1beta1.ConditionConnected, "Connected", "the gateway of the peer answers through the tunnel", true}
 	case !f.wanted:
@@ -110,6 +110,9 @@ func (gw *gateway) connectionStatus() (ConnectionStatus, bool) {
 func blockedBy(in desired.GatewayInput) string {
 	c, blocked := in.Blocked()
 	if !blocked {
+		if k, blocked := in.BlockedKey(); blocked {
+			return "the peer has " + k.String()
+		}
 		return ""
 	}
 	return fmt.Sprintf("this cluster has blocked the peer by the annotation %s of %s (%s): isthmusctl peer unblock %s ends that",

@@ -197,6 +197,11 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 		}
 	}
 	c.peer, c.status, c.implementation = gw.shown, gw.prober.Status, h.ns.Implementation
+	c.blocked = func() bool {
+		gw.mu.Lock()
+		defer gw.mu.Unlock()
+		return gw.blocked != ""
+	}
 	c.denied = func() (uint64, error) {
 		internal, err := h.ns.Counted(netstate.TableID{Family: netstate.FamilyINET, Name: desired.InternalOnlyTable})
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // there may be no address of the internal CIDR yet

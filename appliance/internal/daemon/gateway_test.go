@@ -228,6 +228,7 @@ func TestTunnel(t *testing.T) {
 	assert.Equal(t, code, 200)
 	for _, line := range []string{
 		`liqo_peer_is_connected{cluster_id="milan",driver="wireguard"} 1`,
+		`isthmus_peer_blocked{cluster_id="milan",driver="wireguard"} 0`,
 		`liqo_peer_receive_bytes_total{cluster_id="milan",driver="wireguard"}`,
 		`liqo_peer_transmit_bytes_total{cluster_id="milan",driver="wireguard"}`,
 		`liqo_peer_latency_us{cluster_id="milan",driver="wireguard"}`,

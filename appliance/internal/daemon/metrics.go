@@ -110,9 +110,10 @@ type tunnelCollector struct {
 	status         func() probe.Status
 	implementation func() kernel.Implementation
 	denied         func() (uint64, error)
+	blocked        func() bool
 	roundTrips     prometheus.Histogram
 
-	rx, tx, latency, connected, loss, handshake, impl, deniedPackets *prometheus.Desc
+	rx, tx, latency, connected, cutOff, loss, handshake, impl, deniedPackets *prometheus.Desc
 }
 
 // roundTripBuckets are those of the public system, in microseconds: steps of
@@ -136,6 +137,7 @@ func newTunnelCollector(remoteID string) *tunnelCollector {
 		tx:        desc("liqo_peer_transmit_bytes_total", "Bytes sent to the peer through the tunnel."),
 		latency:   desc("liqo_peer_latency_us", "Round trip to the peer's gateway through the tunnel, in microseconds; 0 when it does not answer."),
 		connected: desc("liqo_peer_is_connected", "Whether the peer's gateway answers through the tunnel."),
+		cutOff:    desc("isthmus_peer_blocked", "Whether this cluster has cut the peer off, so that WireGuard is to have no peer."),
 		loss:      desc("isthmus_peer_probe_loss_ratio", "Share of the latest probes of the tunnel that were not answered in time."),
 		handshake: desc("isthmus_peer_last_handshake_timestamp_seconds", "When the peer last proved who it is; absent before it did."),
 		impl: prometheus.NewDesc("liqo_wireguard_implementation", "1 for the implementation of WireGuard that is in use.",
@@ -147,7 +149,7 @@ func newTunnelCollector(remoteID string) *tunnelCollector {
 
 // Describe implements prometheus.Collector.
 func (c *tunnelCollector) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.rx, c.tx, c.latency, c.connected, c.loss, c.handshake, c.impl, c.deniedPackets} {
+	for _, d := range []*prometheus.Desc{c.rx, c.tx, c.latency, c.connected, c.cutOff, c.loss, c.handshake, c.impl, c.deniedPackets} {
 		ch <- d
 	}
 	c.roundTrips.Describe(ch)
@@ -165,6 +167,11 @@ func (c *tunnelCollector) Collect(ch chan<- prometheus.Metric) {
 		connected = 1
 	}
 	gauge(c.connected, connected)
+	cutOff := 0.0
+	if c.blocked() {
+		cutOff = 1
+	}
+	gauge(c.cutOff, cutOff)
 	gauge(c.latency, float64(st.Latency.Microseconds()))
 	gauge(c.loss, st.Loss)
 	gauge(c.impl, 1, string(c.implementation()))

@@ -21,6 +21,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
 )
 
 // Version is that of the text and of the messages.
@@ -76,11 +78,9 @@ func NewKey(random io.Reader) (Key, error) {
 	return k, err
 }
 
-// Fingerprint is what people compare of a key by telephone: 64 bits of its SHA-256.
+// Fingerprint is what people compare of a key by telephone (see [cluster.Fingerprint]).
 func Fingerprint(k Key) string {
-	sum := sha256.Sum256(k[:])
-	text := hex.EncodeToString(sum[:8])
-	return strings.Join([]string{text[:4], text[4:8], text[8:12], text[12:]}, "-")
+	return cluster.FingerprintOf(k[:]).String()
 }
 
 // An Invitation is what the text says.

@@ -167,7 +167,10 @@ func TestSources(t *testing.T) {
 	nodeConfig.Dial = wire.dial
 	gatewayConfig := as(t, env, admin, "gateway", map[string][]rbacv1.PolicyRule{
 		"": {{APIGroups: group, Verbs: read, Resources: []string{"internalnodes", "firewallconfigurations"}}},
-		L:  {{APIGroups: group, Verbs: read, Resources: []string{"routeconfigurations"}}},
+		L: {
+			{APIGroups: group, Verbs: read, Resources: []string{"routeconfigurations"}},
+			{APIGroups: []string{""}, Verbs: []string{"list", "watch"}, Resources: []string{"configmaps"}, ResourceNames: []string{v1beta1.BlockedKeysConfigMap}},
+		},
 		T: {
 			{APIGroups: group, Verbs: read, Resources: []string{"configurations", "publickeies", "genevetunnels", "internalfabrics", "routeconfigurations", "firewallconfigurations"}},
 			{APIGroups: group, Verbs: read, Resources: []string{"gatewayservers"}, ResourceNames: []string{"rome"}},
@@ -566,12 +569,30 @@ func TestSources(t *testing.T) {
 		again, err := nodeAgain.Read(ctx)
 		assert.NilError(t, err)
 		assert.DeepEqual(t, nodeObjects(again), nodeObjects(after))
+		// A block came last: the gateway that starts keeps the peer and the key out.
+		conf := &v1beta1.Configuration{}
+		assert.NilError(t, admin.Get(ctx, client.ObjectKey{Namespace: T, Name: "rome"}, conf))
+		conf.Annotations = map[string]string{v1beta1.AnnotationBlocked: "by anna"}
+		assert.NilError(t, admin.Update(ctx, conf))
+		leaked := slices.Repeat([]byte{7}, 32)
+		create(
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: L, Name: v1beta1.BlockedKeysConfigMap}, Data: map[string]string{cluster.FingerprintOf(leaked).String(): "by anna"}},
+			&corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: L, Name: "other"}, Data: map[string]string{cluster.FingerprintOf([]byte{1}).String(): "by nobody"}},
+		)
+		blocked := func(v kube.GatewayView) bool {
+			_, is := v.Input.BlockedKeys.Of(leaked)
+			return is && len(v.Input.BlockedKeys) == 1 && v.Input.Configurations[0].Blocked
+		}
+		eventually(t, gateway, "what is blocked", blocked)
 		gatewayBefore, err := gateway.Read(ctx)
 		assert.NilError(t, err)
 		var gatewayAfter kube.GatewayView
-		remembered(t, gatewayObjects(gatewayBefore), func() (_ []string, err error) {
+		facts := func(v kube.GatewayView) []string {
+			return append(gatewayObjects(v), fmt.Sprint("blocked: ", blocked(v)))
+		}
+		remembered(t, facts(gatewayBefore), func() (_ []string, err error) {
 			gatewayAfter, err = startGatewayWithoutAPI(t, gatewaySource).Read(ctx)
-			return gatewayObjects(gatewayAfter), err
+			return facts(gatewayAfter), err
 		})
 		assert.Check(t, len(gatewayAfter.Input.PublicKeys[0].Key) == 32)
 

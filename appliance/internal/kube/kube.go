@@ -54,6 +54,7 @@ var kinds = []kind{
 	{corev1.SchemeGroupVersion, "Pod", "pods", true},
 	{corev1.SchemeGroupVersion, "Event", "events", true},
 	{corev1.SchemeGroupVersion, "Secret", "secrets", true},
+	{corev1.SchemeGroupVersion, "ConfigMap", "configmaps", true},
 	{networkingv1beta1.GroupVersion, "Configuration", "configurations", true},
 	{networkingv1beta1.GroupVersion, "Connection", "connections", true},
 	{networkingv1beta1.GroupVersion, "GatewayServer", "gatewayservers", true},
@@ -106,6 +107,7 @@ type Objects struct {
 	ServerTemplates []networkingv1beta1.WgGatewayServerTemplate
 	ClientTemplates []networkingv1beta1.WgGatewayClientTemplate
 	PublicKeys      []networkingv1beta1.PublicKey
+	BlockedKeys     []corev1.ConfigMap
 	Fabrics         []networkingv1beta1.InternalFabric
 	InternalNodes   []networkingv1beta1.InternalNode
 	Tunnels         []networkingv1beta1.GeneveTunnel

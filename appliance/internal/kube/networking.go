@@ -67,7 +67,7 @@ func Connection(o *v1beta1.Connection) (cluster.Connection, []cluster.InvalidErr
 		Reported: o.Status.Latency.Timestamp.Time,
 	}
 	if why := apimeta.FindStatusCondition(o.Status.Conditions, v1beta1.ConditionConnected); why != nil {
-		c.Why = why.Message
+		c.Why, c.Blocked = why.Message, why.Reason == v1beta1.ReasonBlocked
 	}
 	return c, r.invalid
 }

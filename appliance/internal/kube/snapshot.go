@@ -81,6 +81,10 @@ func Snapshot(o Objects) cluster.Snapshot {
 	s.ServerTemplates = parse(&p, o.ServerTemplates, ServerTemplate, func(v cluster.Template) cluster.Meta { return v.Meta })
 	s.ClientTemplates = parse(&p, o.ClientTemplates, ClientTemplate, func(v cluster.Template) cluster.Meta { return v.Meta })
 	s.PublicKeys = parse(&p, o.PublicKeys, PublicKey, func(v cluster.PublicKey) cluster.Meta { return v.Meta })
+	for i := range o.BlockedKeys {
+		keys, invalid := BlockedKeys(&o.BlockedKeys[i])
+		s.BlockedKeys, p.invalid = append(s.BlockedKeys, keys...), append(p.invalid, invalid...)
+	}
 	s.Fabrics = parse(&p, o.Fabrics, InternalFabric, func(v cluster.InternalFabric) cluster.Meta { return v.Meta })
 	s.InternalNodes = parse(&p, o.InternalNodes, InternalNode, func(v cluster.InternalNode) cluster.Meta { return v.Meta })
 	s.Tunnels = parse(&p, o.Tunnels, GeneveTunnel, func(v cluster.GeneveTunnel) cluster.Meta { return v.Meta })

@@ -232,6 +232,8 @@ func matters(old, updated any) bool {
 		return !equality.Semantic.DeepEqual(a.Status.NodeIP, b.Status.NodeIP) || !equality.Semantic.DeepEqual(a.Status.VTEP, b.Status.VTEP)
 	case *corev1.Secret:
 		return !equality.Semantic.DeepEqual(a.(*corev1.Secret).Data, b.Data)
+	case *corev1.ConfigMap:
+		return !equality.Semantic.DeepEqual(a.(*corev1.ConfigMap).Data, b.Data)
 	case *networkingv1beta1.Configuration:
 		a := a.(*networkingv1beta1.Configuration)
 		was, blocked := a.Annotations[networkingv1beta1.AnnotationBlocked]
@@ -423,13 +425,14 @@ type GatewayView struct {
 //
 // +kubebuilder:rbac:roleName=liqo-gateway,groups=networking.liqo.io,resources=firewallconfigurations;internalnodes,verbs=list;watch
 // +kubebuilder:rbac:roleName=liqo-gateway,groups=networking.liqo.io,namespace=system,resources=routeconfigurations,verbs=list;watch
+// +kubebuilder:rbac:roleName=liqo-gateway,groups="",namespace=system,resources=configmaps,resourceNames=isthmus-blocked-keys,verbs=list;watch
 
 // NewGatewaySource returns a source that needs to list and watch, in the
 // tenant namespace: Configurations, PublicKeys, GeneveTunnels,
 // InternalFabrics, Route- and FirewallConfigurations, the GatewayServer or
 // GatewayClient, the Connection and the GatewayReport of its own; in the
-// system namespace: Route- and FirewallConfigurations; InternalNodes; and in all
-// namespaces the FirewallConfigurations of IPs.
+// system namespace: Route- and FirewallConfigurations, and the ConfigMap of the keys that
+// are blocked; InternalNodes; and in all namespaces the FirewallConfigurations of IPs.
 func NewGatewaySource(cfg GatewaySourceConfig) (*GatewaySource, error) {
 	if cfg.Config == nil || cfg.Name == "" || cfg.Namespace == "" || cfg.System == "" || cfg.RemoteID == "" {
 		return nil, errors.New("kube: Config, Name, Namespace, System and RemoteID are required")
@@ -456,6 +459,7 @@ func NewGatewaySource(cfg GatewaySourceConfig) (*GatewaySource, error) {
 	selected := map[client.Object]cache.ByObject{
 		&networkingv1beta1.Configuration{}:         {Namespaces: tenant},
 		&networkingv1beta1.PublicKey{}:             {Namespaces: tenant},
+		&corev1.ConfigMap{}:                        {Namespaces: map[string]cache.Config{cfg.System: {}}, Field: fields.OneTermEqualSelector("metadata.name", networkingv1beta1.BlockedKeysConfigMap)},
 		&networkingv1beta1.GeneveTunnel{}:          {Namespaces: tenant},
 		&networkingv1beta1.InternalFabric{}:        {Namespaces: tenant},
 		&networkingv1beta1.InternalNode{}:          {},
@@ -500,6 +504,7 @@ func (s *GatewaySource) Read(ctx context.Context) (GatewayView, error) {
 		Routes:         list(ctx, known, &p, &networkingv1beta1.RouteConfigurationList{}, RouteConfiguration),
 		Firewalls:      list(ctx, known, &p, &networkingv1beta1.FirewallConfigurationList{}, FirewallConfiguration),
 	}}
+	v.Input.BlockedKeys = slices.Concat(list(ctx, known, &p, &corev1.ConfigMapList{}, BlockedKeys)...)
 	var gateways []cluster.Gateway
 	if s.cfg.Mode == cluster.Client {
 		gateways = list(ctx, known, &p, &networkingv1beta1.GatewayClientList{}, GatewayClient)

@@ -4,6 +4,9 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -136,7 +139,10 @@ func accept(b *Both, o *Options) Step {
 	if !mine && (f.Invitation != nil || len(f.Configurations)+len(f.Keys)+len(f.Servers) > 0) {
 		taken(b, &s)
 	}
-	if !mine && len(f.Clients) > 0 && !o.began {
+	// A run that was ended before it has made the Secret has left the gateway.
+	if !mine && slices.ContainsFunc(f.Clients, func(c v1beta1.GatewayClient) bool {
+		return c.Annotations[v1beta1.AnnotationInvitation] != o.Invitation.ID
+	}) {
 		taken(b, &s)
 	}
 	checkTemplate(b, Local, o.Client, "--"+FlagClientTemplate, &s)
@@ -147,7 +153,10 @@ func accept(b *Both, o *Options) Step {
 		return s
 	}
 	if len(f.Clients) == 0 {
-		s.Changes = append(s.Changes, Change{On: Local, Deed: Create, Object: b.newClient(Local, o, o.Endpoint)})
+		c := b.newClient(Local, o, o.Endpoint)
+		c.Annotations = maps.Clone(c.Annotations) // the other objects' are the same
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, v1beta1.AnnotationInvitation, o.Invitation.ID)
+		s.Changes = append(s.Changes, Change{On: Local, Deed: Create, Object: c})
 		return s
 	}
 	c := &f.Clients[0]
@@ -160,7 +169,7 @@ func accept(b *Both, o *Options) Step {
 		return s
 	}
 	if !f.Record.Done {
-		answered(b, &s)
+		answered(b, o, &s)
 		return s
 	}
 	if configured(b, Local, &s); s.busy() || !o.Wait {
@@ -182,7 +191,7 @@ func ground(b *Both, o *Options, s *Step) {
 }
 
 // answered waits for the reply to the answer of this side.
-func answered(b *Both, s *Step) {
+func answered(b *Both, o *Options, s *Step) {
 	f, id := &b[Local], b[Remote].ID
 	c := &f.Clients[0]
 	at := place(c.Spec.Endpoint.Addresses, first(c.Spec.Endpoint.Port, c.Spec.Endpoint.Ports))
@@ -194,7 +203,12 @@ func answered(b *Both, s *Step) {
 	case f.Reply.Verdict == invitation.Refused:
 		s.problem("invitation", fmt.Sprintf("the invitation of %s", id), "do what it says, and ask for another invitation where that takes one", "refused: %s", f.Reply.Reason)
 	case f.Reply.Verdict == invitation.Waiting:
-		s.wait(Local, false, "cluster %s: %s", id, f.Reply.Reason)
+		how := "until the invitation expires, at " + f.Record.Expires.UTC().Format(time.RFC3339)
+		if o.ApprovalTimeout > 0 {
+			how = fmt.Sprintf("for %v at most, or %s", o.ApprovalTimeout, how)
+		}
+		s.wait(Local, false, "cluster %s: %s. This waits %s", id, f.Reply.Reason, how)
+		s.Waits[0].Until = f.Record.Expires.Add(invitation.Grace)
 	default:
 		s.wait(Local, false, "the controller of %s to make the peering", f.ID)
 	}

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	corev1 "k8s.io/api/core/v1"
@@ -113,6 +114,31 @@ func TestAccept(t *testing.T) {
 	assert.Check(t, !s.busy(), "%+v", s)
 }
 
+// A run that was ended after any write is gone on with.
+func TestAcceptResumes(t *testing.T) {
+	all := []string{"Namespace liqo-tenant-rome", "GatewayClient rome", "Secret rome-invitation"}
+	for writes := range len(all) + 1 {
+		b := one()
+		o := alone(t, record(true))
+		for range writes {
+			c := accept(b, o).Changes
+			assert.Assert(t, is.Len(c, 1))
+			if secret, ok := c[0].Object.(*corev1.Secret); ok {
+				b[Local].Invitation, b[Local].Record = secret, o.Invitation
+			}
+			b.apply(t, c)
+			b.settle(Local)
+			o.began = true
+		}
+		again := alone(t, record(true))
+		made, s := b.next(t, accept, again)
+		assert.DeepEqual(t, made, all[writes:], cmpopts.EquateEmpty())
+		assert.Check(t, is.Len(s.Problems, 0))
+		assert.Equal(t, b[Local].Clients[0].Annotations[v1beta1.AnnotationInvitation], record(true).ID)
+		assert.Equal(t, len(b[Local].Invitation.Annotations), 0)
+	}
+}
+
 // Nothing is begun where there is a peering, or another invitation.
 func TestAloneRefuses(t *testing.T) {
 	other := record(false)
@@ -136,6 +162,11 @@ func TestAloneRefuses(t *testing.T) {
 		{"accept: there is a peering", accept, record(true), func(b *Both) { b[Local].Keys = []v1beta1.PublicKey{{}} }, "there are objects of one"},
 		{"accept: this side is dialled", accept, record(true), func(b *Both) { b[Local].Servers = []v1beta1.GatewayServer{{}} }, "there are objects of one"},
 		{"accept: this side dials", accept, record(true), func(b *Both) { b[Local].Clients = []v1beta1.GatewayClient{{}} }, "there are objects of one"},
+		{"accept: this side dials for another invitation", accept, record(true), func(b *Both) {
+			c := v1beta1.GatewayClient{}
+			c.Annotations = map[string]string{v1beta1.AnnotationInvitation: other.ID}
+			b[Local].Clients = []v1beta1.GatewayClient{c}
+		}, "there are objects of one"},
 		{"accept: this side has invited", accept, record(true), invitedBy(other), "there are objects of one"},
 		{"revoke: there is none", revoke, record(false), func(*Both) {}, "there is none"},
 		{"revoke: it was used", revoke, record(false), invitedBy(used), "it was used, by a gateway with the fingerprint " + invitation.Fingerprint(invitation.Key{9})},

@@ -118,8 +118,11 @@ type Options struct {
 	// Wait until the gateways have heard from each other, or are gone.
 	Wait bool
 	// Atomic takes back what was made when not all of it can be.
-	Atomic  bool
-	Timeout time.Duration
+	Atomic bool
+	// Timeout is the longest time of a run, without that in which somebody in the cluster
+	// that has invited has to say yes: ApprovalTimeout; 0: until the invitation expires.
+	Timeout         time.Duration
+	ApprovalTimeout time.Duration
 }
 
 // Defaults of the public system.

@@ -83,6 +83,7 @@ type run struct {
 	result  Result
 	started time.Time
 	ids     [2]Identity
+	clock   *clock
 }
 
 // An entry of the journal is a change that was made.
@@ -103,11 +104,15 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 			return r.result, err
 		}
 	}
-	limited, cancel := context.WithTimeout(ctx, cfg.Options.Timeout)
+	limited, cancel, clock := limit(ctx, cfg.Options.Timeout, cfg.Options.ApprovalTimeout)
 	defer cancel()
+	r.clock = clock
 	err := r.identify(limited)
-	if err == nil {
+	switch {
+	case err == nil:
 		err = r.converge(limited)
+	case ctx.Err() == nil && limited.Err() != nil:
+		err = fmt.Errorf("no answer within %v: %w", cfg.Options.Timeout, err)
 	}
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = fmt.Errorf("interrupted%s", r.resume()) // in the middle of a request
@@ -275,6 +280,7 @@ func (r *run) converge(ctx context.Context) error {
 			if len(step.Waits) == 0 {
 				return nil
 			}
+			r.clock.look(step.Waits[0].Until)
 			now := firstRefusal(step)
 			if now != refused {
 				refused, since = now, time.Now()
@@ -481,7 +487,7 @@ func (r *run) refusal(s Step) error {
 
 // late is the error of a run that has no time left, or that somebody ended.
 func (r *run) late(ctx context.Context, step Step, away error) error {
-	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
+	if !errors.Is(context.Cause(ctx), context.DeadlineExceeded) {
 		return fmt.Errorf("interrupted%s", r.resume())
 	}
 	e := &TimeoutError{After: time.Since(r.started)}

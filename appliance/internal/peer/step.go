@@ -3,6 +3,7 @@ package peer
 import (
 	"fmt"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -37,6 +38,9 @@ type Wait struct {
 	Text string
 	// Refused: it will not come by itself, as far as can be seen.
 	Refused bool
+	// Until is when somebody who has to decide will have done so. It is not in the time of
+	// the run, Options.Timeout. Zero: nobody has to.
+	Until time.Time
 }
 
 // A Step is what is to be done next. Nothing in it says that all is done.

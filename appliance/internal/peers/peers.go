@@ -147,6 +147,9 @@ func (o Objects) peer(id string) Peer {
 			said = append(said, notTrue("GatewayClient", &g, g.Status.Conditions)...)
 		}
 	}
+	if text, blocked := o.blockedKey(id); blocked && !p.Blocked {
+		p.Blocked, p.Block = true, text
+	}
 	for _, c := range o.Connections {
 		if of(&c) {
 			p.Connection, p.RTT = string(c.Status.Value), c.Status.Latency.Value
@@ -157,6 +160,22 @@ func (o Objects) peer(id string) Peer {
 	}
 	p.Missing = append(said, o.missing(id, len(said) > 0)...)
 	return p
+}
+
+// blockedKey returns what the controller says of the peer's key where it is blocked, and
+// the peer has no other one.
+func (o Objects) blockedKey(id string) (text string, blocked bool) {
+	for _, k := range o.PublicKeys {
+		if remoteOf(&k) != id {
+			continue
+		}
+		i := slices.IndexFunc(k.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == v1beta1.ReasonBlocked })
+		if i < 0 {
+			return "", false
+		}
+		text, blocked = k.Status.Conditions[i].Message, true
+	}
+	return text, blocked
 }
 
 // madeBy are the programs that wrote the objects of a peering, by the names under

@@ -103,3 +103,24 @@ func TestNobodyListens(t *testing.T) {
 	assert.Equal(t, len(List(Objects{})), 0)
 	assert.Equal(t, endpoint(v1beta1.EndpointStatus{Protocol: new(corev1.ProtocolUDP)}), "")
 }
+
+// A peer all of whose keys are blocked is blocked.
+func TestBlockedKey(t *testing.T) {
+	key := func(reason string) v1beta1.PublicKey {
+		k := v1beta1.PublicKey{ObjectMeta: about("rome")}
+		k.Status.Conditions = []metav1.Condition{{Type: "Accepted", Reason: reason, Message: "its key is blocked by anna"}}
+		return k
+	}
+	for _, tt := range []struct {
+		keys []v1beta1.PublicKey
+		want string
+	}{
+		{[]v1beta1.PublicKey{key("Accepted")}, ""},
+		{[]v1beta1.PublicKey{key(v1beta1.ReasonBlocked)}, "its key is blocked by anna"},
+		{[]v1beta1.PublicKey{key(v1beta1.ReasonBlocked), key("Accepted")}, ""},
+	} {
+		p := List(Objects{PublicKeys: tt.keys})[0]
+		assert.Equal(t, p.Block, tt.want)
+		assert.Equal(t, p.Blocked, tt.want != "")
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os/exec"
 	"strings"
+	"sync"
 	"time"
 
 	"gotest.tools/v3/assert"
@@ -17,12 +18,7 @@ import (
 // invites has milan invite rome, whose isthmusctl knows nothing of milan but the text. What
 // the two gateways would do, carry and balance do here.
 func (p *pair) invites() {
-	ctx, cancel := context.WithCancel(p.t.Context())
-	done := make(chan struct{}, 2)
-	go func() { p.carry(ctx); done <- struct{}{} }()
-	go func() { p.milan.balance(ctx); done <- struct{}{} }()
-	defer func() { cancel(); <-done; <-done }()
-
+	defer p.handing()()
 	text := p.invitation()
 	out := p.milan.run("peer", "invite", "--list")
 	assert.Check(p.t, is.Contains(out, "rome   us           open"))
@@ -51,14 +47,7 @@ func (p *pair) invites() {
 	assert.Check(p.t, is.Contains(p.rome.run("peer", "accept", text), "are peers already: nothing to do"))
 	_, errs, err := p.milan.try("peer", "invite", "rome", "--revoke")
 	assert.Check(p.t, err != nil && strings.Contains(errs, "it was used, by a gateway with the fingerprint"), errs)
-	for _, side := range []struct {
-		of *operator
-		id string
-	}{{p.rome, "milan"}, {p.milan, "rome"}} {
-		assert.Check(p.t, is.Contains(side.of.run("peer", "remove", side.id, "--wait"), "This cluster has forgotten "+side.id))
-		assert.Check(p.t, is.Contains(side.of.run("peer", "remove", side.id), "nothing to do"))
-	}
-	p.nothing()
+	p.forgets()
 
 	// What is refused is taken back.
 	expired := p.invitation("--expires", "1s")
@@ -68,10 +57,109 @@ func (p *pair) invites() {
 	_, errs, err = p.rome.try("peer", "accept", expired, "--timeout", "30s")
 	assert.Check(p.t, err != nil && strings.Contains(errs, "refused: the invitation has expired at"), errs)
 	assert.Check(p.t, is.Contains(errs, "what this run had made was taken back"))
-	assert.Check(p.t, is.Len(p.rome.list(ctx, "GatewayClient"), 0))
+	until(p.t, "the gateway is gone", func() bool { return len(p.rome.list(p.t.Context(), "GatewayClient")) == 0 })
 	assert.Check(p.t, is.Contains(p.milan.run("peer", "invite", "rome", "--revoke"), "is revoked"))
 	p.nothing()
+	p.refusesKey()
 	p.approves()
+	p.acceptKilled()
+}
+
+// handing has done what two gateways and a load balancer do, until what it returns is called.
+func (p *pair) handing() (end func()) {
+	ctx, cancel := context.WithCancel(p.t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { p.carry(ctx) })
+	running.Go(func() { p.milan.balance(ctx) })
+	return func() { cancel(); running.Wait() }
+}
+
+// forgets removes both sides of a peering.
+func (p *pair) forgets() {
+	for _, side := range []struct {
+		of *operator
+		id string
+	}{{p.rome, "milan"}, {p.milan, "rome"}} {
+		assert.Check(p.t, is.Contains(side.of.run("peer", "remove", side.id, "--wait"), "This cluster has forgotten "+side.id))
+		assert.Check(p.t, is.Contains(side.of.run("peer", "remove", side.id), "nothing to do"))
+	}
+	p.nothing()
+}
+
+// refusesKey accepts no invitation of a gateway whose key is blocked.
+func (p *pair) refusesKey() {
+	var answer struct{ Text, Fingerprint string }
+	assert.NilError(p.t, json.Unmarshal([]byte(p.milan.run("peer", "invite", "rome", "--json")), &answer))
+	p.rome.run("peer", "block", "--key", answer.Fingerprint, "--reason", "key leaked")
+	_, errs, err := p.rome.try("peer", "accept", answer.Text)
+	assert.Check(p.t, err != nil)
+	assert.Check(p.t, is.Contains(errs, "refused, nothing was changed: the gateway of milan has the key with the fingerprint "+answer.Fingerprint+", which this cluster has blocked by ConfigMap liqo/isthmus-blocked-keys (by "))
+	assert.Check(p.t, is.Contains(errs, ": key leaked): isthmusctl peer unblock --key "+answer.Fingerprint+" ends that"))
+	p.rome.run("peer", "unblock", "--key", answer.Fingerprint)
+	p.milan.run("peer", "invite", "rome", "--revoke")
+	p.nothing()
+}
+
+// acceptKilled kills peer accept after each of its writes, and runs it again.
+func (p *pair) acceptKilled() {
+	const writes = 3 // a namespace, a GatewayClient, a Secret
+	for n := 1; n <= writes+1; n++ {
+		text := p.invitation()
+		k := &killer{}
+		k.left.Store(int64(n))
+		cmd := exec.CommandContext(p.t.Context(), p.rome.isthmusctl, "peer", "--kubeconfig", k.between(p.rome), "accept", text, "--timeout", "30s")
+		var out bytes.Buffer
+		cmd.Stdout, cmd.Stderr = &out, &out
+		kill := func() { _ = cmd.Process.Kill() }
+		k.kill.Store(&kill)
+		err := cmd.Run()
+		if n > writes {
+			assert.NilError(p.t, err, out.String())
+		} else {
+			assert.Assert(p.t, err != nil && k.left.Load() <= 0, "it was not killed: %s", out.String())
+		}
+		said := p.rome.run("peer", "accept", text, "--wait", "--timeout", "30s")
+		assert.Check(p.t, is.Contains(said, "They are connected."), "killed after %d writes", n)
+		p.invited()
+		p.forgets()
+	}
+}
+
+// leastInvitations has two users invite and accept, with the rights that the two roles
+// name, and nothing else.
+func (p *pair) leastInvitations() {
+	defer p.handing()()
+	user := p.as("operator")
+	_, errs, err := user.milan.try("peer", "invite", "rome")
+	assert.Check(p.t, err != nil)
+	assert.Check(p.t, is.Contains(errs, "you may not create secrets in namespace liqo-tenant-rome"))
+	for _, o := range []*operator{p.milan, p.rome} {
+		o.kubectl("", "create", "clusterrolebinding", "invitations", "--clusterrole=isthmus-invitations", "--user=operator")
+	}
+	until(p.t, "the authorizers know of the role", func() bool {
+		_, _, ours := user.milan.try("peer", "invite", "--list")
+		_, _, theirs := user.rome.try("peer", "invite", "--list")
+		return ours == nil && theirs == nil
+	})
+	user.invitation()
+	assert.Check(p.t, is.Contains(user.milan.run("peer", "invite", "rome", "--revoke"), "is revoked"))
+	// Who may not see everything in the namespace has left it.
+	p.milan.kubectl("", "delete", "namespace", "liqo-tenant-rome", "--ignore-not-found")
+	p.nothing()
+
+	text := user.invitation()
+	out := user.rome.run("peer", "accept", text, "--wait", "--timeout", "30s")
+	assert.Check(p.t, is.Contains(out, "They are connected."))
+	p.invited()
+	user.rome.run("peer", "remove", "milan", "--wait")
+	user.milan.run("peer", "remove", "rome", "--wait")
+	for _, side := range []struct {
+		of *operator
+		ns string
+	}{{p.rome, "liqo-tenant-milan"}, {p.milan, "liqo-tenant-rome"}} {
+		side.of.kubectl("", "delete", "namespace", side.ns, "--ignore-not-found")
+	}
+	p.nothing()
 }
 
 // invitation returns the text of a new one.
@@ -128,7 +216,8 @@ func (p *pair) approves() {
 		text := make(chan string, 1)
 		accepted := make(chan string, 1)
 		go func() {
-			_, errs, err := p.rome.try("peer", "accept", <-text, "--timeout", "60s")
+			// The time in which somebody says yes is not in that of the run.
+			_, errs, err := p.rome.try("peer", "accept", <-text, "--timeout", "10s")
 			if err == nil {
 				errs = ""
 			}
@@ -154,11 +243,11 @@ func (p *pair) approves() {
 		assert.Check(p.t, is.Contains(<-accepted, say.there))
 		if say.there != "" {
 			p.milan.run("peer", "invite", "rome", "--revoke")
+			p.nothing()
 		} else {
-			p.rome.run("peer", "remove", "milan", "--wait")
-			p.milan.run("peer", "remove", "rome", "--wait")
+			p.invited()
+			p.forgets()
 		}
-		p.nothing()
 	}
 }
 

@@ -280,6 +280,39 @@ func TestFlow(t *testing.T) {
 	}
 }
 
+// A stream is silent when nothing comes back, not when it was reset or nobody has looked.
+func TestFlowSilent(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		mute  bool
+		fails string
+		why   string
+	}{
+		{"nothing comes back", true, "", ""},
+		{"something comes back", false, "", "messages have come back since the step began"},
+		{"it was reset", true, prober.ErrorReset, "reset: connection reset by peer"},
+	} {
+		w, row := newFake(t)
+		w.mute, w.fails = tc.mute, tc.fails
+		f, err := row.OpenFlow(t.Context(), expect.Stream{From: ref(t, row, "milan/web").Operand, To: ref(t, row, "rome/web").Operand, Proto: "udp"})
+		assert.NilError(t, err)
+		row.Flows["f"] = f
+		e := &expect.Flow{Name: "f", Silent: 100 * time.Millisecond}
+		var res expect.Result
+		for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+			res, err = e.Check(t.Context(), row)
+			assert.NilError(t, err)
+			if res.OK || res.Final {
+				break
+			}
+		}
+		f.Close()
+		assert.Equal(t, res.OK, tc.why == "", "%s: %+v", tc.name, res)
+		assert.Check(t, strings.Contains(res.Why, tc.why), "%s: %+v", tc.name, res)
+		assert.Assert(t, !res.OK || time.Since(row.StepStarted) >= e.Silent, tc.name)
+	}
+}
+
 // What was silent before the step counts for those who ask for the whole life.
 func TestFlowWhole(t *testing.T) {
 	_, row := newFake(t)

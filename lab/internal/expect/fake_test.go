@@ -38,6 +38,7 @@ type fakeWorld struct {
 	hops, back []string
 	answers    bool   // the server answers
 	fails      string // how a probe fails otherwise
+	mute       bool   // flows have no answers
 	translate  map[string]netip.Addr
 	onlyOn     map[string]string // the interface of a host by which packets pass; default eth0
 	clearText  bool              // the payload is readable on the wide area network
@@ -172,6 +173,9 @@ func (w *fakeWorld) ExecStream(ctx context.Context, req world.ExecRequest, _ io.
 		r := prober.FlowReport{Time: time.Now().Add(2 * time.Second), Sent: i * 10, Received: i * 10, Alive: true, Gap: 60 * time.Millisecond}
 		by, _ := w.answerer()
 		r.By = []prober.Server{by}
+		if w.mute {
+			r.Received, r.By = 0, nil
+		}
 		if i > 2 {
 			r.By = append(r.By, w.later...)
 		}

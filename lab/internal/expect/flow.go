@@ -17,12 +17,13 @@ import (
 
 // Flow expects something of a long-lived stream that an action opened.
 type Flow struct {
-	Name  string        `lab:"name,required" doc:"as the action called it"`
-	Gap   time.Duration `lab:"gap" min:"10ms" max:"10m" doc:"no longer silence since the step began"`
-	Whole bool          `lab:"whole" doc:"since the stream was opened, not only since the step began"`
-	Alive bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
-	For   time.Duration `lab:"for" min:"10ms" max:"10m" doc:"it is watched so long since the step began; default: as long as gap takes"`
-	Lost  *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp)"`
+	Name   string        `lab:"name,required" doc:"as the action called it"`
+	Gap    time.Duration `lab:"gap" min:"10ms" max:"10m" doc:"no longer silence since the step began"`
+	Whole  bool          `lab:"whole" doc:"since the stream was opened, not only since the step began"`
+	Alive  bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
+	For    time.Duration `lab:"for" min:"10ms" max:"10m" doc:"it is watched so long since the step began; default: as long as gap takes"`
+	Silent time.Duration `lab:"silent" min:"10ms" max:"10m" doc:"nothing has come back since the step began, for so long at least, and it was not reset"`
+	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp)"`
 	// AnsweredBy is for addresses that lead to somebody else, or to one after
 	// the other.
 	AnsweredBy []Ref `lab:"answeredBy" doc:"who may have answered since it was opened; default: whom it is to, and any process there"`
@@ -33,8 +34,12 @@ func (e *Flow) Lint(l *Linter) {
 	if e.Name != "" && !l.Flows[e.Name] {
 		l.Problem(&e.Name, "open it with do: { flow: { name: … } } in this step or an earlier one", "no flow is called %q up to here", e.Name)
 	}
-	if e.Gap == 0 && !e.Alive && e.Lost == nil {
-		l.Problem(e, "", "say gap, alive or lost")
+	spoken := e.Gap > 0 || e.Alive || e.Lost != nil
+	if !spoken && e.Silent == 0 {
+		l.Problem(e, "", "say gap, alive, silent or lost")
+	}
+	if e.Silent > 0 && (spoken || e.Whole || e.For > 0) {
+		l.Problem(&e.Silent, "", "what is silent has no gap, and nothing to be lost: say silent alone")
 	}
 	for i := range e.AnsweredBy {
 		at := &e.AnsweredBy[i]
@@ -94,6 +99,13 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 		res.Why = fmt.Sprintf("%s answered (process %s), not %s", s.by[impostor], s.by[impostor].Process, names(allowed))
 	case s.broken != "":
 		res.Got, res.Why, res.Final = "it broke", s.broken, true
+	case e.Silent > 0 && s.received > 0:
+		res.Got, res.Final = "it speaks", true
+		res.Why = fmt.Sprintf("%d messages have come back since the step began", s.received)
+	case e.Silent > 0 && (s.reports < 2 || time.Since(row.StepStarted) < e.Silent):
+		res.Why, res.Pending = "it has been watched for less than "+e.Silent.String(), true
+	case e.Silent > 0:
+		res.OK = true
 	case s.reports < 2 || s.received == 0:
 		res.Why = "it has not spoken yet since the step began"
 	case e.Gap > 0 && s.gap > gap:
@@ -153,6 +165,9 @@ func (e *Flow) String() string {
 	}
 	if e.For > 0 {
 		s += fmt.Sprintf(", watched for %v", e.For)
+	}
+	if e.Silent > 0 {
+		s += fmt.Sprintf(" is silent for %v", e.Silent)
 	}
 	if e.Lost != nil {
 		s += fmt.Sprintf(", at most %d lost", *e.Lost)

@@ -75,6 +75,9 @@ const (
 	// AnnotationBlocked is on a Configuration whose peer is cut off: whatever its value
 	// is, which says by whom, when and why.
 	AnnotationBlocked = "networking.liqo.io/blocked"
+	// AnnotationInvitation is on a GatewayClient that isthmusctl peer accept has made: the ID
+	// of the invitation. A run that was ended goes on with it.
+	AnnotationInvitation = "networking.liqo.io/invitation-id"
 	// AnnotationNetNS is on the pod of a gateway in a network namespace of its
 	// node: what "ip netns" calls that namespace.
 	AnnotationNetNS = "networking.liqo.io/netns"
@@ -128,6 +131,11 @@ const (
 	PresharedKeyField = "presharedKey"
 )
 
+// BlockedKeysConfigMap is the name of the ConfigMap, in the system namespace, of the keys of
+// gateways that this cluster has nothing to do with, and its LabelAppName. The keys of its
+// data are fingerprints, the values say by whom, when and why; whatever they say blocks.
+const BlockedKeysConfigMap = "isthmus-blocked-keys"
+
 // Types of Secrets of invitations (package invitation). The type of a Secret never changes,
 // so what a gateway writes into the one of a handover is never taken for anything else.
 const (
@@ -138,6 +146,10 @@ const (
 // ConditionConnected is the condition of a Connection. It says why the value is
 // what it is.
 const ConditionConnected = "Connected"
+
+// ReasonBlocked is its reason when this cluster has cut the peer off, and that of the
+// condition Accepted of a PublicKey with a key that is blocked.
+const ReasonBlocked = "Blocked"
 
 // Conditions of a Configuration.
 const (
