@@ -57,7 +57,6 @@ func (r *Refused) cluster(c topology.Cluster, defaultNetwork bool) {
 		{"icmp", c.BlocksICMP, "no router is between the clusters that could drop it"},
 		{"routedServices", c.RoutedServices, "no router is between the clusters that could have the route"},
 		{"sourceCheck", c.SourceCheck, "the engine's network does not look at sources"},
-		{"rpFilter", c.RPFilter != topology.RPFilterLoose, "reverse-path filters are as the engine and the node image set them"},
 		{"mtu", c.MTU != topology.DefaultMTU, "the MTU is that of the engine's network"},
 		{"wanMTU", c.WANMTU != topology.DefaultMTU, "no router is between the clusters whose link could have it"},
 		{"nodeGracePeriod", c.NodeGracePeriod != topology.DefaultNodeGracePeriod, "kind starts the controller manager with its own"},

@@ -12,6 +12,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -115,7 +116,7 @@ func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world
 	for _, n := range workers {
 		n.kubeconfig = admin.String()
 		g.Go(func() error {
-			if err := prepare(gctx, n, s.BinDir); err != nil {
+			if err := prepare(gctx, n, c, s.BinDir); err != nil {
 				return fmt.Errorf("node %s: %w", n.name, err)
 			}
 			set := network
@@ -280,8 +281,12 @@ func (l *Lab) withoutControlPlane(ctx context.Context, c topology.Cluster, n nod
 	return nil
 }
 
-// prepare brings the probe and the images onto a node.
-func prepare(ctx context.Context, n node, binDir string) error {
+// prepare brings the probe and the images onto a node, and gives its links the topology's
+// reverse-path filter.
+func prepare(ctx context.Context, n node, c topology.Cluster, binDir string) error {
+	if err := runOn(ctx, n, nil, "sh", "-c", filterSources, "sh", strconv.Itoa(c.RPFilter)); err != nil {
+		return err
+	}
 	if err := copyProgram(ctx, n, filepath.Join(binDir, "probe"), probeOnNode); err != nil {
 		return err
 	}
@@ -298,6 +303,12 @@ func prepare(ctx context.Context, n node, binDir string) error {
 	}
 	return nil
 }
+
+// filterSources gives all links of a node, and those that it will have, the reverse-path
+// filter that its argument is. "all" is 0, as in other worlds: the kernel takes the larger
+// of the two (ip-sysctl: rp_filter), and the image has 1 there.
+const filterSources = `for link in /proc/sys/net/ipv4/conf/*/rp_filter; do echo "$1" >"$link"; done
+echo 0 >/proc/sys/net/ipv4/conf/all/rp_filter`
 
 // loadImage does what "kind load image-archive" does, and gives the image the
 // name by which pods of all worlds ask for it.
