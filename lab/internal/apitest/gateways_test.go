@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -200,37 +201,41 @@ func (o *operator) replaces() {
 	parse(stdout.String())
 	assert.Equal(o.t, len(result.Gateways), 1, stdout.String())
 
+	// A busy machine may not have come as far as the reason when the time is over: the
+	// same upgrade once more does.
+	inVain := func(args, wants []string) {
+		o.t.Helper()
+		for range 5 {
+			out, _, err := upgrade(args...)
+			assert.Assert(o.t, err != nil, "upgrade %q did not wait for the gateway", args)
+			parse(out)
+			if !slices.ContainsFunc(wants, func(want string) bool { return !strings.Contains(result.Error, want) }) {
+				return
+			}
+		}
+		for _, want := range wants {
+			assert.Check(o.t, is.Contains(result.Error, want))
+		}
+	}
 	// No place for the new pod.
 	gateways.Store(false)
-	out, _, err = upgrade("--set", "networking.gatewayTemplates.ping.interval=3s", "--timeout=8s")
-	assert.Assert(o.t, err != nil, "it did not wait for the gateway's pod")
-	parse(out)
+	inVain([]string{"--set", "networking.gatewayTemplates.ping.interval=3s", "--timeout=8s"},
+		[]string{"GatewayServer liqo-tenant-rome/rome is not replaced after 8s", "Deployment gw-rome", "nodes", "kubectl describe pods -n liqo-tenant-rome", "isthmusctl upgrade"})
 	assert.Equal(o.t, result.Gateway.Kind+" "+result.Gateway.Namespace+"/"+result.Gateway.Name, "GatewayServer liqo-tenant-rome/rome")
-	for _, want := range []string{"GatewayServer liqo-tenant-rome/rome is not replaced after 8s", "Deployment gw-rome", "nodes", "kubectl describe pods -n liqo-tenant-rome", "isthmusctl upgrade"} {
-		assert.Check(o.t, is.Contains(result.Error, want))
-	}
 	gateways.Store(true)
 	o.run("upgrade")
 
 	// An image that can't be pulled costs no pod.
 	first = o.gatewayPod()
-	out, _, err = upgrade("--set", "image.version=nxet", "--timeout=8s")
-	assert.Assert(o.t, err != nil, "it did not wait for the image")
-	parse(out)
-	for _, want := range []string{"GatewayServer liqo-tenant-rome/rome is not replaced after 8s", "Deployment gw-rome is not that of", "the controller says: image ", ":nxet can't be pulled", "no such image", "image.version"} {
-		assert.Check(o.t, is.Contains(result.Error, want))
-	}
+	inVain([]string{"--set", "image.version=nxet", "--timeout=8s"},
+		[]string{"GatewayServer liqo-tenant-rome/rome is not replaced after 8s", "Deployment gw-rome is not that of", "the controller says: image ", ":nxet can't be pulled", "no such image", "image.version"})
 	o.run("upgrade", "--set", "image.version=")
 	until(o.t, "the pod that pulls is gone, and the gateway's is the same", func() bool { return o.gatewayPod() == first })
 
 	// A template that is not there: the gateway goes on with what it has.
 	o.kubectl("", "patch", "gatewayserver", "-n", "liqo-tenant-rome", "rome", "--type=merge", "-p", `{"spec": {"serverTemplateRef": {"kind": "WgGatewayServerTemplate", "name": "special", "namespace": "liqo"}}}`)
-	out, _, err = upgrade("--timeout=4s")
-	assert.Assert(o.t, err != nil, "it did not look for the gateway's template")
-	parse(out)
-	for _, want := range []string{"GatewayServer liqo-tenant-rome/rome", "there is no WgGatewayServerTemplate liqo/special", "the controller says: spec.serverTemplateRef"} {
-		assert.Check(o.t, is.Contains(result.Error, want))
-	}
+	inVain([]string{"--timeout=4s"},
+		[]string{"GatewayServer liqo-tenant-rome/rome", "there is no WgGatewayServerTemplate liqo/special", "the controller says: spec.serverTemplateRef"})
 
 	end()
 	cancel()
