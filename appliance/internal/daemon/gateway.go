@@ -227,6 +227,7 @@ type gateway struct {
 	cfg        GatewayConfig
 	keys       *keyring
 	resolvers  []*resolver // of EndpointHosts; one of a server
+	learned    learnedPlaces
 	prober     *probe.Prober
 	connection *reporter[ConnectionStatus]
 	reports    *reporter[ReportStatus]
@@ -271,6 +272,7 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	}
 	if view, err := gw.cfg.API.Read(ctx); err == nil {
 		gw.confirm.inForce(gw.users(view.Input), view.Applied)
+		gw.exchange.recall(view.Connection)
 	}
 	g.run("confirm", func() error { return gw.confirm.run(ctx) })
 	g.run("connection status", func() error { return gw.connection.run(ctx) })
@@ -278,6 +280,9 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	g.run("underlay", func() error { return gw.below.run(ctx) })
 	g.run("features", func() error { return gw.watchFeatures(ctx, gw.publish) })
 	g.run("conncheck", func() error { return gw.watchTunnel(ctx, g) })
+	if gw.cfg.Mode == cluster.Client {
+		g.run("learned places", func() error { return gw.learnPlaces(ctx, g) })
+	}
 	if gw.handover != nil {
 		g.run("invitation", func() error { return gw.runHandover(ctx, g) })
 	}
@@ -321,7 +326,7 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.GenevePort, in.RulePriority = gw.cfg.GenevePort, gw.cfg.RulePriority
 	in.PublicKey, _ = gw.keys.publicKey()
 	in.PresharedKey = gw.keys.presharedKey()
-	in.PeerEndpoint = gw.resolvers[0].endpoint()
+	in.PeerEndpoint, in.LearnedPorts = gw.resolvers[0].endpoint(), gw.learned.ports()
 	in.PodIP = gw.podIP()
 	gw.handOver(&in)
 	left, instead := gw.confirm.choose(ctx, gw.users(in))
@@ -330,7 +335,11 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.PeerHeard, in.PeerMTU = gw.heard(), gw.peerMTU()
 	in.Underlay = gw.below.read(in.Remotes())
 	gw.prober.SetMTU(in.Room())
-	gw.exchange.say(ownMessage(gw.cfg.Version, in, view.Gateway))
+	var generation int64
+	if view.Gateway != nil {
+		generation = view.Gateway.Generation
+	}
+	gw.exchange.say(ownMessage(gw.cfg.Version, in, view.Gateway), generation)
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
 	gw.path = pathToPeer{in.PeerHeard, in.PeerMTU}
@@ -487,6 +496,9 @@ func (gw *gateway) publish() {
 	st.Conditions = []Condition{ready, overlay, fits}
 	if p, ok := gw.shown(); ok {
 		st.Endpoint, st.LastHandshake = p.Endpoint, p.LastHandshake
+	}
+	if gw.cfg.Mode == cluster.Client {
+		st.Conditions = append(st.Conditions, gw.endpointCondition(st.Endpoint))
 	}
 	gw.reports.set(st)
 }

@@ -65,6 +65,10 @@ type ConnectionPeer struct {
 	// MTU that the peer alone would give the tunnel.
 	// +optional
 	MTU int `json:"mtu,omitempty"`
+	// ObservedGeneration of the spec of this cluster's GatewayServer or GatewayClient when
+	// the peer told this. Its endpoint counts for this generation.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// Since when the peer tells this.
 	// +optional
 	Since metav1.Time `json:"since,omitempty"`
