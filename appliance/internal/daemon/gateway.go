@@ -244,6 +244,7 @@ type gateway struct {
 	ready   Condition
 	fits    Condition
 	overlay Condition
+	place   Condition // EndpointConfigured, as it was when the peer answered last
 	// computed: there was a pass that knew what is wanted; wanted: it wanted a peer.
 	computed, wanted bool
 	// temporary: that pass was about the tunnel of an invitation.
@@ -498,7 +499,13 @@ func (gw *gateway) publish() {
 		st.Endpoint, st.LastHandshake = p.Endpoint, p.LastHandshake
 	}
 	if gw.cfg.Mode == cluster.Client {
-		st.Conditions = append(st.Conditions, gw.endpointCondition(st.Endpoint))
+		gw.mu.Lock()
+		// Where nobody answers it only looks for the peer: that is no news of where it is.
+		if gw.place.Type == "" || !gw.down() {
+			gw.place = gw.endpointCondition(st.Endpoint)
+		}
+		st.Conditions = append(st.Conditions, gw.place)
+		gw.mu.Unlock()
 	}
 	gw.reports.set(st)
 }
