@@ -79,7 +79,7 @@ func (p *PeerStatus) API() *v1beta1.ConnectionPeer {
 		out.Networks = &v1beta1.ClusterConfigCIDR{Pod: apiCIDRs(n.Pod), External: apiCIDRs(n.External)}
 	}
 	if e := p.Endpoint; e != nil {
-		out.Endpoint = &v1beta1.EndpointStatus{Addresses: e.Addresses, Port: new(int32(e.Port))}
+		out.Endpoint = &v1beta1.ConnectionEndpoint{Addresses: e.Addresses, Port: int32(e.Port)}
 	}
 	return out
 }

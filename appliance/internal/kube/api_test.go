@@ -428,7 +428,7 @@ func TestSources(t *testing.T) {
 		connection := kube.ConnectionStatus{Value: v1beta1.Connected, Latency: "2ms", At: at, Conditions: []metav1.Condition{{Type: v1beta1.ConditionConnected, Status: metav1.ConditionTrue, Reason: "Connected", Message: "it answers"}}}
 		connection.Peer = &v1beta1.ConnectionPeer{
 			Version: "v0.4.0", Features: []string{"mtu"}, MTU: 1390, ObservedGeneration: 2, Since: metav1.NewTime(at), Networks: &v1beta1.ClusterConfigCIDR{Pod: []v1beta1.CIDR{"10.1.0.0/16"}},
-			Endpoint: &v1beta1.EndpointStatus{Addresses: []string{"192.0.2.7"}, Port: ptr(int32(31840))},
+			Endpoint: &v1beta1.ConnectionEndpoint{Addresses: []string{"192.0.2.7"}, Port: 31840},
 		}
 		assert.NilError(t, gateway.WriteConnection(ctx, connection))
 		report := kube.ReportStatus{

@@ -69,7 +69,9 @@ func Connection(o *v1beta1.Connection) (cluster.Connection, []cluster.InvalidErr
 	if peer := o.Status.Peer; peer != nil {
 		c.Peer = &cluster.Told{
 			Version: peer.Version, Features: peer.Features, MTU: peer.MTU, Generation: peer.ObservedGeneration, Since: peer.Since.Time,
-			Endpoint: r.endpoint("status.peer.endpoint", peer.Endpoint),
+		}
+		if e := peer.Endpoint; e != nil {
+			c.Peer.Endpoint = &cluster.Endpoint{Addresses: e.Addresses, Port: r.port("status.peer.endpoint", "port", &e.Port, nil)}
 		}
 		if n := peer.Networks; n != nil {
 			c.Peer.Networks = &cluster.CIDRs{Pod: prefixes(r, "status.peer.networks.pod", n.Pod), External: prefixes(r, "status.peer.networks.external", n.External)}

@@ -43,6 +43,18 @@ type ConnectionLatency struct {
 	Timestamp metav1.Time `json:"timestamp,omitempty"`
 }
 
+// ConnectionEndpoint is where a peer says that its gateway can be dialled.
+type ConnectionEndpoint struct {
+	// Addresses or names of the gateway.
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:MaxLength=253
+	Addresses []string `json:"addresses"`
+	// Port of WireGuard, UDP.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	Port int32 `json:"port"`
+}
+
 // ConnectionPeer is what the gateway of the peer tells of its cluster, through the tunnel.
 type ConnectionPeer struct {
 	// Version of Isthmus that the gateway of the peer runs.
@@ -61,7 +73,7 @@ type ConnectionPeer struct {
 	// Endpoint has all the places where the peer's gateway can be dialled, the best first.
 	// Absent: it dials.
 	// +optional
-	Endpoint *EndpointStatus `json:"endpoint,omitempty"`
+	Endpoint *ConnectionEndpoint `json:"endpoint,omitempty"`
 	// MTU that the peer alone would give the tunnel.
 	// +optional
 	MTU int `json:"mtu,omitempty"`
