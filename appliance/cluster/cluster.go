@@ -251,8 +251,16 @@ type Gateway struct {
 	LoadBalancerIP string
 	// Addresses and Port are the endpoint to dial, for clients.
 	Addresses []string
+	// Reached is where the peer can dial, of servers; nil: that is not known.
+	Reached *Endpoint
 	// Raw is the whole object as JSON, for templates (.Spec …).
 	Raw []byte
+}
+
+// An Endpoint is where a gateway can be dialled.
+type Endpoint struct {
+	Addresses []string // or names, the best first
+	Port      uint16   // UDP
 }
 
 // A Template is a WgGatewayServerTemplate or WgGatewayClientTemplate.
@@ -271,7 +279,19 @@ type Connection struct {
 	Value    string // Connected, Connecting, Error
 	Why      string // of its condition Connected; empty: not known
 	Blocked  bool   // the gateway has cut the peer off, as it says
+	Peer     *Told  // by the peer's gateway; nil: nothing
 	Reported time.Time
+}
+
+// Told is what the gateway of a peer has told of its cluster.
+type Told struct {
+	Version    string // of its Isthmus
+	Features   []string
+	Networks   *CIDRs    // nil: it does not say
+	Endpoint   *Endpoint // nil: it dials
+	MTU        int       // 0: it does not say
+	Generation int64     // of the spec of this cluster's own gateway, for which the endpoint counts
+	Since      time.Time
 }
 
 // A PublicKey is the public key of a remote gateway.

@@ -122,10 +122,12 @@ type GatewayInput struct {
 	// PeerEndpoint is where the peer is: for a client what its GatewayClient
 	// says, resolved; for a server invalid, for its WireGuard learns it.
 	PeerEndpoint netip.AddrPort
+	// LearnedPorts are the UDP ports where the peer may be besides, as it says.
+	LearnedPorts []uint16
 	// PeerHeard is where WireGuard has last heard the peer; invalid: nowhere yet.
 	PeerHeard netip.Addr
-	// PeerMTU is the longest packet that the network below the peer has room for
-	// in the tunnel, as the peer says; 0: it does not say.
+	// PeerMTU is the longest packet that the peer has room for in the tunnel, as it says:
+	// the network below it, or who wrote its MTU; 0: it does not say.
 	PeerMTU      int
 	MTU          int    // of all links; 0: derive from the underlay
 	GenevePort   uint16 // 0: GenevePort

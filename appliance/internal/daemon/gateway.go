@@ -46,6 +46,7 @@ const handshakeNews = 3 * time.Minute
 // GatewayConfig is what the gateway daemon needs. Name, Namespace, RemoteID,
 // Mode, KeysDir, API, WriteConnection and WriteReport are required.
 type GatewayConfig struct {
+	Version         string // of the program, which the peer is told (default unknown)
 	Name, Namespace string // of the GatewayServer or GatewayClient
 	RemoteID        string // cluster ID of the peer
 	Mode            string // cluster.Server or cluster.Client
@@ -121,6 +122,7 @@ func (c *GatewayConfig) setDefaults() error {
 	if (c.NetNS == "") != (c.HostInterface == "") || c.NetNS != "" && c.StateDir == "" {
 		errs = append(errs, errors.New("a gateway in a network namespace of its node needs netns, host-interface and state-dir"))
 	}
+	c.Version = cmp.Or(c.Version, "unknown")
 	if c.PingPort == 0 {
 		c.PingPort = probe.Port
 	}
@@ -156,6 +158,7 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	}
 	defer h.ns.Close()
 	gw.host = h
+	gw.exchange = newExchanger()
 	if cfg.Handover != nil {
 		gw.handover = newHandover(cfg.Handover)
 	}
@@ -229,11 +232,13 @@ type gateway struct {
 	cfg        GatewayConfig
 	keys       *keyring
 	resolvers  []*resolver // of EndpointHosts; one of a server
+	learned    learnedPlaces
 	prober     *probe.Prober
 	connection *reporter[ConnectionStatus]
 	reports    *reporter[ReportStatus]
 	passed     chan struct{} // yields after a pass
 	handover   *handover     // nil: it takes part in no invitation
+	exchange   *exchanger
 	repair     chan struct{} // yields when a pass has something to put right
 	confirm    *confirmer
 
@@ -244,11 +249,14 @@ type gateway struct {
 	ready   Condition
 	fits    Condition
 	overlay Condition
+	place   Condition // EndpointConfigured, as it was when the peer answered last
 	// computed: there was a pass that knew what is wanted; wanted: it wanted a peer.
 	computed, wanted bool
 	// temporary: that pass was about the tunnel of an invitation.
 	temporary bool
 	blocked   string // see tunnelFacts
+	// configuration is that of the peer, as that pass had it; nil: there was none.
+	configuration *cluster.Configuration
 	// lastPeer is the peer as it was shown last.
 	lastPeer kernel.PeerStatus
 }
@@ -270,6 +278,7 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	}
 	if view, err := gw.cfg.API.Read(ctx); err == nil {
 		gw.confirm.inForce(gw.users(view.Input), view.Applied)
+		gw.exchange.recall(view.Connection)
 	}
 	g.run("confirm", func() error { return gw.confirm.run(ctx) })
 	g.run("connection status", func() error { return gw.connection.run(ctx) })
@@ -277,6 +286,9 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	g.run("underlay", func() error { return gw.below.run(ctx) })
 	g.run("features", func() error { return gw.watchFeatures(ctx, gw.publish) })
 	g.run("conncheck", func() error { return gw.watchTunnel(ctx, g) })
+	if gw.cfg.Mode == cluster.Client {
+		g.run("learned places", func() error { return gw.learnPlaces(ctx, g) })
+	}
 	if gw.handover != nil {
 		g.run("invitation", func() error { return gw.runHandover(ctx, g) })
 	}
@@ -320,15 +332,20 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.GenevePort, in.RulePriority = gw.cfg.GenevePort, gw.cfg.RulePriority
 	in.PublicKey, _ = gw.keys.publicKey()
 	in.PresharedKey = gw.keys.presharedKey()
-	in.PeerEndpoint = gw.resolvers[0].endpoint()
+	in.PeerEndpoint, in.LearnedPorts = gw.resolvers[0].endpoint(), gw.learned.ports()
 	in.PodIP = gw.podIP()
 	gw.handOver(&in)
 	left, instead := gw.confirm.choose(ctx, gw.users(in))
 	in.LeftOut, in.APIServers = left, gw.confirm.apiServers()
 	in.Routes, in.Firewalls = slices.Concat(in.Routes, instead.routes), slices.Concat(in.Firewalls, instead.firewalls)
-	in.PeerHeard, in.PeerMTU = gw.heard(), gw.prober.Status().PeerMTU
+	in.PeerHeard, in.PeerMTU = gw.heard(), gw.peerMTU()
 	in.Underlay = gw.below.read(in.Remotes())
 	gw.prober.SetMTU(in.Room())
+	var generation int64
+	if view.Gateway != nil {
+		generation = view.Gateway.Generation
+	}
+	gw.exchange.say(ownMessage(gw.cfg.Version, in, view.Gateway), generation)
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
 	gw.path = pathToPeer{in.PeerHeard, in.PeerMTU}
@@ -360,7 +377,7 @@ func (gw *gateway) heard() netip.Addr {
 
 // watchPath has a pass made when the last one went by another path to the peer.
 func (gw *gateway) watchPath() {
-	now := pathToPeer{gw.heard(), gw.prober.Status().PeerMTU}
+	now := pathToPeer{gw.heard(), gw.peerMTU()}
 	gw.mu.Lock()
 	was := gw.path
 	gw.mu.Unlock()
@@ -424,7 +441,7 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	gw.ready, gw.fits, gw.overlay = readyCondition(o), mtuCondition(r.Input), gw.linkCondition(r.Input)
 	if o.computed() {
 		gw.computed, gw.blocked = true, blockedBy(r.Input)
-		gw.temporary = r.Input.Handover != nil
+		gw.temporary, gw.configuration = r.Input.Handover != nil, r.Input.Configuration()
 		gw.wanted = !gw.temporary && slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 })
 		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
 		gw.applied = applied(o.results, failed, gw.applied, time.Now())
@@ -486,6 +503,15 @@ func (gw *gateway) publish() {
 	if p, ok := gw.shown(); ok {
 		st.Endpoint, st.LastHandshake = p.Endpoint, p.LastHandshake
 	}
+	if gw.cfg.Mode == cluster.Client {
+		gw.mu.Lock()
+		// Where nobody answers it only looks for the peer: that is no news of where it is.
+		if gw.place.Type == "" || !gw.down() {
+			gw.place = gw.endpointCondition(st.Endpoint)
+		}
+		st.Conditions = append(st.Conditions, gw.place)
+		gw.mu.Unlock()
+	}
 	gw.reports.set(st)
 }
 
@@ -502,6 +528,8 @@ func (gw *gateway) watchTunnel(ctx context.Context, g *group) error {
 	}
 	g.run("conncheck", func() error { return gw.prober.Run(ctx) })
 	g.run("session", func() error { return gw.watchSession(ctx) })
+	g.run("exchange", func() error { return gw.tellPeer(ctx) })
+	g.run("exchange with who dials", func() error { return gw.listenToPeer(ctx) })
 	tick := time.NewTicker(gw.cfg.StatusInterval)
 	defer tick.Stop()
 	for {
@@ -517,6 +545,7 @@ func (gw *gateway) watchTunnel(ctx context.Context, g *group) error {
 				continue
 			case <-tick.C:
 			case <-gw.prober.Changed():
+				notify(gw.exchange.news)
 			}
 			waiting = false
 		}

@@ -43,6 +43,49 @@ type ConnectionLatency struct {
 	Timestamp metav1.Time `json:"timestamp,omitempty"`
 }
 
+// ConnectionEndpoint is where a peer says that its gateway can be dialled.
+type ConnectionEndpoint struct {
+	// Addresses or names of the gateway.
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:MaxLength=253
+	Addresses []string `json:"addresses"`
+	// Port of WireGuard, UDP.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	Port int32 `json:"port"`
+}
+
+// ConnectionPeer is what the gateway of the peer tells of its cluster, through the tunnel.
+type ConnectionPeer struct {
+	// Version of Isthmus that the gateway of the peer runs.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	Version string `json:"version,omitempty"`
+	// Features of the peer's gateway.
+	// +optional
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=32
+	// +listType=set
+	Features []string `json:"features,omitempty"`
+	// Networks of the peer's cluster, as it calls them itself. Absent: it does not say.
+	// +optional
+	Networks *ClusterConfigCIDR `json:"networks,omitempty"`
+	// Endpoint has all the places where the peer's gateway can be dialled, the best first.
+	// Absent: it dials.
+	// +optional
+	Endpoint *ConnectionEndpoint `json:"endpoint,omitempty"`
+	// MTU that the peer alone would give the tunnel.
+	// +optional
+	MTU int `json:"mtu,omitempty"`
+	// ObservedGeneration of the spec of this cluster's GatewayServer or GatewayClient when
+	// the peer told this. Its endpoint counts for this generation.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// Since when the peer tells this.
+	// +optional
+	Since metav1.Time `json:"since,omitempty"`
+}
+
 // ConnectionStatus is what the gateway sees of its peer.
 type ConnectionStatus struct {
 	// Value is Connected, Connecting or Error.
@@ -51,6 +94,10 @@ type ConnectionStatus struct {
 	// Latency of the tunnel.
 	// +optional
 	Latency ConnectionLatency `json:"latency,omitempty"`
+	// Peer is what the gateway of the peer tells of its cluster. Absent: it has told
+	// nothing, as the gateways of other systems do.
+	// +optional
+	Peer *ConnectionPeer `json:"peer,omitempty"`
 	// Conditions of the connection.
 	// +optional
 	// +listType=map

@@ -143,9 +143,16 @@ const (
 	SecretTypeHandover   = "networking.liqo.io/handover"
 )
 
-// ConditionConnected is the condition of a Connection. It says why the value is
-// what it is.
-const ConditionConnected = "Connected"
+// Conditions of a Connection.
+const (
+	// ConditionConnected says why the value is what it is.
+	ConditionConnected = "Connected"
+	// ConditionPeerTells says whether the gateway of the peer tells of its cluster.
+	ConditionPeerTells = "PeerTells"
+	// ConditionNetworksMatch says whether the networks that the peer tells are those of
+	// the Configuration.
+	ConditionNetworksMatch = "NetworksMatch"
+)
 
 // ReasonBlocked is its reason when this cluster has cut the peer off, and that of the
 // condition Accepted of a PublicKey with a key that is blocked.
