@@ -164,24 +164,14 @@ func (p *program) setBlock(ctx context.Context, id string, block bool, reason st
 		}
 		r.Changed = true
 	}
-	if wait.wait {
-		w := blockWait{what: id, done: "is not blocked any more", blocked: block}
-		if block {
-			w.done = "is blocked in its Configuration"
-		}
-		for _, o := range list {
-			w.peerings = append(w.peerings, peering{id, o.Namespace})
-		}
-		if err := p.awaitBlock(ctx, c, w, wait.timeout); err != nil {
-			return err
-		}
-		r.Applied = true
+	w := blockWait{what: id, done: "is not blocked any more", blocked: block}
+	if block {
+		w.done = "is blocked in its Configuration"
 	}
-	if p.json {
-		return p.print(r)
+	for _, o := range list {
+		w.peerings = append(w.peerings, peering{id, o.Namespace})
 	}
-	_, err = fmt.Fprintln(p.out, r)
-	return err
+	return p.endBlock(ctx, c, w, wait, &r.Applied, &r)
 }
 
 // String says what was done.

@@ -99,24 +99,14 @@ func (p *program) setKeyBlock(ctx context.Context, text string, block bool, reas
 	if err != nil {
 		return err
 	}
-	if wait.wait && len(of) > 0 {
-		w := blockWait{what: "the key " + r.Fingerprint, done: "is no longer blocked", blocked: block}
-		if block {
-			w.done = "is blocked"
-		}
-		for _, k := range of {
-			w.peerings = append(w.peerings, peering{k.Labels[v1beta1.LabelRemoteClusterID], k.Namespace})
-		}
-		if err := p.awaitBlock(ctx, c, w, wait.timeout); err != nil {
-			return err
-		}
-		r.Applied = true
+	w := blockWait{what: "the key " + r.Fingerprint, done: "is no longer blocked", blocked: block}
+	if block {
+		w.done = "is blocked"
 	}
-	if p.json {
-		return p.print(r)
+	for _, k := range of {
+		w.peerings = append(w.peerings, peering{k.Labels[v1beta1.LabelRemoteClusterID], k.Namespace})
 	}
-	_, err = fmt.Fprintln(p.out, r)
-	return err
+	return p.endBlock(ctx, c, w, wait, &r.Applied, &r)
 }
 
 // String says what was done.
@@ -166,7 +156,8 @@ func (c *cluster) publicKeysOf(ctx context.Context, f model.Fingerprint) ([]v1be
 }
 
 // readBlockedKeys reads the ConfigMap of the keys that are blocked, in the namespace of the
-// installation; it has no UID where there is none. Who may list ConfigMaps may do so.
+// installation. Where that does not exist, the one returned is empty and has no UID. It
+// takes the right to list ConfigMaps of this name.
 func readBlockedKeys(ctx context.Context, c client.Client, namespace string) (*corev1.ConfigMap, error) {
 	var list corev1.ConfigMapList
 	err := c.List(ctx, &list, client.InNamespace(namespace), client.MatchingFields{"metadata.name": v1beta1.BlockedKeysConfigMap})

@@ -46,6 +46,22 @@ type blockWait struct {
 	peerings []peering // whose Connections are to say so
 }
 
+// endBlock waits for gateways, if that is asked for and there are any, notes in applied that
+// they have said so, and prints the result.
+func (p *program) endBlock(ctx context.Context, c *cluster, w blockWait, wait waitFlags, applied *bool, result fmt.Stringer) error {
+	if wait.wait && len(w.peerings) > 0 {
+		if err := p.awaitBlock(ctx, c, w, wait.timeout); err != nil {
+			return err
+		}
+		*applied = true
+	}
+	if p.json {
+		return p.print(result)
+	}
+	_, err := fmt.Fprintln(p.out, result)
+	return err
+}
+
 // awaitBlock waits until all Connections of the peerings say what w does. What was
 // written stays when they do not.
 func (p *program) awaitBlock(ctx context.Context, c *cluster, w blockWait, timeout time.Duration) error {

@@ -359,21 +359,23 @@ func (gw *gateway) takeCalls(ctx context.Context, at netip.AddrPort) error {
 			}
 			return err
 		}
-		if err := gw.takeCall(ctx, c); err != nil && ctx.Err() == nil {
+		if !gw.calls(c) {
+			c.Close() // at once and without a word: a pod must not keep the peer waiting
+			continue
+		}
+		if err := gw.talk(ctx, c); err != nil && ctx.Err() == nil {
 			gw.log.Info("an exchange that the peer began has failed", "err", err)
 		}
 		pause(ctx, tellLeast)
 	}
 }
 
-// takeCall takes part in an exchange with the gateway at the other end of the tunnel, and
-// with nobody else: pods of this cluster reach the address, too.
-func (gw *gateway) takeCall(ctx context.Context, c net.Conn) error {
+// calls reports whether it is the gateway at the other end of the tunnel that has begun a
+// connection: pods of this cluster reach the address, too.
+func (gw *gateway) calls(c net.Conn) bool {
 	_, peer := desired.TunnelAddresses(gw.cfg.Mode)
-	if from, ok := c.RemoteAddr().(*net.TCPAddr); !ok || from.AddrPort().Addr().Unmap() != peer || !gw.wantsPeer() {
-		return errors.Join(fmt.Errorf("%v is not the gateway of the peer", c.RemoteAddr()), c.Close())
-	}
-	return gw.talk(ctx, c)
+	from, ok := c.RemoteAddr().(*net.TCPAddr)
+	return ok && from.AddrPort().Addr().Unmap() == peer && gw.wantsPeer()
 }
 
 // talk is one exchange, and what comes of it. It ends the connection.

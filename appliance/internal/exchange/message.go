@@ -52,7 +52,7 @@ var (
 )
 
 // A Message is what a gateway says of its cluster. All but the version and the program may
-// be absent, which says nothing: not that there is none.
+// be absent. What is absent is not told; it may be there.
 type Message struct {
 	// Version is [Version], or more from a newer gateway.
 	Version int `json:"version"`
@@ -90,7 +90,8 @@ func NewNetworks(pod, external []netip.Prefix) *Networks {
 	return &Networks{Pod: pod, External: external}
 }
 
-// NewEndpoint returns the first addresses of an endpoint that can be told; nil: there is none.
+// NewEndpoint returns the first addresses of an endpoint that can be told. It returns nil if
+// no address can be told.
 func NewEndpoint(addresses []string, port uint16) *Endpoint {
 	e := Endpoint{Port: port}
 	for _, a := range addresses {

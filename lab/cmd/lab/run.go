@@ -248,7 +248,7 @@ func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 	}
 	q := newQueue(all, s.options.jobs, s.emulated(ctx, all), inotifyLimit())
 	var wg sync.WaitGroup
-	var room sync.Mutex // of two that find it, one would take the other's
+	var room sync.Mutex // held by the one that looks for room
 	for n := range s.options.jobs {
 		wg.Go(func() {
 			for {
@@ -271,8 +271,8 @@ func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 	}
 }
 
-// next is the group to run now; nil: there is none left. An extra one takes room, which
-// the others of them look for after it.
+// next is the group to run now. It is nil when no group is left. An extra lab waits until
+// the machine has room. Only one of them looks at a time: two would find the same room.
 func (s *session) next(ctx context.Context, q *queue, extra bool, room *sync.Mutex) *group {
 	if !extra {
 		return q.take(false)

@@ -101,7 +101,7 @@ func (p *pair) blocksKey() {
 	p.nothing()
 }
 
-// condition returns the reason of a condition; empty: there is none.
+// condition returns the reason of a condition, empty if the object does not have it.
 func condition(o *unstructured.Unstructured, kind string) string {
 	list, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
 	for _, c := range list {

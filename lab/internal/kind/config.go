@@ -46,7 +46,7 @@ const oldCgroups = "kind: KubeletConfiguration\nfailCgroupV1: false\n"
 
 // Config is kind's configuration of a cluster: a control plane, and a worker for
 // each node of the topology that has its name, all from one image. Each has the
-// directory shared of the engine's machine; empty: there is none.
+// directory shared of the engine's machine, unless shared is empty.
 func Config(lab, image, shared string, c topology.Cluster) *v1alpha4.Cluster {
 	cfg := &v1alpha4.Cluster{
 		TypeMeta: v1alpha4.TypeMeta{Kind: "Cluster", APIVersion: "kind.x-k8s.io/v1alpha4"},

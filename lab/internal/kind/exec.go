@@ -79,7 +79,7 @@ exec nsenter --net="$ns" -- "$@"`
 // have as those of other worlds do. Where the engine is on another machine each has its own.
 const sharedOnNode = "/kind/shared"
 
-// shared is that directory on this machine; empty: there is none.
+// shared is that directory on this machine. It is empty where each host has its own.
 func (l *Lab) shared() string {
 	if !l.record.Shared {
 		return ""
