@@ -104,6 +104,14 @@ type Fault struct {
 	Reply       []string `json:"reply,omitempty"`
 }
 
+// Found is what was there in place of what is wanted, and the reason if there is one.
+func (f Fault) Found() string {
+	if f.Why == "" {
+		return f.Got
+	}
+	return f.Got + ": " + f.Why
+}
+
 // Failed tells whether a verdict turns the run red.
 func (v Verdict) Failed(ci bool) bool {
 	return v == Fail || v == XPass || v == Skip && ci

@@ -117,7 +117,7 @@ func (b sabotaged) verdict(steps []scenario.Step, sab scenario.Sabotage, err err
 	case b.index == failedAction:
 		return report.Fail, fmt.Sprintf("an action failed at %q (%s), which proves nothing: the sabotage must let the row act, and break %s at %q", b.step, b.fault.Got, aimed, sab.Fails)
 	case b.step != sab.Fails || !slices.Contains(sab.Expectation, b.index):
-		return report.Fail, fmt.Sprintf("%q failed at %q, instead of %s at %q", b.fault.Expectation, b.step, aimed, sab.Fails)
+		return report.Fail, fmt.Sprintf("%q failed at %q (%s), instead of %s at %q", b.fault.Expectation, b.step, b.fault.Found(), aimed, sab.Fails)
 	case b.pending:
 		return report.Fail, fmt.Sprintf("%s was not watched for long enough to say that it failed: give the step %q more time", aimed, sab.Fails)
 	case b.after != "":

@@ -61,7 +61,7 @@ func TestRunSabotage(t *testing.T) {
 		{"one probe fails by chance", "", "run: lose once, undo: mend }, fails: the pod answers, expectation: reach", report.Fail, "it stayed green"},
 		{"can't be made", "", "run: fail, undo: mend }, fails: the pod answers, expectation: reach", report.Fail, "it could not be made, so it proves nothing: exit code 1: no such command"},
 		{"breaks something else", "", "run: lose milan/gateway, undo: mend }, fails: the pod answers, expectation: path", report.Fail,
-			`"milan/web reaches rome/web by udp" failed at "the pod answers", instead of "path`},
+			`"milan/web reaches rome/web by udp" failed at "the pod answers" (no answer within 150ms: the request was last seen at milan/gateway, coming in by eth0), instead of "path`},
 		{"is not undone", "", "run: lose milan/gateway, undo: fail }, fails: the pod answers, expectation: reach", report.Fail, "it was noticed, but could not be undone: undo on milan/node-1"},
 		{"stays when it is undone", "", "run: lose milan/gateway, undo: forget }, fails: the pod answers, expectation: reach", report.Fail,
 			`"milan/web reaches rome/web by udp" fails at "the pod answers" after the sabotage was undone, too`},
