@@ -267,16 +267,32 @@ func (c *confirmer) run(ctx context.Context) error {
 		case <-c.passed:
 		}
 		for c.running() {
+			asked := time.Now()
 			answers := c.ask(ctx, trialSilence)
 			if ctx.Err() != nil {
 				return nil
 			}
+			c.late(time.Since(asked) - trialSilence)
 			if c.hear(answers) {
 				notify(c.changed)
 			}
+			paused := time.Now()
 			pause(ctx, confirmEvery)
+			c.late(time.Since(paused) - confirmEvery)
 		}
 	}
+}
+
+// late tells how much longer something took than it can. A busy machine is late by less
+// than confirmEvery; what is later was not running.
+func (c *confirmer) late(by time.Duration) {
+	if by < confirmEvery {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.trial.excuse(by)
+	c.log.Info("this process did not run for a while: the API server may not have been silent", "for", by.Round(time.Millisecond))
 }
 
 func (c *confirmer) running() bool {

@@ -133,6 +133,12 @@ func (t *trial) hear(now time.Time, answers bool) bool {
 	return true
 }
 
+// excuse takes a time out of the trial in which nobody asked, since the process did not run:
+// it was stopped, or its machine was. No silence of the API server is in it.
+func (t *trial) excuse(d time.Duration) {
+	t.since, t.heard = t.since.Add(d), t.heard.Add(d)
+}
+
 // conclude ends the trial.
 func (t *trial) conclude(set versions) {
 	maps.Copy(set, t.trying)

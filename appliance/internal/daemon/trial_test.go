@@ -42,6 +42,14 @@ func TestTrial(t *testing.T) {
 			versions{older: true}, versions{}, versions{fresh: true}, false},
 		{"and on", []event{{0, "begin"}, {0.1, "applied"}, {3, "answer"}, {8, "silence"}},
 			versions{older: true}, versions{}, versions{fresh: true}, true},
+		{"the process was stopped for 6 s: nobody asked", []event{{0, "begin"}, {0.1, "applied"}, {3, "answer"}, {10, "stopped for 6 s"}, {10, "silence"}, {13.9, "silence"}},
+			versions{older: true}, versions{}, versions{fresh: true}, false},
+		{"and then there is silence", []event{{0, "begin"}, {0.1, "applied"}, {3, "answer"}, {10, "stopped for 6 s"}, {10, "silence"}, {14, "silence"}},
+			versions{older: true}, versions{}, versions{fresh: true}, true},
+		{"a trial is no shorter for it", []event{{0, "begin"}, {0.1, "applied"}, {3, "answer"}, {10, "stopped for 6 s"}, {11, "answer"}},
+			versions{older: true}, versions{}, versions{fresh: true}, false},
+		{"an outage is no shorter for it", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {12, "stopped for 6 s"}, {15.2, "silence"}},
+			versions{older: true}, versions{}, versions{fresh: true}, true},
 		{"without it the API server answers: it stays out", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {6.2, "answer"}},
 			versions{older: true}, versions{fresh: true}, versions{}, false},
 		{"the last moment", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {15.1, "silence"}, {15.1, "answer"}},
@@ -81,6 +89,8 @@ func TestTrial(t *testing.T) {
 					tr.passed(now, true, true)
 				case "answer", "silence":
 					tr.hear(now, e.what == "answer")
+				case "stopped for 6 s":
+					tr.excuse(6 * time.Second)
 				case "deleted":
 					tr.keep(versions{older: true})
 				}
