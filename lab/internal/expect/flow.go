@@ -23,7 +23,7 @@ type Flow struct {
 	Alive  bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
 	For    time.Duration `lab:"for" min:"10ms" max:"10m" doc:"it is watched so long since the step began; default: as long as gap takes"`
 	Silent time.Duration `lab:"silent" min:"10ms" max:"10m" doc:"nothing has come back since the step began, for so long at least, and it was not reset"`
-	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp)"`
+	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp); an emulated machine may lose as many times more as its steps are longer"`
 	// AnsweredBy is for addresses that lead to somebody else, or to one after
 	// the other.
 	AnsweredBy []Ref `lab:"answeredBy" doc:"who may have answered since it was opened; default: whom it is to, and any process there"`
@@ -81,10 +81,10 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	// A machine that does its work slower answers slower, too. What has not
 	// been silent need not be watched for longer there; what is silent is, until
 	// it speaks again or has been silent for too long.
-	gap, fresh := row.longer(e.Gap), row.longer(freshness)
-	if e.Whole { // how slow it was when the stream was silent, which may be before the step
-		gap = max(gap, row.longerBetween(e.Gap, s.gapEnd.Add(-s.gap-freshness), s.gapEnd))
-	}
+	fresh := row.longer(freshness)
+	// How slow it was when the stream was silent, which may be before the step, or while
+	// other labs of the run began; a step's average has little of that.
+	gap := max(row.longer(e.Gap), row.longerBetween(e.Gap, s.gapEnd.Add(-s.gap-freshness), s.gapEnd))
 	enough := max(e.For, watch(e.Gap, freshness))
 	if e.Lost != nil {
 		enough += prober.LateTime
@@ -118,7 +118,7 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
 	case s.silent > freshness && (e.Alive || e.Gap > 0):
 		res.Why, res.Pending = fmt.Sprintf("it is silent, for %v so far", s.silent.Round(time.Millisecond)), true
-	case e.Lost != nil && s.lost > *e.Lost:
+	case e.Lost != nil && s.lost > *e.Lost*max(row.Patience, 1): // what loses some takes as much longer there
 		// Not final: what comes late was not lost.
 		res.Why = fmt.Sprintf("%d messages were lost", s.lost)
 	default:

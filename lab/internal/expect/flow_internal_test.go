@@ -25,3 +25,29 @@ func TestLongestSilence(t *testing.T) {
 	assert.Equal(t, s.gap, time.Second)
 	assert.Equal(t, s.gapEnd, at(4))
 }
+
+// TestLostInAnEmulatedMachine: what loses a message takes as much longer there as a step may.
+func TestLostInAnEmulatedMachine(t *testing.T) {
+	now := time.Now()
+	for _, tt := range []struct {
+		name                    string
+		allowed, lost, patience int
+		want                    bool
+	}{
+		{"as many as are allowed", 2, 2, 0, true},
+		{"one more", 2, 3, 0, false},
+		{"three times as many where steps may take three times as long", 2, 6, 3, true},
+		{"one more there", 2, 7, 3, false},
+		{"none is none", 0, 1, 3, false},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			row := &Row{StepStarted: now.Add(-time.Minute), Patience: tt.patience, Flows: map[string]*FlowState{"f": {reports: []prober.FlowReport{
+				{Time: now.Add(-2 * time.Second), Alive: true, Sent: 10, Received: 10},
+				{Time: now.Add(-time.Second), Alive: true, Sent: 30, Received: 30 - tt.lost, Lost: tt.lost},
+			}}}}
+			res, err := (&Flow{Name: "f", Alive: true, Lost: &tt.allowed}).Check(t.Context(), row)
+			assert.NilError(t, err)
+			assert.Equal(t, res.OK, tt.want, "%s %s", res.Got, res.Why)
+		})
+	}
+}
