@@ -7,17 +7,23 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
+	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/internal/exchange"
 )
 
 // learnedPlaces are those where the peer says that it can be dialled, beyond those that are
 // configured. A server tells all of them at all times, for it can tell nothing once the one
 // that a client dials is gone. The client tries them when the peer is silent (see
-// rehandshake.go), and stays wherever the peer answers.
+// rehandshake.go), and stays wherever the peer answers. It goes to another one before that
+// when the server tells the one in use no more.
 type learnedPlaces struct {
 	mu   sync.Mutex
 	list []learnedPlace
+	// left is the place that the client has left, since the peer has ceased to tell it. It
+	// stays among those that are tried.
+	left netip.AddrPort
 }
 
 type learnedPlace struct {
@@ -43,10 +49,37 @@ func (l *learnedPlaces) ports() []uint16 {
 	return out
 }
 
+// leave notes the place that the client has left; invalid: none.
+func (l *learnedPlaces) leave(place netip.AddrPort) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.left = place
+}
+
+func (l *learnedPlaces) leftPlace() netip.AddrPort {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.left
+}
+
 // learnPlaces follows what the peer says until ctx is done.
 func (gw *gateway) learnPlaces(ctx context.Context, g *group) error {
+	var was *exchange.Endpoint
 	for {
-		gw.setPlaces(ctx, g, gw.exchange.endpoint())
+		is := gw.exchange.endpoint()
+		at := gw.dialled()
+		withdrawn := was != nil && is != nil && at.IsValid() && gw.tells(was, at) && !gw.tells(is, at)
+		if withdrawn {
+			gw.learned.leave(at)
+		}
+		gw.setPlaces(ctx, g, is)
+		if is == nil || gw.tells(is, gw.learned.leftPlace()) { // spec.endpoint counts again, or the peer has changed its mind
+			gw.learned.leave(netip.AddrPort{})
+		}
+		if withdrawn {
+			gw.goElsewhere(ctx, is, at)
+		}
+		was = is
 		select {
 		case <-ctx.Done():
 			return nil
@@ -93,6 +126,96 @@ func (gw *gateway) setPlaces(ctx context.Context, g *group, e *exchange.Endpoint
 	}
 }
 
+// dialled is where the peer is dialled; invalid: nobody knows.
+func (gw *gateway) dialled() netip.AddrPort {
+	peer, ok := gw.peer()
+	if !ok || !peer.Endpoint.IsValid() {
+		return netip.AddrPort{}
+	}
+	return netip.AddrPortFrom(peer.Endpoint.Addr().Unmap(), peer.Endpoint.Port())
+}
+
+// tells reports whether a place is among those that the peer tells, be it by a name.
+func (gw *gateway) tells(e *exchange.Endpoint, place netip.AddrPort) bool {
+	return slices.ContainsFunc(gw.toldResolvers(e), func(r *resolver) bool { return r.endpoint() == place })
+}
+
+// toldResolvers are those of the places that the peer tells, in its order.
+func (gw *gateway) toldResolvers(e *exchange.Endpoint) []*resolver {
+	all := slices.Concat(gw.resolvers, gw.learned.resolvers())
+	var out []*resolver
+	for _, host := range e.Addresses {
+		if i := slices.IndexFunc(all, func(r *resolver) bool { return r.host == host && r.port == e.Port }); i >= 0 {
+			out = append(out, all[i])
+		}
+	}
+	return out
+}
+
+// backAfter is how long the peer may be silent at a place that it has told in place of the
+// one in use.
+const backAfter = 10 * time.Second
+
+// goElsewhere dials the peer at the first place that it tells, since it tells the one in use
+// no more, and goes back to that if there is no answer. A new handshake costs what is on the
+// way; without one, what the peer still sends from the former place would lead WireGuard back
+// there.
+func (gw *gateway) goElsewhere(ctx context.Context, told *exchange.Endpoint, from netip.AddrPort) {
+	deadline := time.Now().Add(placePatience)
+	var to netip.AddrPort
+	for !to.IsValid() { // a name is looked up
+		for _, r := range gw.toldResolvers(told) {
+			if to = r.endpoint(); to.IsValid() {
+				break
+			}
+		}
+		if !to.IsValid() && !time.Now().Before(deadline) {
+			gw.log.Warn("the peer tells the place where it is dialled no more, and no other one is known: it is dialled there still", "endpoint", from, "told", places(told.Addresses, told.Port))
+			return
+		}
+		if !to.IsValid() {
+			pause(ctx, gw.prober.Hurry())
+		}
+	}
+	if to == from || ctx.Err() != nil {
+		return
+	}
+	if to.Port() != from.Port() {
+		pause(ctx, gw.prober.Hurry()) // until a pass lets in what comes from there
+	}
+	gw.log.Info("the peer tells the place where it is dialled no more: it is dialled at another one", "endpoint", to, "was", from)
+	began := time.Now()
+	if !gw.dial(to) {
+		return
+	}
+	for ctx.Err() == nil && time.Since(began) < backAfter {
+		pause(ctx, gw.prober.Hurry())
+		if last := gw.prober.Status().LastReply; last.After(began) {
+			gw.log.Info("the peer answers again", "endpoint", gw.dialled(), "told", to, "was", from, "took", last.Sub(began).Round(time.Millisecond))
+			gw.publish()
+			return
+		}
+	}
+	if ctx.Err() == nil {
+		gw.log.Warn("the peer does not answer at the place that it tells: back to the former one", "endpoint", from, "was", to, "silent", backAfter)
+		gw.dial(from)
+	}
+}
+
+// dial begins anew with the peer at a place, and reports whether that was possible.
+func (gw *gateway) dial(place netip.AddrPort) bool {
+	peer, ok := gw.peer()
+	if !ok {
+		return false
+	}
+	if err := gw.ns.Rehandshake(desired.TunnelInterface, peer.PublicKey, place, false); err != nil {
+		gw.log.Warn("no new handshake", "err", err)
+		notify(gw.repair)
+		return false
+	}
+	return true
+}
+
 func portOf(e *exchange.Endpoint) uint16 {
 	if e == nil {
 		return 0
@@ -110,10 +233,18 @@ func lookupElsewhere(ctx context.Context, network, host string) ([]netip.Addr, e
 // place at.
 func (gw *gateway) endpointCondition(at netip.AddrPort) Condition {
 	const kind = "EndpointConfigured"
-	is := func(r *resolver) bool { return r.endpoint() == netip.AddrPortFrom(at.Addr().Unmap(), at.Port()) }
-	if at.IsValid() && !slices.ContainsFunc(gw.resolvers, is) && slices.ContainsFunc(gw.learned.resolvers(), is) {
-		return Condition{kind, "Learned", fmt.Sprintf("the peer did not answer at %s, which spec.endpoint of GatewayClient %s/%s says, and is dialled at %v, which it has told itself: correct spec.endpoint",
-			places(gw.cfg.EndpointHosts, gw.cfg.EndpointPort), gw.cfg.Namespace, gw.cfg.Name, at), false}
+	is := netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+	isAt := func(r *resolver) bool { return r.endpoint() == is }
+	spec := fmt.Sprintf("spec.endpoint of GatewayClient %s/%s, which says %s", gw.cfg.Namespace, gw.cfg.Name, places(gw.cfg.EndpointHosts, gw.cfg.EndpointPort))
+	left := gw.learned.leftPlace()
+	switch {
+	case at.IsValid() && is == left:
+		return Condition{kind, "Withdrawn", fmt.Sprintf("the peer has told that it is no longer dialled at %v, but it has answered nowhere else: look where its cluster is reached now, and correct %s", left, spec), false}
+	case !at.IsValid() || slices.ContainsFunc(gw.resolvers, isAt) || !slices.ContainsFunc(gw.learned.resolvers(), isAt):
+		return Condition{kind, "AsWritten", "the peer is dialled where spec.endpoint says", true}
+	case left.IsValid():
+		return Condition{kind, "Withdrawn", fmt.Sprintf("the peer has told that it is no longer dialled at %v, and is dialled at %v, which it has told besides: correct %s", left, is, spec), false}
 	}
-	return Condition{kind, "AsWritten", "the peer is dialled where spec.endpoint says", true}
+	return Condition{kind, "Learned", fmt.Sprintf("the peer did not answer at %s, which spec.endpoint of GatewayClient %s/%s says, and is dialled at %v, which it has told itself: correct spec.endpoint",
+		places(gw.cfg.EndpointHosts, gw.cfg.EndpointPort), gw.cfg.Namespace, gw.cfg.Name, is), false}
 }

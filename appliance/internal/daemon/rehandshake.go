@@ -181,13 +181,17 @@ func (o *outage) next(configured []netip.AddrPort) (endpoint netip.AddrPort, new
 }
 
 // endpoints returns where the peer is configured to be, as far as that is known, and then
-// where it says that it is besides.
+// where it says that it is besides. The place that it has withdrawn is the last one.
 func (gw *gateway) endpoints() []netip.AddrPort {
+	left := gw.learned.leftPlace()
 	var out []netip.AddrPort
 	for _, r := range slices.Concat(gw.resolvers, gw.learned.resolvers()) {
-		if e := r.endpoint(); e.IsValid() && !slices.Contains(out, e) {
+		if e := r.endpoint(); e.IsValid() && e != left && !slices.Contains(out, e) {
 			out = append(out, e)
 		}
+	}
+	if left.IsValid() {
+		out = append(out, left)
 	}
 	return out
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -55,9 +56,9 @@ func (n *node) writeNodeStatus(ctx context.Context, ready bool) error {
 		}
 		s := &nd.Status
 		s.Capacity, s.Allocatable = capacity(), capacity()
-		s.Addresses = []corev1.NodeAddress{
+		s.Addresses = append([]corev1.NodeAddress{
 			{Type: corev1.NodeInternalIP, Address: n.cfg.Addr.String()}, {Type: corev1.NodeHostName, Address: n.cfg.Name},
-		}
+		}, external(s.Addresses)...)
 		s.DaemonEndpoints.KubeletEndpoint.Port = kubeletPort
 		if s.NodeInfo.KubeletVersion == "" {
 			if s.NodeInfo, err = n.info(); err != nil {
@@ -77,6 +78,13 @@ func (n *node) writeNodeStatus(ctx context.Context, ready bool) error {
 			return err
 		}
 	}
+}
+
+// external are the addresses that a cloud provider has written.
+func external(all []corev1.NodeAddress) []corev1.NodeAddress {
+	return slices.DeleteFunc(slices.Clone(all), func(a corev1.NodeAddress) bool {
+		return a.Type != corev1.NodeExternalIP && a.Type != corev1.NodeExternalDNS
+	})
 }
 
 func (n *node) info() (corev1.NodeSystemInfo, error) {
