@@ -20,6 +20,16 @@ type ConnectionStatus struct {
 	Latency   string // text, N/A for none
 	At        time.Time
 	Connected Condition // why it is so
+	Rotation  RotationStatus
+}
+
+// RotationStatus is Connection.status.rotation; the zero value: there is none.
+type RotationStatus struct {
+	ID      string
+	ByPeer  bool
+	Phase   string
+	Message string
+	Silence time.Duration // 0: not known
 }
 
 // sessionTime is how long WireGuard uses the keys of a handshake
@@ -103,7 +113,7 @@ func (gw *gateway) connectionStatus() (ConnectionStatus, bool) {
 	if f.blocked != "" {
 		value = probe.Error // the last answer came before the block
 	}
-	return ConnectionStatus{Value: string(value), Latency: probe.LatencyText(st.Latency), At: time.Now(), Connected: f.connected()}, gw.computed
+	return ConnectionStatus{Value: string(value), Latency: probe.LatencyText(st.Latency), At: time.Now(), Connected: f.connected(), Rotation: gw.rotationStatus()}, gw.computed
 }
 
 // blockedBy says what cuts the peer off; empty: nothing does.
@@ -130,7 +140,7 @@ func places(hosts []string, port uint16) string {
 func (gw *gateway) tell(always bool) {
 	now, known := gw.connectionStatus()
 	was, told := gw.connection.latest()
-	if known && (always || !told || was.Value != now.Value || was.Connected != now.Connected) {
+	if known && (always || !told || was.Value != now.Value || was.Connected != now.Connected || was.Rotation != now.Rotation) {
 		gw.connection.set(now)
 	}
 }

@@ -93,6 +93,8 @@ type ConnectionStatus struct {
 	At      time.Time // when the latency was measured
 	// Connected is the condition of this type, which says why Value is what it is.
 	Connected metav1.Condition
+	// Rotation is the last change of keys; nil: there was none.
+	Rotation *v1beta1.RotationStatus
 }
 
 // WriteConnection writes the status of the gateway's Connection, if it differs
@@ -107,10 +109,11 @@ func (s *GatewaySource) WriteConnection(ctx context.Context, want ConnectionStat
 	status := v1beta1.ConnectionStatus{
 		Value: want.Value, Latency: v1beta1.ConnectionLatency{Value: want.Latency, Timestamp: stamp(want.At)},
 		Conditions: conditions([]metav1.Condition{want.Connected}, have.Status.Conditions, have.Generation),
+		Rotation:   want.Rotation,
 	}
 	if have.Status.Value == status.Value && have.Status.Latency.Value == status.Latency.Value &&
 		have.Status.Latency.Timestamp.Equal(&status.Latency.Timestamp) && holds(have.Status.Conditions, status.Conditions) &&
-		s.said.last("Connection", status) {
+		equality.Semantic.DeepEqual(have.Status.Rotation, status.Rotation) && s.said.last("Connection", status) {
 		return nil
 	}
 	return s.apply(ctx, "Connection", s.cfg.Namespace, name, GatewayManager, &status)

@@ -98,6 +98,7 @@ type Change struct {
 	Key          invitation.Key  `json:"key"`
 	PresharedKey *invitation.Key `json:"presharedKey,omitempty"`
 	Phase        Phase           `json:"phase"`
+	Since        time.Time       `json:"since"` // of the phase, by the own clock
 	Over         PublicKeyRef    `json:"over"`
 }
 
@@ -137,7 +138,8 @@ type Facts struct {
 	Yields bool
 	Heard  *Message // that the peer has told last; nil: nothing
 	// Handshake is when there was the last one with the keys of the order; zero: none.
-	Handshake time.Time
+	// Tried is since when those are in use.
+	Handshake, Tried time.Time
 	// Over is the PublicKey of the peer that counts.
 	Over PublicKeyRef
 	// Keys are public ones that no offer may name: of this side, and the peer's own.
@@ -180,6 +182,9 @@ func (s State) lead(f Facts) State {
 			return s.end(f.Now, Aborted, fmt.Sprintf("there was no handshake with the new keys within %v: the old ones are in use again", Trial))
 		case f.Handshake.After(s.Own.Since):
 			s.Committed = s.Own.ID
+			own := *s.Own
+			own.Took = f.Handshake.Sub(f.Tried)
+			s.Own = &own
 			s.Learned = s.learn(s.Own.Over, nil, f.Order.PresharedKey)
 			return s.end(f.Now, Committed, "")
 		}
@@ -211,6 +216,9 @@ func (s State) follow(f Facts) State {
 		case !f.Heard.Ended.Before(change.At): // that, or a later one
 			change.Phase = Aborted
 		}
+		if change.Phase != Ready {
+			change.Since = f.Now
+		}
 		s.Theirs = &change
 	}
 	o := f.Heard.Offer
@@ -235,7 +243,7 @@ func (s State) follow(f Facts) State {
 	case s.Own != nil && (s.Own.Phase == Trying || s.Own.Phase == Waiting && !f.Yields):
 		return s
 	}
-	s.Theirs = &Change{ID: o.ID, At: o.At, Key: o.Key, PresharedKey: o.PresharedKey, Phase: Ready, Over: f.Over}
+	s.Theirs = &Change{ID: o.ID, At: o.At, Key: o.Key, PresharedKey: o.PresharedKey, Phase: Ready, Since: f.Now, Over: f.Over}
 	return s
 }
 

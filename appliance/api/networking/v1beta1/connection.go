@@ -43,6 +43,29 @@ type ConnectionLatency struct {
 	Timestamp metav1.Time `json:"timestamp,omitempty"`
 }
 
+// RotationStatus is how far a change of keys is.
+type RotationStatus struct {
+	// ID of the change.
+	ID string `json:"id"`
+	// By says which side changes its key pair.
+	// +kubebuilder:validation:Enum=Us;Peer
+	By string `json:"by"`
+	// Phase is Waiting, Trying, Ready, Committed or Aborted.
+	Phase string `json:"phase"`
+	// Message says why it was aborted.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Silence is how long there was no session, once both have the new keys.
+	// +optional
+	Silence string `json:"silence,omitempty"`
+}
+
+// Values of RotationStatus.By.
+const (
+	RotationByUs   = "Us"
+	RotationByPeer = "Peer"
+)
+
 // ConnectionStatus is what the gateway sees of its peer.
 type ConnectionStatus struct {
 	// Value is Connected, Connecting or Error.
@@ -51,6 +74,9 @@ type ConnectionStatus struct {
 	// Latency of the tunnel.
 	// +optional
 	Latency ConnectionLatency `json:"latency,omitempty"`
+	// Rotation is the last change of keys.
+	// +optional
+	Rotation *RotationStatus `json:"rotation,omitempty"`
 	// Conditions of the connection.
 	// +optional
 	// +listType=map
