@@ -250,8 +250,16 @@ type Gateway struct {
 	LoadBalancerIP string
 	// Addresses and Port are the endpoint to dial, for clients.
 	Addresses []string
+	// Reached is where the peer can dial, of servers; nil: that is not known.
+	Reached *Endpoint
 	// Raw is the whole object as JSON, for templates (.Spec …).
 	Raw []byte
+}
+
+// An Endpoint is where a gateway can be dialled.
+type Endpoint struct {
+	Addresses []string // or names, the best first
+	Port      uint16   // UDP
 }
 
 // A Template is a WgGatewayServerTemplate or WgGatewayClientTemplate.

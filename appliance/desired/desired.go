@@ -126,8 +126,8 @@ type GatewayInput struct {
 	PeerEndpoint netip.AddrPort
 	// PeerHeard is where WireGuard has last heard the peer; invalid: nowhere yet.
 	PeerHeard netip.Addr
-	// PeerMTU is the longest packet that the network below the peer has room for
-	// in the tunnel, as the peer says; 0: it does not say.
+	// PeerMTU is the longest packet that the peer has room for in the tunnel, as it says:
+	// the network below it, or who wrote its MTU; 0: it does not say.
 	PeerMTU      int
 	MTU          int    // of all links; 0: derive from the underlay
 	GenevePort   uint16 // 0: GenevePort

@@ -85,6 +85,11 @@ func compileGateway(in GatewayInput) *host {
 	return h
 }
 
+// Configuration returns the Configuration of the peer that is in force; nil: none is.
+func (in GatewayInput) Configuration() *cluster.Configuration {
+	return newHost(in.RulePriority, in.Problems).configuration(in)
+}
+
 // configuration returns the Configuration of the peer. If there are several,
 // it is the oldest one.
 func (h *host) configuration(in GatewayInput) *cluster.Configuration {

@@ -13,6 +13,10 @@ const HandoverTable = "handover"
 // tunnel (see package invitation).
 const HandoverPort = 12346
 
+// ExchangePort is the TCP port of every gateway, on its own address in the tunnel, by which
+// it and the peer's tell each other of their clusters (see package exchange).
+const ExchangePort = 12347
+
 // A Handover is the temporary tunnel of an invitation. While there is one the gateway has
 // no other peer, whatever PublicKeys say.
 type Handover struct {

@@ -74,6 +74,9 @@ func TestHandover(t *testing.T) {
 		assert.DeepEqual(t, accepted, want)
 	}
 	state, _ := desired.Gateway(romeGateway())
+	exchange := chain(t, state, desired.PeersRefusedTable, "input")[1]
+	assert.Equal(t, exchange.Name, "exchange")
+	assert.Check(t, is.Contains(exchange.Matches, netstate.Match{Dir: "in", Dev: desired.TunnelInterface}))
 	for _, table := range state.Tables {
 		assert.Check(t, table.Name != desired.HandoverTable)
 	}

@@ -88,8 +88,17 @@ func (in GatewayInput) Room() int {
 	return WireGuardMTU(in.Underlay.To(peer), outer)
 }
 
+// OwnMTU returns the MTU that the tunnel would have if the peer said nothing, and no more
+// than the network below has room for: what the peer is told. What the peer says is no part
+// of it, or a path that became smaller for a while would stay so for good: each would have
+// it from the other.
+func (in GatewayInput) OwnMTU() int {
+	mtu, _ := ChooseMTU(in.MTU, in.Room())
+	return min(mtu, in.Room())
+}
+
 // TunnelMTU returns the MTU of the gateway's tunnel. It is no more than the
-// network below the peer has room for: WireGuard pads packets to a multiple of
+// peer has room for: WireGuard pads packets to a multiple of
 // 16 bytes, but to no more than the MTU of its own link, so what is as long as
 // the peer's MTU and goes through a longer one may not fit (whitepaper, 5.4.6;
 // calculate_skb_padding, drivers/net/wireguard/send.c). Without a word from the
@@ -101,7 +110,7 @@ func (in GatewayInput) TunnelMTU() (mtu int, problem string) {
 	case in.PeerMTU < minUnderlay-wireGuardOverIPv6, in.PeerMTU >= room: // it says nothing, or nothing to be believed
 		return ChooseMTU(in.MTU, room)
 	case in.MTU > in.PeerMTU:
-		problem = fmt.Sprintf("mtu %d is more than the %d bytes that fit into the network below the peer, so the tunnel has %[2]d; write %[2]d or less, or 0 to have it derived", in.MTU, in.PeerMTU)
+		problem = fmt.Sprintf("mtu %d is more than the %d bytes that the peer has room for, so the tunnel has %[2]d; write %[2]d or less, or 0 to have it derived", in.MTU, in.PeerMTU)
 		return in.PeerMTU, problem
 	case in.MTU > 0:
 		return in.MTU, ""

@@ -83,9 +83,9 @@ func TestTunnelMTU(t *testing.T) {
 		{name: "the peer talks nonsense", underlay: 1500, peer: 100, room: 1440, want: 1440},
 		{name: "written, and there is room", underlay: 1500, peer: 1390, written: 1340, room: 1440, want: 1340},
 		{name: "written, and too long for the peer", underlay: 1500, peer: 1390, written: 1420, room: 1440, want: 1390,
-			problem: "mtu 1420 is more than the 1390 bytes that fit into the network below the peer"},
+			problem: "mtu 1420 is more than the 1390 bytes that the peer has room for"},
 		{name: "written, and too long for both", underlay: 1500, peer: 1390, written: 1450, room: 1440, want: 1390,
-			problem: "mtu 1450 is more than the 1390 bytes that fit into the network below the peer"},
+			problem: "mtu 1450 is more than the 1390 bytes that the peer has room for"},
 		{name: "written, and too long here", underlay: 1500, written: 1450, room: 1440, want: 1450,
 			problem: "mtu 1450 is more than the 1440 bytes that fit into the network below:"},
 	} {
@@ -104,6 +104,12 @@ func TestTunnelMTU(t *testing.T) {
 				mtu, problem := in.TunnelMTU()
 				assert.Equal(t, mtu, tt.want)
 				assert.Equal(t, in.Room(), tt.room)
+				// What the peer is told has nothing of what it has told.
+				own := tt.room
+				if tt.written > 0 {
+					own = min(tt.room, tt.written)
+				}
+				assert.Equal(t, in.OwnMTU(), own)
 				assert.Assert(t, strings.Contains(problem, tt.problem) && (problem == "") == (tt.problem == ""), problem)
 			})
 		}

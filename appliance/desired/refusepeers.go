@@ -66,13 +66,14 @@ func (h *host) refusePeersAtNode(in NodeInput) {
 }
 
 // refusePeersAtGateway drops what peers send to the gateway itself: by the tunnel all
-// but the probe and pings of the peer's gateway, and, from the networks of all peers, by
+// but the probe, the exchange and pings of the peer's gateway, and, from the networks of all peers, by
 // whatever link, all but WireGuard's own packets. Pods of another peer reach the
 // gateway's pod as they reach any pod. By the temporary tunnel of an invitation there is
 // one port, of a server, and nothing else.
 //
 //	nft add rule … ct direction reply accept
 //	nft add rule … iifname liqo-tunnel ip saddr 169.254.18.2 ip daddr 169.254.18.1 udp dport 12345 accept
+//	nft add rule … iifname liqo-tunnel ip saddr 169.254.18.2 ip daddr 169.254.18.1 tcp dport 12347 accept
 //	nft add rule … iifname liqo-tunnel ip saddr 169.254.18.2 ip daddr 169.254.18.1 meta l4proto icmp accept
 //	nft add rule … iifname liqo-tunnel counter drop
 //	nft add rule … udp dport 51840 accept; a client: udp sport 30840
@@ -100,6 +101,8 @@ func (h *host) refusePeersAtGateway(in GatewayInput) {
 		rules = append(rules, accept("probe", append(slices.Clone(ends), netstate.Match{L4Proto: "udp"}, probe)...))
 	}
 	if in.Handover == nil {
+		exchange := netstate.Match{Dir: "dst", Ports: netstate.PortRange{From: ExchangePort, To: ExchangePort}}
+		rules = append(rules, accept("exchange", append(slices.Clone(ends), netstate.Match{L4Proto: "tcp"}, exchange)...))
 		rules = append(rules, accept("ping", append(slices.Clone(ends), netstate.Match{L4Proto: "icmp"})...))
 	}
 	rules = append(rules, drop(in.RemoteID, fromTunnel))

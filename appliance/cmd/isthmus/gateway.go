@@ -67,11 +67,11 @@ then.`,
 			if cfg.Serving.Guard, err = kube.NewGuard(config, log); err != nil {
 				return fmt.Errorf("who may see metrics: %w", err)
 			}
-			cfg.Logger = log
+			cfg.Logger, cfg.Version = log, version
 			cfg.WriteConnection = func(ctx context.Context, st daemon.ConnectionStatus) error {
 				return source.WriteConnection(ctx, kube.ConnectionStatus{
 					Value: v1beta1.ConnectionStatusValue(st.Value), Latency: st.Latency, At: st.At,
-					Connected: conditions([]daemon.Condition{st.Connected})[0], Rotation: rotationStatus(st.Rotation),
+					Peer: st.Peer.API(), Conditions: conditions(st.Conditions()), Rotation: rotationStatus(st.Rotation),
 				})
 			}
 			cfg.WriteReport = func(ctx context.Context, st daemon.ReportStatus) error {

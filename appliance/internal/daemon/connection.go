@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,7 +21,12 @@ type ConnectionStatus struct {
 	Latency   string // text, N/A for none
 	At        time.Time
 	Connected Condition // why it is so
-	Rotation  RotationStatus
+	// Peer is what the peer tells of its cluster, and nil before it has told anything. Tells
+	// and Networks are the conditions PeerTells and NetworksMatch; without a Type: there
+	// is nothing to say yet.
+	Peer            *PeerStatus
+	Tells, Networks Condition
+	Rotation        RotationStatus
 }
 
 // RotationStatus is Connection.status.rotation; the zero value: there is none.
@@ -30,6 +36,11 @@ type RotationStatus struct {
 	Phase   string
 	Message string
 	Silence time.Duration // 0: not known
+}
+
+// Conditions are those that there are.
+func (s ConnectionStatus) Conditions() []Condition {
+	return slices.DeleteFunc([]Condition{s.Connected, s.Tells, s.Networks}, func(c Condition) bool { return c.Type == "" })
 }
 
 // sessionTime is how long WireGuard uses the keys of a handshake
@@ -103,6 +114,7 @@ func (gw *gateway) connectionStatus() (ConnectionStatus, bool) {
 			f.handshake = max(0, time.Since(p.LastHandshake))
 		}
 	}
+	heard := gw.exchange.show(time.Now())
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
 	f.wanted, f.blocked = gw.wanted, gw.blocked
@@ -113,7 +125,10 @@ func (gw *gateway) connectionStatus() (ConnectionStatus, bool) {
 	if f.blocked != "" {
 		value = probe.Error // the last answer came before the block
 	}
-	return ConnectionStatus{Value: string(value), Latency: probe.LatencyText(st.Latency), At: time.Now(), Connected: f.connected(), Rotation: gw.rotationStatus()}, gw.computed
+	return ConnectionStatus{
+		Value: string(value), Latency: probe.LatencyText(st.Latency), At: time.Now(), Connected: f.connected(),
+		Peer: heard.peer, Tells: heard.tells(), Networks: networksMatch(heard.peer, gw.configuration), Rotation: gw.rotationStatus(),
+	}, gw.computed
 }
 
 // blockedBy says what cuts the peer off; empty: nothing does.
@@ -140,7 +155,8 @@ func places(hosts []string, port uint16) string {
 func (gw *gateway) tell(always bool) {
 	now, known := gw.connectionStatus()
 	was, told := gw.connection.latest()
-	if known && (always || !told || was.Value != now.Value || was.Connected != now.Connected || was.Rotation != now.Rotation) {
+	if known && (always || !told || was.Value != now.Value || was.Connected != now.Connected ||
+		was.Peer != now.Peer || was.Tells != now.Tells || was.Networks != now.Networks || was.Rotation != now.Rotation) {
 		gw.connection.set(now)
 	}
 }

@@ -46,6 +46,7 @@ const handshakeNews = 3 * time.Minute
 // GatewayConfig is what the gateway daemon needs. Name, Namespace, RemoteID,
 // Mode, KeysDir, API, WriteConnection and WriteReport are required.
 type GatewayConfig struct {
+	Version         string // of the program, which the peer is told (default unknown)
 	Name, Namespace string // of the GatewayServer or GatewayClient
 	RemoteID        string // cluster ID of the peer
 	Mode            string // cluster.Server or cluster.Client
@@ -123,6 +124,7 @@ func (c *GatewayConfig) setDefaults() error {
 	if (c.NetNS == "") != (c.HostInterface == "") || c.NetNS != "" && c.StateDir == "" {
 		errs = append(errs, errors.New("a gateway in a network namespace of its node needs netns, host-interface and state-dir"))
 	}
+	c.Version = cmp.Or(c.Version, "unknown")
 	if c.PingPort == 0 {
 		c.PingPort = probe.Port
 	}
@@ -158,6 +160,7 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	}
 	defer h.ns.Close()
 	gw.host = h
+	gw.exchange = newExchanger()
 	if cfg.Handover != nil {
 		gw.handover = newHandover(cfg.Handover)
 	}
@@ -235,6 +238,7 @@ type gateway struct {
 	passed     chan struct{} // yields after a pass
 	handover   *handover     // nil: it takes part in no invitation
 	rotating   *rotating     // nil: it takes part in no change of keys
+	exchange   *exchanger
 	repair     chan struct{} // yields when a pass has something to put right
 	confirm    *confirmer
 
@@ -250,6 +254,8 @@ type gateway struct {
 	// temporary: that pass was about the tunnel of an invitation.
 	temporary bool
 	blocked   string // see tunnelFacts
+	// configuration is that of the peer, as that pass had it; nil: there was none.
+	configuration *cluster.Configuration
 	// lastPeer is the peer as it was shown last.
 	lastPeer kernel.PeerStatus
 }
@@ -333,9 +339,10 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	left, instead := gw.confirm.choose(ctx, gw.users(in))
 	in.LeftOut, in.APIServers = left, gw.confirm.apiServers()
 	in.Routes, in.Firewalls = slices.Concat(in.Routes, instead.routes), slices.Concat(in.Firewalls, instead.firewalls)
-	in.PeerHeard, in.PeerMTU = gw.heard(), gw.prober.Status().PeerMTU
+	in.PeerHeard, in.PeerMTU = gw.heard(), gw.peerMTU()
 	in.Underlay = gw.below.read(in.Remotes())
 	gw.prober.SetMTU(in.Room())
+	gw.exchange.say(ownMessage(gw.cfg.Version, in, view.Gateway))
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
 	gw.path = pathToPeer{in.PeerHeard, in.PeerMTU}
@@ -367,7 +374,7 @@ func (gw *gateway) heard() netip.Addr {
 
 // watchPath has a pass made when the last one went by another path to the peer.
 func (gw *gateway) watchPath() {
-	now := pathToPeer{gw.heard(), gw.prober.Status().PeerMTU}
+	now := pathToPeer{gw.heard(), gw.peerMTU()}
 	gw.mu.Lock()
 	was := gw.path
 	gw.mu.Unlock()
@@ -432,7 +439,7 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	gw.ready, gw.fits, gw.overlay = readyCondition(o), mtuCondition(r.Input), gw.linkCondition(r.Input)
 	if o.computed() {
 		gw.computed, gw.blocked = true, blockedBy(r.Input)
-		gw.temporary = r.Input.Handover != nil
+		gw.temporary, gw.configuration = r.Input.Handover != nil, r.Input.Configuration()
 		gw.wanted = !gw.temporary && slices.ContainsFunc(o.want.WireGuard, func(w netstate.WireGuard) bool { return len(w.Peers) > 0 })
 		failed := blame(objects{r.Input.Routes, r.Input.Firewalls, r.Input.Tunnels}, o.remaining, o.err)
 		gw.applied = applied(o.results, failed, gw.applied, time.Now())
@@ -448,7 +455,7 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 		notify(gw.handover.arrived)
 	}
 	if gw.rotating != nil && o.computed() && len(o.remaining.SetWireGuard) == 0 {
-		gw.rotating.applied(r.Input.PublicKey)
+		gw.rotationApplied(r.Input)
 	}
 	gw.publish()
 }
@@ -513,6 +520,8 @@ func (gw *gateway) watchTunnel(ctx context.Context, g *group) error {
 	}
 	g.run("conncheck", func() error { return gw.prober.Run(ctx) })
 	g.run("session", func() error { return gw.watchSession(ctx) })
+	g.run("exchange", func() error { return gw.tellPeer(ctx) })
+	g.run("exchange with who dials", func() error { return gw.listenToPeer(ctx) })
 	tick := time.NewTicker(gw.cfg.StatusInterval)
 	defer tick.Stop()
 	for {
@@ -528,6 +537,7 @@ func (gw *gateway) watchTunnel(ctx context.Context, g *group) error {
 				continue
 			case <-tick.C:
 			case <-gw.prober.Changed():
+				notify(gw.exchange.news)
 			}
 			waiting = false
 		}

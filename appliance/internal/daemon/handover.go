@@ -145,13 +145,8 @@ func (gw *gateway) listenForAnswers(ctx context.Context) error {
 
 // takeAnswers listens until there is no temporary tunnel any more.
 func (gw *gateway) takeAnswers(ctx context.Context, at netip.AddrPort) error {
-	var l net.Listener
-	if err := gw.ns.Do(func() (err error) {
-		var cfg net.ListenConfig
-		cfg.SetMultipathTCP(false) // the firewall opens TCP
-		l, err = cfg.Listen(ctx, "tcp", at.String())
-		return err
-	}); err != nil {
+	l, err := gw.listenInTunnel(ctx, at)
+	if err != nil {
 		return err
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -185,6 +180,30 @@ func (gw *gateway) takeAnswers(ctx context.Context, at netip.AddrPort) error {
 		}
 		_ = c.Close()
 	}
+}
+
+// listenInTunnel listens on TCP, and on no other protocol that would look the same: the
+// firewall opens TCP.
+func (gw *gateway) listenInTunnel(ctx context.Context, at netip.AddrPort) (l net.Listener, err error) {
+	err = gw.ns.Do(func() (err error) {
+		var cfg net.ListenConfig
+		cfg.SetMultipathTCP(false)
+		l, err = cfg.Listen(ctx, "tcp", at.String())
+		return err
+	})
+	return l, err
+}
+
+// dialInTunnel dials a TCP port of the gateway at the other end.
+func (gw *gateway) dialInTunnel(ctx context.Context, port uint16) (c net.Conn, err error) {
+	_, peer := desired.TunnelAddresses(gw.cfg.Mode)
+	err = gw.ns.Do(func() (err error) {
+		d := net.Dialer{Timeout: dialTime}
+		d.SetMultipathTCP(false)
+		c, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(peer, port).String())
+		return err
+	})
+	return c, err
 }
 
 // takeAnswer hands an answer to the controller, and its reply to the peer.
@@ -304,14 +323,8 @@ func (gw *gateway) answer(ctx context.Context) error {
 
 // handIn makes one exchange.
 func (gw *gateway) handIn(ctx context.Context, h invitation.Handover) error {
-	_, peer := desired.TunnelAddresses(gw.cfg.Mode)
-	var c net.Conn
-	if err := gw.ns.Do(func() (err error) {
-		d := net.Dialer{Timeout: dialTime}
-		d.SetMultipathTCP(false)
-		c, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(peer, desired.HandoverPort).String())
-		return err
-	}); err != nil {
+	c, err := gw.dialInTunnel(ctx, desired.HandoverPort)
+	if err != nil {
 		gw.handover.mu.Lock()
 		gw.handover.place++ // a server may be at several places
 		gw.handover.mu.Unlock()

@@ -67,6 +67,8 @@ type rotating struct {
 	// tried is since when the own next key may be in WireGuard, and proved that it is.
 	tried  time.Time
 	proved netstate.Key
+	// added is the next key of the peer that WireGuard knows.
+	added netstate.Key
 	// begun is when WireGuard began anew to prove a key.
 	begun time.Time
 }
@@ -170,6 +172,7 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 	r.mu.Unlock()
 	gw.logRotation(before, next)
 	notify(gw.repair)
+	notify(gw.exchange.news)
 	gw.tell(false)
 	return true, err
 }
@@ -301,19 +304,35 @@ func (gw *gateway) rotate(in *desired.GatewayInput) {
 	r.keys = append(r.keys, invitation.Key(in.PublicKey))
 }
 
-// applied notes the key pair that a pass has left in WireGuard.
-func (r *rotating) applied(key netstate.Key) {
+// rotationApplied notes the keys that a pass has left in WireGuard.
+func (gw *gateway) rotationApplied(in desired.GatewayInput) {
+	r := gw.rotating
+	var next netstate.Key
+	if in.PeerNext != nil {
+		next = in.PeerNext.Key
+	}
 	r.mu.Lock()
-	r.proved = key
+	news := r.added != next
+	r.proved, r.added = in.PublicKey, next
 	r.mu.Unlock()
 	notify(r.came)
+	if news {
+		notify(gw.exchange.news)
+	}
 }
 
-// tell returns what the peer is told.
-func (r *rotating) tell() rotation.Message {
+// tell returns what the peer is told; nil: nothing.
+func (r *rotating) tell() *rotation.Message {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.state.Tell(r.secret.Order)
+	m := r.state.Tell(r.secret.Order)
+	if c := r.state.Candidate(r.over); c == nil || netstate.Key(*c.Key) != r.added {
+		m.Ready = "" // a handshake with it would be lost
+	}
+	if m == (rotation.Message{}) {
+		return nil
+	}
+	return &m
 }
 
 // hear takes what the peer tells, which has been checked.

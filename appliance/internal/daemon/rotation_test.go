@@ -133,7 +133,7 @@ func TestRotation(t *testing.T) {
 		id := fmt.Sprintf("%016x", i+1)
 		shared := invitation.Key{byte(i + 1), 7}
 		c.from.secret.set(func(s *rotation.Secret) {
-			s.Order = &rotation.Order{ID: id, At: time.Now(), From: invitation.Key(c.private), To: invitation.Key{byte(i + 1), 9}, PresharedKey: &shared}
+			s.Order = &rotation.Order{ID: id, At: time.Now(), From: invitation.Key(c.private), To: invitation.Key{byte(8 * (i + 1)), 9}, PresharedKey: &shared}
 		})
 		// The time in which no ping is answered in a row.
 		var lost, longest time.Duration

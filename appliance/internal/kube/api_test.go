@@ -425,7 +425,11 @@ func TestSources(t *testing.T) {
 	t.Run("status of the gateway", func(t *testing.T) {
 		drain(gateway.Changed())
 		at := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
-		connection := kube.ConnectionStatus{Value: v1beta1.Connected, Latency: "2ms", At: at, Connected: metav1.Condition{Type: v1beta1.ConditionConnected, Status: metav1.ConditionTrue, Reason: "Connected", Message: "it answers"}}
+		connection := kube.ConnectionStatus{Value: v1beta1.Connected, Latency: "2ms", At: at, Conditions: []metav1.Condition{{Type: v1beta1.ConditionConnected, Status: metav1.ConditionTrue, Reason: "Connected", Message: "it answers"}}}
+		connection.Peer = &v1beta1.ConnectionPeer{
+			Version: "v0.4.0", Features: []string{"mtu"}, MTU: 1390, Since: metav1.NewTime(at), Networks: &v1beta1.ClusterConfigCIDR{Pod: []v1beta1.CIDR{"10.1.0.0/16"}},
+			Endpoint: &v1beta1.EndpointStatus{Addresses: []string{"192.0.2.7"}, Port: ptr(int32(31840))},
+		}
 		assert.NilError(t, gateway.WriteConnection(ctx, connection))
 		report := kube.ReportStatus{
 			Implementation: "kernel", MTU: 1440, Endpoint: "203.0.113.2:51840", LastHandshake: at,
@@ -440,6 +444,7 @@ func TestSources(t *testing.T) {
 		assert.NilError(t, admin.Get(ctx, key, &rep))
 		assert.Equal(t, conn.Status.Value, v1beta1.Connected)
 		assert.Equal(t, conn.Status.Latency.Value, "2ms")
+		assert.DeepEqual(t, conn.Status.Peer, connection.Peer)
 		assert.Equal(t, len(conn.Status.Conditions), 1)
 		assert.Equal(t, conn.Status.Conditions[0].Message, "it answers")
 		assert.Equal(t, rep.Status.MTU, 1440)

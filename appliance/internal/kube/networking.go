@@ -94,6 +94,9 @@ func GatewayServer(o *v1beta1.GatewayServer) (cluster.Gateway, []cluster.Invalid
 		g.LoadBalancerIP = *e.LoadBalancerIP
 		r.addr("spec.endpoint.loadBalancerIP", g.LoadBalancerIP)
 	}
+	if e := o.Status.Endpoint; e != nil && len(e.Addresses) > 0 {
+		g.Reached = &cluster.Endpoint{Addresses: e.Addresses, Port: r.port("status.endpoint", "port", e.Port, e.Ports)}
+	}
 	raw := o.DeepCopy()
 	raw.TypeMeta = metav1.TypeMeta{APIVersion: m.APIVersion, Kind: m.Kind}
 	g.Raw = r.json(raw)

@@ -230,6 +230,8 @@ func matters(old, updated any) bool {
 	case *networkingv1beta1.InternalNode:
 		a := a.(*networkingv1beta1.InternalNode)
 		return !equality.Semantic.DeepEqual(a.Status.NodeIP, b.Status.NodeIP) || !equality.Semantic.DeepEqual(a.Status.VTEP, b.Status.VTEP)
+	case *networkingv1beta1.GatewayServer: // tells the peer
+		return !equality.Semantic.DeepEqual(a.(*networkingv1beta1.GatewayServer).Status.Endpoint, b.Status.Endpoint)
 	case *corev1.Secret:
 		return !equality.Semantic.DeepEqual(a.(*corev1.Secret).Data, b.Data)
 	case *networkingv1beta1.Configuration:

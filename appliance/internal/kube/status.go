@@ -89,10 +89,11 @@ func (s *NodeSource) WriteStatus(ctx context.Context, want NodeStatus) error {
 // A ConnectionStatus is what a gateway says of the connection to its peer.
 type ConnectionStatus struct {
 	Value   v1beta1.ConnectionStatusValue
-	Latency string    // "N/A" where it is not known
-	At      time.Time // when the latency was measured
-	// Connected is the condition of this type, which says why Value is what it is.
-	Connected metav1.Condition
+	Latency string                  // "N/A" where it is not known
+	At      time.Time               // when the latency was measured
+	Peer    *v1beta1.ConnectionPeer // nil: it has told nothing
+	// Conditions are those of the Connection, Connected among them.
+	Conditions []metav1.Condition
 	// Rotation is the last change of keys; nil: there was none.
 	Rotation *v1beta1.RotationStatus
 }
@@ -108,12 +109,12 @@ func (s *GatewaySource) WriteConnection(ctx context.Context, want ConnectionStat
 	}
 	status := v1beta1.ConnectionStatus{
 		Value: want.Value, Latency: v1beta1.ConnectionLatency{Value: want.Latency, Timestamp: stamp(want.At)},
-		Conditions: conditions([]metav1.Condition{want.Connected}, have.Status.Conditions, have.Generation),
-		Rotation:   want.Rotation,
+		Peer: want.Peer, Conditions: conditions(want.Conditions, have.Status.Conditions, have.Generation), Rotation: want.Rotation,
 	}
 	if have.Status.Value == status.Value && have.Status.Latency.Value == status.Latency.Value &&
-		have.Status.Latency.Timestamp.Equal(&status.Latency.Timestamp) && holds(have.Status.Conditions, status.Conditions) &&
-		equality.Semantic.DeepEqual(have.Status.Rotation, status.Rotation) && s.said.last("Connection", status) {
+		have.Status.Latency.Timestamp.Equal(&status.Latency.Timestamp) && equality.Semantic.DeepEqual(have.Status.Rotation, status.Rotation) &&
+		equality.Semantic.DeepEqual(have.Status.Peer, status.Peer) && holds(have.Status.Conditions, status.Conditions) &&
+		s.said.last("Connection", status) {
 		return nil
 	}
 	return s.apply(ctx, "Connection", s.cfg.Namespace, name, GatewayManager, &status)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -42,6 +43,7 @@ type Peer struct {
 	Role       string    `json:"role,omitempty"`       // of this cluster's gateway: Server or Client; empty: it has none
 	Connection string    `json:"connection,omitempty"` // Connected, Connecting or Error; empty: nobody has reported
 	RTT        string    `json:"rtt,omitempty"`        // of the tunnel, with its unit
+	Version    string    `json:"version,omitempty"`    // of Isthmus at the peer's gateway; empty: it tells nothing
 	Endpoint   string    `json:"endpoint,omitempty"`   // of the server's gateway, which the client's dials
 	Networks   []Network `json:"networks,omitempty"`   // of the peer
 	MadeBy     []string  `json:"madeBy,omitempty"`     // the programs that wrote the objects
@@ -150,12 +152,20 @@ func (o Objects) peer(id string) Peer {
 	for _, c := range o.Connections {
 		if of(&c) {
 			p.Connection, p.RTT = string(c.Status.Value), c.Status.Latency.Value
+			if c.Status.Peer != nil {
+				p.Version = c.Status.Peer.Version
+			}
+			// Why it is not connected says the ForeignCluster.
+			differ := apimeta.FindStatusCondition(c.Status.Conditions, v1beta1.ConditionNetworksMatch)
+			if differ != nil {
+				p.Missing = notTrue("Connection", &c, []metav1.Condition{*differ})
+			}
 		}
 	}
 	if p.RTT == "N/A" {
 		p.RTT = ""
 	}
-	p.Missing = append(said, o.missing(id, len(said) > 0)...)
+	p.Missing = slices.Concat(said, o.missing(id, len(said) > 0), p.Missing)
 	return p
 }
 

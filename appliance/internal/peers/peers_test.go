@@ -51,6 +51,11 @@ func TestList(t *testing.T) {
 	dials.Status.Conditions = []metav1.Condition{{Type: "TemplateFound", Status: metav1.ConditionFalse, Message: "there is no template x"}}
 	connection := v1beta1.Connection{ObjectMeta: about("rome")}
 	connection.Status.Value, connection.Status.Latency.Value = v1beta1.Connected, "12ms"
+	connection.Status.Peer = &v1beta1.ConnectionPeer{Version: "v0.4.0"}
+	connection.Status.Conditions = []metav1.Condition{
+		{Type: v1beta1.ConditionNetworksMatch, Status: metav1.ConditionFalse, Message: "its pod networks are 10.9.0.0/16"},
+		{Type: v1beta1.ConditionPeerTells, Status: metav1.ConditionFalse, Message: "of another system"},
+	}
 	late := v1beta1.Connection{ObjectMeta: about("paris")}
 	late.Status.Value, late.Status.Latency.Value = v1beta1.Connecting, "N/A"
 	old := netv1alpha1.TunnelEndpoint{ObjectMeta: metav1.ObjectMeta{Name: "old", ManagedFields: []metav1.ManagedFieldsEntry{{Manager: "helm"}}}}
@@ -86,8 +91,8 @@ func TestList(t *testing.T) {
 			},
 		},
 		{
-			ID: "rome", Role: Server, Connection: "Connected", RTT: "12ms", Endpoint: "192.0.2.1, 192.0.2.2 port 31840", Networks: []Network{podsHere, externalHere},
-			MadeBy: []string{"kubectl-create", "kubectl-edit", "liqoctl"},
+			ID: "rome", Role: Server, Connection: "Connected", RTT: "12ms", Version: "v0.4.0", Endpoint: "192.0.2.1, 192.0.2.2 port 31840", Networks: []Network{podsHere, externalHere},
+			MadeBy: []string{"kubectl-create", "kubectl-edit", "liqoctl"}, Missing: []string{"Connection liqo-tenant-rome/rome: its pod networks are 10.9.0.0/16"},
 		},
 	})
 	assert.Equal(t, podsHere.String()+"; "+externalHere.String()+"; "+pods.String(), "10.0.0.0/16 as 10.1.0.0/16; 10.70.0.0/16; 10.0.0.0/16")

@@ -60,11 +60,41 @@ type RotationStatus struct {
 	Silence string `json:"silence,omitempty"`
 }
 
+// FeatureKeys is among the features of a peer whose gateway takes part in changes of keys.
+const FeatureKeys = "keys"
+
 // Values of RotationStatus.By.
 const (
 	RotationByUs   = "Us"
 	RotationByPeer = "Peer"
 )
+
+// ConnectionPeer is what the gateway of the peer tells of its cluster, through the tunnel.
+type ConnectionPeer struct {
+	// Version of Isthmus that the gateway of the peer runs.
+	// +optional
+	// +kubebuilder:validation:MaxLength=64
+	Version string `json:"version,omitempty"`
+	// Features of the peer's gateway.
+	// +optional
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=32
+	// +listType=set
+	Features []string `json:"features,omitempty"`
+	// Networks of the peer's cluster, as it calls them itself. Absent: it does not say.
+	// +optional
+	Networks *ClusterConfigCIDR `json:"networks,omitempty"`
+	// Endpoint has all the places where the peer's gateway can be dialled, the best first.
+	// Absent: it dials.
+	// +optional
+	Endpoint *EndpointStatus `json:"endpoint,omitempty"`
+	// MTU that the peer alone would give the tunnel.
+	// +optional
+	MTU int `json:"mtu,omitempty"`
+	// Since when the peer tells this.
+	// +optional
+	Since metav1.Time `json:"since,omitempty"`
+}
 
 // ConnectionStatus is what the gateway sees of its peer.
 type ConnectionStatus struct {
@@ -77,6 +107,10 @@ type ConnectionStatus struct {
 	// Rotation is the last change of keys.
 	// +optional
 	Rotation *RotationStatus `json:"rotation,omitempty"`
+	// Peer is what the gateway of the peer tells of its cluster. Absent: it has told
+	// nothing, as the gateways of other systems do.
+	// +optional
+	Peer *ConnectionPeer `json:"peer,omitempty"`
 	// Conditions of the connection.
 	// +optional
 	// +listType=map

@@ -141,9 +141,16 @@ const (
 	SecretTypeRotation = "networking.liqo.io/rotation"
 )
 
-// ConditionConnected is the condition of a Connection. It says why the value is
-// what it is.
-const ConditionConnected = "Connected"
+// Conditions of a Connection.
+const (
+	// ConditionConnected says why the value is what it is.
+	ConditionConnected = "Connected"
+	// ConditionPeerTells says whether the gateway of the peer tells of its cluster.
+	ConditionPeerTells = "PeerTells"
+	// ConditionNetworksMatch says whether the networks that the peer tells are those of
+	// the Configuration.
+	ConditionNetworksMatch = "NetworksMatch"
+)
 
 // Conditions of a Configuration.
 const (

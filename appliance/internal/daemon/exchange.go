@@ -1,0 +1,359 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/internal/exchange"
+	"github.com/isthmus-net/isthmus/appliance/internal/probe"
+)
+
+// The times of exchanges between the gateways of a peering. Each of them dials the other
+// when it has something new to tell, when the tunnel is up again, and every so often: a
+// message that was read as another one was on its way is put right by the next.
+const (
+	tellEvery = 30 * time.Second
+	tellLeast = time.Second // between two, of those that it begins and of those that it answers
+	tellTime  = 10 * time.Second
+	tellAgain = 2 * time.Second // after one that failed
+	// A peer that answers probes and refuses so many in a row takes no part in exchanges, and
+	// is asked rarely. One that learns it, by an upgrade, dials by itself.
+	silentAfter = 5
+	askSilent   = time.Minute
+	// peerNews is the least time between two changes of what is written of the peer into the
+	// API, whatever it tells.
+	peerNews = 30 * time.Second
+)
+
+// featureMTU says that the gateway's tunnel has no more than the MTU that its peer tells.
+const featureMTU = "mtu"
+
+// An exchanger has what this gateway tells its peer, and what the peer has told.
+type exchanger struct {
+	news chan struct{} // yields when there is something new to tell, or somebody to tell it to
+
+	mu       sync.Mutex
+	own      exchange.Message
+	told     *exchange.Message // nil: nothing yet
+	since    time.Time         // when the peer told that first
+	failures int               // attempts in a row that the peer, which was there, refused
+	shown    heard
+	shownAt  time.Time
+}
+
+// heard is what is shown of the peer.
+type heard struct {
+	peer   *PeerStatus
+	silent bool // it takes no part
+}
+
+// A PeerStatus is what the gateway of the peer tells of its cluster.
+type PeerStatus struct {
+	exchange.Message
+	Since time.Time // it tells this
+}
+
+// API returns it as the status of a Connection has it.
+func (p *PeerStatus) API() *v1beta1.ConnectionPeer {
+	if p == nil {
+		return nil
+	}
+	out := &v1beta1.ConnectionPeer{Version: p.Program, Features: p.Features, MTU: p.MTU, Since: metav1.NewTime(p.Since.Truncate(time.Second))}
+	if n := p.Networks; n != nil {
+		out.Networks = &v1beta1.ClusterConfigCIDR{Pod: apiCIDRs(n.Pod), External: apiCIDRs(n.External)}
+	}
+	if e := p.Endpoint; e != nil {
+		out.Endpoint = &v1beta1.EndpointStatus{Addresses: e.Addresses, Port: new(int32(e.Port))}
+	}
+	return out
+}
+
+func newExchanger() *exchanger { return &exchanger{news: make(chan struct{}, 1)} }
+
+// ownMessage is what a gateway tells of its cluster. gateway is its own object; nil: that
+// is not there.
+func ownMessage(program string, in desired.GatewayInput, gateway *cluster.Gateway) exchange.Message {
+	m := exchange.Message{Version: exchange.Version, Program: program, Features: []string{featureMTU, v1beta1.FeatureKeys}, MTU: in.OwnMTU()}
+	if c := in.Configuration(); c != nil {
+		m.Networks = exchange.NewNetworks(c.Local.Pod, c.Local.External)
+	}
+	if gateway != nil && gateway.Reached != nil {
+		m.Endpoint = exchange.NewEndpoint(gateway.Reached.Addresses, gateway.Reached.Port)
+	}
+	return m
+}
+
+// say gives what the peer is told.
+func (x *exchanger) say(m exchange.Message) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if !x.own.Equal(m) {
+		x.own = m
+		notify(x.news)
+	}
+}
+
+// says returns what the peer is told.
+func (x *exchanger) says() exchange.Message {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.own
+}
+
+// hear notes what the peer has told, and reports whether that is news.
+func (x *exchanger) hear(m exchange.Message, now time.Time) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.failures = 0
+	if x.told != nil && x.told.Equal(m) {
+		return false
+	}
+	x.told, x.since = &m, now
+	return true
+}
+
+// fail notes that the peer, which is there, has refused an exchange.
+func (x *exchanger) fail() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.failures++
+}
+
+// silent reports whether the peer takes no part in exchanges.
+func (x *exchanger) silent() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.failures >= silentAfter
+}
+
+// mtu is what the peer has told of its MTU; 0: nothing.
+func (x *exchanger) mtu() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.told == nil {
+		return 0
+	}
+	return x.told.MTU
+}
+
+// show returns what is shown of the peer: what it tells, or what it told when that was
+// shown last, as long as something else would be news too soon.
+func (x *exchanger) show(now time.Time) heard {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	is := heard{x.shown.peer, x.failures >= silentAfter}
+	if x.told != nil && (is.peer == nil || !is.peer.Equal(*x.told)) {
+		is.peer = &PeerStatus{*x.told, x.since}
+	}
+	if is != x.shown && now.Sub(x.shownAt) >= peerNews {
+		x.shown, x.shownAt = is, now
+	}
+	return x.shown
+}
+
+// tells is the condition PeerTells.
+func (h heard) tells() Condition {
+	switch {
+	case h.silent:
+		return Condition{v1beta1.ConditionPeerTells, "PublicSystem",
+			fmt.Sprintf("the gateway of the peer answers probes and does not talk on TCP port %d of the tunnel: it is one of another system, or of an older Isthmus. If its networks or its address change, write them here", desired.ExchangePort), false}
+	case h.peer != nil:
+		return Condition{v1beta1.ConditionPeerTells, "Told", "the gateway of the peer tells of its cluster: see status.peer", true}
+	}
+	return Condition{}
+}
+
+// networksMatch is the condition NetworksMatch. Networks of an address family that the
+// Configuration has not are not missed: a peering has one.
+func networksMatch(p *PeerStatus, c *cluster.Configuration) Condition {
+	if p == nil || p.Networks == nil || c == nil {
+		return Condition{}
+	}
+	var differ []string
+	for _, kind := range []struct {
+		name          string
+		tells, writes []netip.Prefix
+	}{{"pod", p.Networks.Pod, c.Remote.Pod}, {"external", p.Networks.External, c.Remote.External}} {
+		tells := slices.DeleteFunc(slices.Clone(kind.tells), func(n netip.Prefix) bool {
+			return !slices.ContainsFunc(c.Remote.All(), func(o netip.Prefix) bool { return o.Addr().BitLen() == n.Addr().BitLen() })
+		})
+		if !sameSet(tells, kind.writes) {
+			differ = append(differ, fmt.Sprintf("its %s networks are %s, and spec.remote.cidr.%s of %s is %s", kind.name, texts(tells), kind.name, c.Ref, texts(kind.writes)))
+		}
+	}
+	if len(differ) > 0 {
+		return Condition{v1beta1.ConditionNetworksMatch, "NetworksDiffer", "the gateway of the peer says that " + strings.Join(differ, "; ") +
+			": correct the Configuration, or delete it and run isthmusctl network connect again", false}
+	}
+	return Condition{v1beta1.ConditionNetworksMatch, "Same", "the networks that the peer tells are those of " + c.Ref.String(), true}
+}
+
+func apiCIDRs(list []netip.Prefix) []v1beta1.CIDR {
+	out := make([]v1beta1.CIDR, len(list))
+	for i, p := range list {
+		out[i] = v1beta1.CIDR(p.String())
+	}
+	return out
+}
+
+func sameSet(a, b []netip.Prefix) bool {
+	within := func(a, b []netip.Prefix) bool {
+		return !slices.ContainsFunc(a, func(p netip.Prefix) bool { return !slices.Contains(b, p) })
+	}
+	return within(a, b) && within(b, a)
+}
+
+func texts(list []netip.Prefix) string {
+	if len(list) == 0 {
+		return "empty"
+	}
+	out := make([]string, len(list))
+	for i, p := range list {
+		out[i] = p.String()
+	}
+	return strings.Join(out, ", ")
+}
+
+// peerMTU is the longest packet that the peer has room for in the tunnel, as far as it
+// says: the probe tells at once what the network below it has room for, an exchange also
+// what somebody has written there.
+func (gw *gateway) peerMTU() int {
+	probed, told := gw.prober.Status().PeerMTU, gw.exchange.mtu()
+	if probed == 0 || told == 0 {
+		return max(probed, told)
+	}
+	return min(probed, told)
+}
+
+// meets reports whether the gateway at the other end is that of the peering, and there.
+func (gw *gateway) meets() bool {
+	return gw.wantsPeer() && gw.prober.Status().State == probe.Connected
+}
+
+// tellPeer begins exchanges until ctx is done.
+func (gw *gateway) tellPeer(ctx context.Context) error {
+	x, once := gw.exchange, newOnce(gw.log)
+	var wait time.Duration
+	for {
+		news := x.news
+		if x.silent() {
+			news = nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-news:
+		case <-time.After(wait):
+		}
+		wait = tellEvery
+		if !gw.meets() {
+			continue // the probe tells when it is there again
+		}
+		switch err := gw.tellOnce(ctx); {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			once.report("tell the peer of this cluster", nil)
+		case gw.meets():
+			x.fail()
+			wait = tellAgain
+			if x.silent() {
+				wait = askSilent
+				once.report("tell the peer of this cluster", err)
+				gw.tell(false)
+			}
+		}
+		pause(ctx, tellLeast)
+	}
+}
+
+func (gw *gateway) tellOnce(ctx context.Context) error {
+	c, err := gw.dialInTunnel(ctx, desired.ExchangePort)
+	if err != nil {
+		return err
+	}
+	return gw.talk(ctx, c)
+}
+
+// listenToPeer takes part in the exchanges that the peer begins, until ctx is done.
+func (gw *gateway) listenToPeer(ctx context.Context) error {
+	own, _ := desired.TunnelAddresses(gw.cfg.Mode)
+	once := newOnce(gw.log)
+	for ctx.Err() == nil {
+		once.report("listen to the peer", gw.takeCalls(ctx, netip.AddrPortFrom(own.Addr(), desired.ExchangePort)))
+		pause(ctx, tellLeast) // the tunnel may not have its address yet
+	}
+	return nil
+}
+
+// takeCalls takes one connection after the other, as slowly as is agreed: there is one peer.
+func (gw *gateway) takeCalls(ctx context.Context, at netip.AddrPort) error {
+	l, err := gw.listenInTunnel(ctx, at)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	defer context.AfterFunc(ctx, func() { l.Close() })()
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			return err
+		}
+		if err := gw.takeCall(ctx, c); err != nil && ctx.Err() == nil {
+			gw.log.Info("an exchange that the peer began has failed", "err", err)
+		}
+		pause(ctx, tellLeast)
+	}
+}
+
+// takeCall takes part in an exchange with the gateway at the other end of the tunnel, and
+// with nobody else: pods of this cluster reach the address, too.
+func (gw *gateway) takeCall(ctx context.Context, c net.Conn) error {
+	_, peer := desired.TunnelAddresses(gw.cfg.Mode)
+	if from, ok := c.RemoteAddr().(*net.TCPAddr); !ok || from.AddrPort().Addr().Unmap() != peer || !gw.wantsPeer() {
+		return errors.Join(fmt.Errorf("%v is not the gateway of the peer", c.RemoteAddr()), c.Close())
+	}
+	return gw.talk(ctx, c)
+}
+
+// talk is one exchange, and what comes of it. It ends the connection.
+func (gw *gateway) talk(ctx context.Context, c net.Conn) error {
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	if err := c.SetDeadline(time.Now().Add(tellTime)); err != nil {
+		return err
+	}
+	own := gw.exchange.says()
+	if gw.rotating != nil {
+		own.Keys = gw.rotating.tell()
+	}
+	m, err := exchange.Meet(c, own)
+	if err != nil {
+		return err
+	}
+	if m.Keys != nil && gw.rotating != nil {
+		gw.rotating.hear(*m.Keys)
+	}
+	m.Keys = nil // a secret may be in it
+	if gw.exchange.hear(m, time.Now()) {
+		gw.log.Info("the peer tells of its cluster", "version", m.Program, "mtu", m.MTU)
+		gw.watchPath()
+		gw.tell(false)
+	}
+	return nil
+}

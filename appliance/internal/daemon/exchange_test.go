@@ -1,0 +1,209 @@
+package daemon
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/internal/exchange"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
+)
+
+func networksOf(pod, external []string) cluster.CIDRs {
+	var out cluster.CIDRs
+	for _, p := range pod {
+		out.Pod = append(out.Pod, netip.MustParsePrefix(p))
+	}
+	for _, p := range external {
+		out.External = append(out.External, netip.MustParsePrefix(p))
+	}
+	return out
+}
+
+func TestNetworksMatch(t *testing.T) {
+	c := &cluster.Configuration{Meta: cluster.Meta{Ref: cluster.Ref{Kind: "Configuration", Namespace: "ns", Name: "rome"}}, Remote: networksOf([]string{"10.1.0.0/16", "10.2.0.0/16"}, []string{"10.70.0.0/16"})}
+	for _, tt := range []struct {
+		name          string
+		pod, external []string
+		want, says    string
+	}{
+		{"the same, in another order", []string{"10.2.0.0/16", "10.1.0.0/16"}, []string{"10.70.0.0/16"}, "Same", "Configuration ns/rome"},
+		{"another family is not missed", []string{"10.2.0.0/16", "10.1.0.0/16", "fd00::/64"}, []string{"10.70.0.0/16"}, "Same", ""},
+		{"one more", []string{"10.1.0.0/16", "10.2.0.0/16", "10.3.0.0/16"}, []string{"10.70.0.0/16"}, "NetworksDiffer",
+			"its pod networks are 10.1.0.0/16, 10.2.0.0/16, 10.3.0.0/16, and spec.remote.cidr.pod of Configuration ns/rome is 10.1.0.0/16, 10.2.0.0/16"},
+		{"one less", []string{"10.1.0.0/16"}, []string{"10.70.0.0/16"}, "NetworksDiffer", "correct the Configuration"},
+		{"no external ones", []string{"10.1.0.0/16", "10.2.0.0/16"}, nil, "NetworksDiffer", "its external networks are empty"},
+	} {
+		n := networksOf(tt.pod, tt.external)
+		got := networksMatch(&PeerStatus{Message: exchange.Message{Networks: exchange.NewNetworks(n.Pod, n.External)}}, c)
+		assert.Check(t, is.Equal(got.Type+" "+got.Reason, v1beta1.ConditionNetworksMatch+" "+tt.want), tt.name)
+		assert.Check(t, is.Contains(got.Message, tt.says), tt.name)
+		assert.Check(t, is.Equal(got.OK, tt.want == "Same"), tt.name)
+	}
+	for _, p := range []*PeerStatus{nil, {}} {
+		assert.Equal(t, networksMatch(p, c), Condition{})
+	}
+}
+
+// TestShown: whatever the peer tells and however often, what is written of it changes at
+// most twice a minute, and is the latest in the end.
+func TestShown(t *testing.T) {
+	x := newExchanger()
+	now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	assert.Equal(t, x.show(now), heard{})
+	var shown []string
+	for i := range 120 {
+		x.hear(exchange.Message{Program: fmt.Sprintf("v%d", i)}, now)
+		if p := x.show(now).peer; len(shown) == 0 || shown[len(shown)-1] != p.Program {
+			shown = append(shown, p.Program)
+			assert.Check(t, p.Since.Equal(now), "%v", p.Since)
+		}
+		now = now.Add(time.Second)
+	}
+	assert.DeepEqual(t, shown, []string{"v0", "v30", "v60", "v90"})
+	now = now.Add(peerNews)
+	first := x.show(now)
+	assert.Equal(t, first.peer.Program, "v119")
+	assert.Check(t, !x.hear(exchange.Message{Program: "v119"}, now), "the same again is news")
+	assert.Equal(t, x.show(now.Add(time.Hour)), first)
+	assert.Equal(t, first.tells().Reason, "Told")
+
+	for range silentAfter - 1 {
+		x.fail()
+	}
+	assert.Check(t, !x.silent())
+	x.fail()
+	assert.Equal(t, x.show(now.Add(time.Second)).tells().Reason, "Told")
+	later := x.show(now.Add(peerNews))
+	assert.Equal(t, later.tells().Reason, "PublicSystem")
+	assert.Equal(t, later.peer, first.peer)
+	x.hear(exchange.Message{Program: "v119"}, now)
+	assert.Check(t, !x.silent(), "who has spoken is no longer silent")
+}
+
+// TestExchange runs both gateways of a peering: each knows of the other's cluster what it is
+// now, and the tunnel has the smaller MTU on both sides, and the larger again afterwards.
+func TestExchange(t *testing.T) {
+	nettest.Need(t, "ip")
+	milan, rome := nettest.Another(t), nettest.Another(t)
+	wire(t, milan, rome, milanAddr, romeAddr)
+	type side struct {
+		ns   *nettest.NS
+		c    child
+		cfg  GatewayConfig
+		conn latest[ConnectionStatus]
+		rep  latest[ReportStatus]
+	}
+	implementation(t, milan)
+	server := &side{ns: milan, c: child{Mode: cluster.Server, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto}}
+	client := &side{ns: rome, c: child{Mode: cluster.Client, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto, Endpoint: milanAddr.String()}}
+	server.c.PeerKey = writeKeys(t, client.c.KeysDir).PublicKey().Bytes()
+	client.c.PeerKey = writeKeys(t, server.c.KeysDir).PublicKey().Bytes()
+	var stopClient func()
+	for _, s := range []*side{server, client} {
+		log, _ := newLog(t, s.c.Mode)
+		cfg, api := s.c.config(log)
+		s.cfg = cfg
+		s.cfg.Version, s.cfg.WriteConnection, s.cfg.WriteReport = "v-of-"+s.c.Mode, s.conn.write, s.rep.write
+		api.set(func(v *kube.GatewayView) {
+			v.Input.Configurations[0].Local = networksOf([]string{"10.2.0.0/16"}, nil)
+			if s.c.Mode == cluster.Server {
+				v.Input.Configurations[0].Local = networksOf([]string{"10.1.0.0/16", "10.9.0.0/16"}, nil)
+				v.Gateway = &cluster.Gateway{Reached: &cluster.Endpoint{Addresses: []string{milanAddr.String(), "gw.milan.example"}, Port: 51840}}
+			} else {
+				s.cfg.MTU = 1300
+			}
+		})
+		stopClient = inNS(t, s.ns, func(ctx context.Context) error { return RunGateway(ctx, s.cfg) })
+	}
+	told := func(s *side, program, networks string, endpoint *exchange.Endpoint) func() error {
+		return func() error {
+			st := s.conn.get()
+			if st.Peer == nil || st.Peer.Program != program || st.Tells.Reason != "Told" || st.Networks.Reason != networks || fmt.Sprint(st.Peer.Endpoint) != fmt.Sprint(endpoint) {
+				return fmt.Errorf("%s: %+v", s.c.Mode, st)
+			}
+			return nil
+		}
+	}
+	within(t, 20*time.Second, told(client, "v-of-server", "NetworksDiffer", &exchange.Endpoint{Addresses: []string{milanAddr.String(), "gw.milan.example"}, Port: 51840}))
+	within(t, 20*time.Second, told(server, "v-of-client", "Same", nil))
+	mtu := func(want int) func() error {
+		return func() error {
+			for _, s := range []*side{server, client} {
+				if r := s.rep.get(); r.MTU != want {
+					return fmt.Errorf("%s: MTU %d, not %d", s.c.Mode, r.MTU, want)
+				}
+			}
+			return nil
+		}
+	}
+	within(t, 10*time.Second, mtu(1300))
+
+	// Pods of the cluster itself are not the peer, though they may reach the port.
+	var stranger net.Conn
+	var err error
+	milan.Do(func() { stranger, err = net.DialTimeout("tcp", "169.254.18.1:12347", time.Second) })
+	if err == nil {
+		defer stranger.Close()
+		_, err = exchange.Meet(stranger, exchange.Message{Program: "stranger"})
+	}
+	assert.Check(t, err != nil, "a stranger was told of the cluster")
+	assert.Equal(t, server.conn.get().Peer.Program, "v-of-client")
+
+	// Without what was written the tunnel is as large as the networks below allow.
+	stopClient()
+	client.cfg.MTU = 0
+	inNS(t, rome, func(ctx context.Context) error { return RunGateway(ctx, client.cfg) })
+	within(t, 30*time.Second, mtu(1440))
+}
+
+// TestPublicPeer: who answers probes and has no exchange is recognised, and asked rarely.
+func TestPublicPeer(t *testing.T) {
+	nettest.Need(t, "ip", "nft")
+	milan, rome := nettest.Another(t), nettest.Another(t)
+	implementation(t, milan)
+	wire(t, milan, rome, milanAddr, romeAddr)
+	serverSide := child{Mode: cluster.Server, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto}
+	clientSide := child{Mode: cluster.Client, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto, Endpoint: milanAddr.String()}
+	serverSide.PeerKey = writeKeys(t, clientSide.KeysDir).PublicKey().Bytes()
+	clientSide.PeerKey = writeKeys(t, serverSide.KeysDir).PublicKey().Bytes()
+
+	// The other one has WireGuard and the probe, and is not there by TCP.
+	milan.Run("nft", "add table inet public; add chain inet public input { type filter hook input priority -10; }; add chain inet public output { type filter hook output priority 0; };"+
+		"add rule inet public input tcp dport 12347 reject with tcp reset; add rule inet public output tcp dport 12347 reject with tcp reset")
+	log, text := newLog(t, "client")
+	cfg, _ := clientSide.config(log)
+	var conn latest[ConnectionStatus]
+	cfg.WriteConnection = conn.write
+	inNS(t, rome, func(ctx context.Context) error { return RunGateway(ctx, cfg) })
+	other, _ := newLog(t, "server")
+	serverCfg, _ := serverSide.config(other)
+	inNS(t, milan, func(ctx context.Context) error { return RunGateway(ctx, serverCfg) })
+	within(t, 45*time.Second, func() error {
+		if st := conn.get(); st.Value != "Connected" || st.Tells.Reason != "PublicSystem" || st.Tells.OK || st.Peer != nil || st.Networks != (Condition{}) {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+	assert.Equal(t, strings.Count(text.String(), "tell the peer of this cluster: failed"), 1, text.String())
+
+	// It is upgraded: it tells by itself.
+	milan.Run("nft", "delete table inet public")
+	within(t, 75*time.Second, func() error {
+		if st := conn.get(); st.Tells.Reason != "Told" || st.Peer == nil {
+			return fmt.Errorf("%+v", st)
+		}
+		return nil
+	})
+}
