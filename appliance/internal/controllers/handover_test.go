@@ -109,6 +109,7 @@ func (w *world) testInvitation() {
 	assert.Assert(w.t, w.get(keys))
 	assert.DeepEqual(w.t, keys.Data[v1beta1.PresharedKeyField], first.PresharedKey[:])
 	w.testQuiet()
+	w.testRotation(server, key, keys)
 	w.testExpired(answer)
 	w.testAccepting()
 	w.delete(server)
