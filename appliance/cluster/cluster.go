@@ -277,7 +277,19 @@ type Connection struct {
 	Type     string // Server or Client
 	Value    string // Connected, Connecting, Error
 	Why      string // of its condition Connected; empty: not known
+	Peer     *Told  // by the peer's gateway; nil: nothing
 	Reported time.Time
+}
+
+// Told is what the gateway of a peer has told of its cluster.
+type Told struct {
+	Version    string // of its Isthmus
+	Features   []string
+	Networks   *CIDRs    // nil: it does not say
+	Endpoint   *Endpoint // nil: it dials
+	MTU        int       // 0: it does not say
+	Generation int64     // of the spec of this cluster's own gateway, for which the endpoint counts
+	Since      time.Time
 }
 
 // A PublicKey is the public key of a remote gateway.

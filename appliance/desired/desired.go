@@ -124,6 +124,8 @@ type GatewayInput struct {
 	// PeerEndpoint is where the peer is: for a client what its GatewayClient
 	// says, resolved; for a server invalid, for its WireGuard learns it.
 	PeerEndpoint netip.AddrPort
+	// LearnedPorts are the UDP ports where the peer may be besides, as it says.
+	LearnedPorts []uint16
 	// PeerHeard is where WireGuard has last heard the peer; invalid: nowhere yet.
 	PeerHeard netip.Addr
 	// PeerMTU is the longest packet that the peer has room for in the tunnel, as it says:

@@ -1,6 +1,7 @@
 package desired_test
 
 import (
+	"net/netip"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -74,6 +75,18 @@ func TestHandover(t *testing.T) {
 		assert.DeepEqual(t, accepted, want)
 	}
 	state, _ := desired.Gateway(romeGateway())
+	in := romeGateway()
+	in.Mode, in.PeerEndpoint, in.LearnedPorts = cluster.Client, netip.MustParseAddrPort("203.0.113.1:31840"), []uint16{31841, 31840}
+	client, _ := desired.Gateway(in)
+	assert.NilError(t, client.Validate())
+	var ports []uint16
+	for _, r := range chain(t, client, desired.PeersRefusedTable, "input") {
+		if r.Name == "wireguard" {
+			assert.Equal(t, r.Matches[1].Dir, "src")
+			ports = append(ports, r.Matches[1].Ports.From)
+		}
+	}
+	assert.DeepEqual(t, ports, []uint16{31840, 31841})
 	exchange := chain(t, state, desired.PeersRefusedTable, "input")[1]
 	assert.Equal(t, exchange.Name, "exchange")
 	assert.Check(t, is.Contains(exchange.Matches, netstate.Match{Dir: "in", Dev: desired.TunnelInterface}))

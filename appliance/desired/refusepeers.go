@@ -107,14 +107,15 @@ func (h *host) refusePeersAtGateway(in GatewayInput) {
 	}
 	rules = append(rules, drop(in.RemoteID, fromTunnel))
 	// Not by their connection: outer packets have none (see outerPackets).
-	wireguard := netstate.Match{Dir: "dst", Ports: netstate.PortRange{From: WireGuardPort, To: WireGuardPort}}
+	dir, ports := "dst", []uint16{cmp.Or(in.ListenPort, WireGuardPort)}
 	if in.Mode == cluster.Client {
-		wireguard.Dir, wireguard.Ports.From = "src", in.PeerEndpoint.Port()
-	} else if in.ListenPort != 0 {
-		wireguard.Ports.From = in.ListenPort
+		dir, ports = "src", append([]uint16{in.PeerEndpoint.Port()}, in.LearnedPorts...)
+		slices.Sort(ports)
 	}
-	if wireguard.Ports.To = wireguard.Ports.From; wireguard.Ports.From != 0 {
-		rules = append(rules, accept("wireguard", netstate.Match{L4Proto: "udp"}, wireguard))
+	for _, port := range slices.Compact(ports) {
+		if port != 0 {
+			rules = append(rules, accept("wireguard", netstate.Match{L4Proto: "udp"}, netstate.Match{Dir: dir, Ports: netstate.PortRange{From: port, To: port}}))
+		}
 	}
 	refused := slices.Clone(in.fabric().PeerCIDRs)
 	slices.SortFunc(refused, comparePrefix)

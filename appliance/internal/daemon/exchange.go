@@ -42,12 +42,15 @@ const featureMTU = "mtu"
 
 // An exchanger has what this gateway tells its peer, and what the peer has told.
 type exchanger struct {
-	news chan struct{} // yields when there is something new to tell, or somebody to tell it to
+	news   chan struct{} // yields when there is something new to tell, or somebody to tell it to
+	places chan struct{} // yields when the peer may be somewhere else
 
 	mu       sync.Mutex
 	own      exchange.Message
 	told     *exchange.Message // nil: nothing yet
 	since    time.Time         // when the peer told that first
+	about    int64             // generation of our own gateway's spec when it was told
+	is       int64             // and now
 	failures int               // attempts in a row that the peer, which was there, refused
 	shown    heard
 	shownAt  time.Time
@@ -62,7 +65,8 @@ type heard struct {
 // A PeerStatus is what the gateway of the peer tells of its cluster.
 type PeerStatus struct {
 	exchange.Message
-	Since time.Time // it tells this
+	Since      time.Time // it tells this
+	Generation int64     // of the spec of this cluster's gateway when it did
 }
 
 // API returns it as the status of a Connection has it.
@@ -70,17 +74,52 @@ func (p *PeerStatus) API() *v1beta1.ConnectionPeer {
 	if p == nil {
 		return nil
 	}
-	out := &v1beta1.ConnectionPeer{Version: p.Program, Features: p.Features, MTU: p.MTU, Since: metav1.NewTime(p.Since.Truncate(time.Second))}
+	out := &v1beta1.ConnectionPeer{Version: p.Program, Features: p.Features, MTU: p.MTU, ObservedGeneration: p.Generation, Since: metav1.NewTime(p.Since.Truncate(time.Second))}
 	if n := p.Networks; n != nil {
 		out.Networks = &v1beta1.ClusterConfigCIDR{Pod: apiCIDRs(n.Pod), External: apiCIDRs(n.External)}
 	}
 	if e := p.Endpoint; e != nil {
-		out.Endpoint = &v1beta1.EndpointStatus{Addresses: e.Addresses, Port: new(int32(e.Port))}
+		out.Endpoint = &v1beta1.ConnectionEndpoint{Addresses: e.Addresses, Port: int32(e.Port)}
 	}
 	return out
 }
 
-func newExchanger() *exchanger { return &exchanger{news: make(chan struct{}, 1)} }
+func newExchanger() *exchanger {
+	return &exchanger{news: make(chan struct{}, 1), places: make(chan struct{}, 1)}
+}
+
+// recall begins with what an earlier process of the gateway was told: the peer may be where
+// only it knew.
+func (x *exchanger) recall(c *cluster.Connection) {
+	if c == nil || c.Peer == nil {
+		return
+	}
+	p := c.Peer
+	m := exchange.Message{Version: exchange.Version, Program: p.Version, Features: p.Features, MTU: p.MTU}
+	if p.Networks != nil {
+		m.Networks = exchange.NewNetworks(p.Networks.Pod, p.Networks.External)
+	}
+	if p.Endpoint != nil {
+		m.Endpoint = exchange.NewEndpoint(p.Endpoint.Addresses, p.Endpoint.Port)
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.told == nil {
+		x.told, x.since, x.about = &m, p.Since, p.Generation
+		notify(x.places)
+	}
+}
+
+// endpoint is where the peer may be, as it has told since the spec of our own gateway is
+// what it is; nil: it has told nothing.
+func (x *exchanger) endpoint() *exchange.Endpoint {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.told == nil || x.about != x.is {
+		return nil
+	}
+	return x.told.Endpoint
+}
 
 // ownMessage is what a gateway tells of its cluster. gateway is its own object; nil: that
 // is not there.
@@ -95,13 +134,15 @@ func ownMessage(program string, in desired.GatewayInput, gateway *cluster.Gatewa
 	return m
 }
 
-// say gives what the peer is told.
-func (x *exchanger) say(m exchange.Message) {
+// say gives what the peer is told, and the generation of the spec of our own gateway. What
+// the peer has told of where it is ends with that: the peer is asked again.
+func (x *exchanger) say(m exchange.Message, generation int64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if !x.own.Equal(m) {
-		x.own = m
+	if !x.own.Equal(m) || x.is != generation {
+		x.own, x.is = m, generation
 		notify(x.news)
+		notify(x.places)
 	}
 }
 
@@ -117,10 +158,14 @@ func (x *exchanger) hear(m exchange.Message, now time.Time) bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.failures = 0
-	if x.told != nil && x.told.Equal(m) {
+	if x.told != nil && x.told.Equal(m) && x.about == x.is {
 		return false
 	}
-	x.told, x.since = &m, now
+	if x.told == nil || !x.told.Equal(m) {
+		x.since = now
+	}
+	x.told, x.about = &m, x.is
+	notify(x.places)
 	return true
 }
 
@@ -142,7 +187,7 @@ func (x *exchanger) silent() bool {
 func (x *exchanger) mtu() int {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if x.told == nil {
+	if x.told == nil || x.failures >= silentAfter { // another system's, by now
 		return 0
 	}
 	return x.told.MTU
@@ -154,8 +199,8 @@ func (x *exchanger) show(now time.Time) heard {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	is := heard{x.shown.peer, x.failures >= silentAfter}
-	if x.told != nil && (is.peer == nil || !is.peer.Equal(*x.told)) {
-		is.peer = &PeerStatus{*x.told, x.since}
+	if x.told != nil && (is.peer == nil || !is.peer.Equal(*x.told) || is.peer.Generation != x.about) {
+		is.peer = &PeerStatus{*x.told, x.since, x.about}
 	}
 	if is != x.shown && now.Sub(x.shownAt) >= peerNews {
 		x.shown, x.shownAt = is, now

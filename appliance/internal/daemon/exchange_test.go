@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -206,4 +207,97 @@ func TestPublicPeer(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestLearnedEndpoint takes away the address that the client's GatewayClient says. The server
+// has told another one, where the traffic goes on; a new process of the client knows it, too,
+// unless the spec has changed since.
+func TestLearnedEndpoint(t *testing.T) {
+	nettest.Need(t, "ip")
+	milan, rome := nettest.Another(t), nettest.Another(t)
+	implementation(t, milan)
+	wire(t, milan, rome, milanAddr, romeAddr)
+	const other = "203.0.113.3"
+	for _, ns := range []*nettest.NS{milan, rome} { // through the tunnel or not at all
+		ns.Run("ip", "route", "add", "unreachable", "169.254.0.0/16")
+	}
+	serverSide := child{Mode: cluster.Server, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto, Ping: 500 * time.Millisecond}
+	clientSide := child{Mode: cluster.Client, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto, Ping: 500 * time.Millisecond, Endpoint: milanAddr.String()}
+	serverSide.PeerKey = writeKeys(t, clientSide.KeysDir).PublicKey().Bytes()
+	clientSide.PeerKey = writeKeys(t, serverSide.KeysDir).PublicKey().Bytes()
+
+	log, _ := newLog(t, "server")
+	serverCfg, serverAPI := serverSide.config(log)
+	serverAPI.set(func(v *kube.GatewayView) {
+		v.Gateway = &cluster.Gateway{Reached: &cluster.Endpoint{Addresses: []string{milanAddr.String(), other}, Port: 51840}}
+	})
+	stopServer := inNS(t, milan, func(ctx context.Context) error { return RunGateway(ctx, serverCfg) })
+	log, _ = newLog(t, "client")
+	cfg, api := clientSide.config(log)
+	api.set(func(v *kube.GatewayView) { v.Gateway = &cluster.Gateway{Meta: cluster.Meta{Generation: 3}} })
+	var conn *latest[ConnectionStatus]
+	var rep *latest[ReportStatus]
+	fresh := func() {
+		conn, rep = &latest[ConnectionStatus]{}, &latest[ReportStatus]{}
+		cfg.WriteConnection, cfg.WriteReport = conn.write, rep.write
+	}
+	fresh()
+	stop := inNS(t, rome, func(ctx context.Context) error { return RunGateway(ctx, cfg) })
+	at := func(reason string) func() error {
+		return func() error {
+			c := slices.IndexFunc(rep.get().Conditions, func(c Condition) bool { return c.Type == "EndpointConfigured" })
+			if c < 0 || rep.get().Conditions[c].Reason != reason || conn.get().Value != "Connected" {
+				return fmt.Errorf("%+v %+v", rep.get(), conn.get())
+			}
+			return nil
+		}
+	}
+	within(t, 20*time.Second, at("AsWritten"))
+	within(t, 20*time.Second, func() error {
+		if p := conn.get().Peer; p == nil || p.Endpoint == nil || p.Generation != 3 {
+			return fmt.Errorf("%+v", p)
+		}
+		return nil
+	})
+
+	// A server that went on would send from its new address, and be heard there.
+	anew := func(ns *nettest.NS) {
+		if implementation(t, ns) == kernel.Kernel {
+			ns.Run("ip", "link", "del", "liqo-tunnel") // it outlives its daemon, and knows where the peer is
+		}
+	}
+	stopServer()
+	anew(milan)
+	milan.Run("ip", "address", "flush", "dev", "eth0")
+	milan.Run("ip", "address", "add", other+"/24", "dev", "eth0")
+	milan.Run("ip", "route", "add", "default", "via", romeAddr.String())
+	serverCfg.StateDir = t.TempDir()
+	inNS(t, milan, func(ctx context.Context) error { return RunGateway(ctx, serverCfg) })
+	gap := within(t, 30*time.Second, through(t, rome))
+	t.Logf("%v without an answer", gap.Round(time.Millisecond))
+	assert.Assert(t, gap < 10*time.Second, "it took %v", gap)
+	within(t, 20*time.Second, at("Learned"))
+
+	told := conn.get().Peer
+	stop()
+	anew(rome)
+	api.set(func(v *kube.GatewayView) {
+		v.Connection = &cluster.Connection{Peer: &cluster.Told{
+			Version: told.Program, Generation: told.Generation, Endpoint: &cluster.Endpoint{Addresses: told.Endpoint.Addresses, Port: told.Endpoint.Port},
+		}}
+	})
+	cfg.StateDir = t.TempDir()
+	fresh()
+	stop = inNS(t, rome, func(ctx context.Context) error { return RunGateway(ctx, cfg) })
+	within(t, 30*time.Second, at("Learned"))
+	stop()
+
+	x := newExchanger()
+	x.recall(&cluster.Connection{Peer: &cluster.Told{Version: "v1", Generation: 3, Endpoint: &cluster.Endpoint{Addresses: []string{other}, Port: 1}}})
+	x.say(exchange.Message{}, 3)
+	assert.Check(t, x.endpoint() != nil)
+	x.say(exchange.Message{}, 4)
+	assert.Check(t, x.endpoint() == nil, "it counts although the spec is another one")
+	assert.Check(t, x.hear(*x.told, time.Now()), "that it counts again is no news")
+	assert.Check(t, x.endpoint() != nil)
 }

@@ -232,6 +232,7 @@ type gateway struct {
 	cfg        GatewayConfig
 	keys       *keyring
 	resolvers  []*resolver // of EndpointHosts; one of a server
+	learned    learnedPlaces
 	prober     *probe.Prober
 	connection *reporter[ConnectionStatus]
 	reports    *reporter[ReportStatus]
@@ -249,6 +250,7 @@ type gateway struct {
 	ready   Condition
 	fits    Condition
 	overlay Condition
+	place   Condition // EndpointConfigured, as it was when the peer answered last
 	// computed: there was a pass that knew what is wanted; wanted: it wanted a peer.
 	computed, wanted bool
 	// temporary: that pass was about the tunnel of an invitation.
@@ -277,6 +279,7 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	}
 	if view, err := gw.cfg.API.Read(ctx); err == nil {
 		gw.confirm.inForce(gw.users(view.Input), view.Applied)
+		gw.exchange.recall(view.Connection)
 	}
 	g.run("confirm", func() error { return gw.confirm.run(ctx) })
 	g.run("connection status", func() error { return gw.connection.run(ctx) })
@@ -284,6 +287,9 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	g.run("underlay", func() error { return gw.below.run(ctx) })
 	g.run("features", func() error { return gw.watchFeatures(ctx, gw.publish) })
 	g.run("conncheck", func() error { return gw.watchTunnel(ctx, g) })
+	if gw.cfg.Mode == cluster.Client {
+		g.run("learned places", func() error { return gw.learnPlaces(ctx, g) })
+	}
 	if gw.handover != nil {
 		g.run("invitation", func() error { return gw.runHandover(ctx, g) })
 	}
@@ -332,7 +338,7 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.GenevePort, in.RulePriority = gw.cfg.GenevePort, gw.cfg.RulePriority
 	in.PublicKey, _ = gw.keys.publicKey()
 	in.PresharedKey = gw.keys.presharedKey()
-	in.PeerEndpoint = gw.resolvers[0].endpoint()
+	in.PeerEndpoint, in.LearnedPorts = gw.resolvers[0].endpoint(), gw.learned.ports()
 	in.PodIP = gw.podIP()
 	gw.rotate(&in)
 	gw.handOver(&in)
@@ -342,7 +348,11 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.PeerHeard, in.PeerMTU = gw.heard(), gw.peerMTU()
 	in.Underlay = gw.below.read(in.Remotes())
 	gw.prober.SetMTU(in.Room())
-	gw.exchange.say(ownMessage(gw.cfg.Version, in, view.Gateway))
+	var generation int64
+	if view.Gateway != nil {
+		generation = view.Gateway.Generation
+	}
+	gw.exchange.say(ownMessage(gw.cfg.Version, in, view.Gateway), generation)
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
 	gw.path = pathToPeer{in.PeerHeard, in.PeerMTU}
@@ -503,6 +513,15 @@ func (gw *gateway) publish() {
 	st.Conditions = []Condition{ready, overlay, fits}
 	if p, ok := gw.shown(); ok {
 		st.Endpoint, st.LastHandshake = p.Endpoint, p.LastHandshake
+	}
+	if gw.cfg.Mode == cluster.Client {
+		gw.mu.Lock()
+		// Where nobody answers it only looks for the peer: that is no news of where it is.
+		if gw.place.Type == "" || !gw.down() {
+			gw.place = gw.endpointCondition(st.Endpoint)
+		}
+		st.Conditions = append(st.Conditions, gw.place)
+		gw.mu.Unlock()
 	}
 	gw.reports.set(st)
 }

@@ -180,10 +180,11 @@ func (o *outage) next(configured []netip.AddrPort) (endpoint netip.AddrPort, new
 	return places[i], i == 0 && o.handshakes > 0
 }
 
-// endpoints returns where the peer is configured to be, as far as that is known.
+// endpoints returns where the peer is configured to be, as far as that is known, and then
+// where it says that it is besides.
 func (gw *gateway) endpoints() []netip.AddrPort {
 	var out []netip.AddrPort
-	for _, r := range gw.resolvers {
+	for _, r := range slices.Concat(gw.resolvers, gw.learned.resolvers()) {
 		if e := r.endpoint(); e.IsValid() && !slices.Contains(out, e) {
 			out = append(out, e)
 		}
@@ -193,7 +194,7 @@ func (gw *gateway) endpoints() []netip.AddrPort {
 
 // lookUp has the names of the endpoint looked up soon.
 func (gw *gateway) lookUp() {
-	for _, r := range gw.resolvers {
+	for _, r := range slices.Concat(gw.resolvers, gw.learned.resolvers()) {
 		r.hurry()
 	}
 }

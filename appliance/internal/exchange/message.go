@@ -258,12 +258,18 @@ func (e Endpoint) check() error {
 	return nil
 }
 
-// dialled reports whether another host may be at an address or name. Addresses of a link
-// are not among them: a peer must not have us knock at what only this host reaches.
+// Elsewhere reports whether another host may be at an address that a peer tells, by itself
+// or by a name. Addresses of a link are not among them: a peer must not have us knock at what
+// only this host reaches.
+func Elsewhere(a netip.Addr) bool {
+	a = a.Unmap()
+	return a.IsValid() && a.Zone() == "" && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && !a.IsLinkLocalUnicast()
+}
+
+// dialled reports whether a peer may be dialled at an address or name.
 func dialled(text string) bool {
 	if a, err := netip.ParseAddr(text); err == nil {
-		a = a.Unmap()
-		return a.Zone() == "" && !a.IsUnspecified() && !a.IsLoopback() && !a.IsMulticast() && !a.IsLinkLocalUnicast()
+		return Elsewhere(a)
 	}
 	// A name that ends in a number is an address with a slip in it.
 	last := text[strings.LastIndex(strings.TrimSuffix(text, "."), ".")+1:]

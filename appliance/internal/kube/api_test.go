@@ -427,8 +427,8 @@ func TestSources(t *testing.T) {
 		at := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 		connection := kube.ConnectionStatus{Value: v1beta1.Connected, Latency: "2ms", At: at, Conditions: []metav1.Condition{{Type: v1beta1.ConditionConnected, Status: metav1.ConditionTrue, Reason: "Connected", Message: "it answers"}}}
 		connection.Peer = &v1beta1.ConnectionPeer{
-			Version: "v0.4.0", Features: []string{"mtu"}, MTU: 1390, Since: metav1.NewTime(at), Networks: &v1beta1.ClusterConfigCIDR{Pod: []v1beta1.CIDR{"10.1.0.0/16"}},
-			Endpoint: &v1beta1.EndpointStatus{Addresses: []string{"192.0.2.7"}, Port: ptr(int32(31840))},
+			Version: "v0.4.0", Features: []string{"mtu"}, MTU: 1390, ObservedGeneration: 2, Since: metav1.NewTime(at), Networks: &v1beta1.ClusterConfigCIDR{Pod: []v1beta1.CIDR{"10.1.0.0/16"}},
+			Endpoint: &v1beta1.ConnectionEndpoint{Addresses: []string{"192.0.2.7"}, Port: 31840},
 		}
 		assert.NilError(t, gateway.WriteConnection(ctx, connection))
 		report := kube.ReportStatus{
@@ -451,7 +451,10 @@ func TestSources(t *testing.T) {
 		assert.Assert(t, rep.Status.LastHandshake.Time.Equal(at))
 
 		// Its own reports wake nobody, and the next handshake is no news.
-		eventually(t, gateway, "its own connection", func(v kube.GatewayView) bool { return v.Connection.Value == "Connected" })
+		eventually(t, gateway, "its own connection", func(v kube.GatewayView) bool {
+			peer := v.Connection.Peer
+			return v.Connection.Value == "Connected" && peer != nil && peer.Generation == 2 && peer.Endpoint.Port == 31840 && peer.Networks.Pod[0].String() == "10.1.0.0/16"
+		})
 		report.LastHandshake = at.Add(2 * time.Minute)
 		assert.NilError(t, gateway.WriteReport(ctx, report))
 		assert.NilError(t, gateway.WriteConnection(ctx, connection))

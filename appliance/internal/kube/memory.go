@@ -220,7 +220,7 @@ func bareList(ctx context.Context, from client.Reader, l client.ObjectList) ([]b
 			items = append(items, &bare)
 		case *networkingv1beta1.Connection: // the gateway's own, which it measures every few seconds
 			bare := *o
-			bare.Status = networkingv1beta1.ConnectionStatus{}
+			bare.Status = networkingv1beta1.ConnectionStatus{Peer: o.Status.Peer} // where the peer may be
 			items = append(items, &bare)
 		case client.Object:
 			items = append(items, o)

@@ -66,6 +66,17 @@ func Connection(o *v1beta1.Connection) (cluster.Connection, []cluster.InvalidErr
 		Value:    string(o.Status.Value),
 		Reported: o.Status.Latency.Timestamp.Time,
 	}
+	if peer := o.Status.Peer; peer != nil {
+		c.Peer = &cluster.Told{
+			Version: peer.Version, Features: peer.Features, MTU: peer.MTU, Generation: peer.ObservedGeneration, Since: peer.Since.Time,
+		}
+		if e := peer.Endpoint; e != nil {
+			c.Peer.Endpoint = &cluster.Endpoint{Addresses: e.Addresses, Port: r.port("status.peer.endpoint", "port", &e.Port, nil)}
+		}
+		if n := peer.Networks; n != nil {
+			c.Peer.Networks = &cluster.CIDRs{Pod: prefixes(r, "status.peer.networks.pod", n.Pod), External: prefixes(r, "status.peer.networks.external", n.External)}
+		}
+	}
 	if why := apimeta.FindStatusCondition(o.Status.Conditions, v1beta1.ConditionConnected); why != nil {
 		c.Why = why.Message
 	}
@@ -94,9 +105,7 @@ func GatewayServer(o *v1beta1.GatewayServer) (cluster.Gateway, []cluster.Invalid
 		g.LoadBalancerIP = *e.LoadBalancerIP
 		r.addr("spec.endpoint.loadBalancerIP", g.LoadBalancerIP)
 	}
-	if e := o.Status.Endpoint; e != nil && len(e.Addresses) > 0 {
-		g.Reached = &cluster.Endpoint{Addresses: e.Addresses, Port: r.port("status.endpoint", "port", e.Port, e.Ports)}
-	}
+	g.Reached = r.endpoint("status.endpoint", o.Status.Endpoint)
 	raw := o.DeepCopy()
 	raw.TypeMeta = metav1.TypeMeta{APIVersion: m.APIVersion, Kind: m.Kind}
 	g.Raw = r.json(raw)
@@ -126,6 +135,14 @@ func GatewayClient(o *v1beta1.GatewayClient) (cluster.Gateway, []cluster.Invalid
 	raw.TypeMeta = metav1.TypeMeta{APIVersion: m.APIVersion, Kind: m.Kind}
 	g.Raw = r.json(raw)
 	return g, r.invalid
+}
+
+// endpoint reads where a gateway can be dialled; nil: nowhere.
+func (r *reader) endpoint(field string, e *v1beta1.EndpointStatus) *cluster.Endpoint {
+	if e == nil || len(e.Addresses) == 0 {
+		return nil
+	}
+	return &cluster.Endpoint{Addresses: e.Addresses, Port: r.port(field, "port", e.Port, e.Ports)}
 }
 
 func refOf(o corev1.ObjectReference) cluster.Ref {

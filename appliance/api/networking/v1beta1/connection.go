@@ -69,6 +69,18 @@ const (
 	RotationByPeer = "Peer"
 )
 
+// ConnectionEndpoint is where a peer says that its gateway can be dialled.
+type ConnectionEndpoint struct {
+	// Addresses or names of the gateway.
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:MaxLength=253
+	Addresses []string `json:"addresses"`
+	// Port of WireGuard, UDP.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=65535
+	Port int32 `json:"port"`
+}
+
 // ConnectionPeer is what the gateway of the peer tells of its cluster, through the tunnel.
 type ConnectionPeer struct {
 	// Version of Isthmus that the gateway of the peer runs.
@@ -87,10 +99,14 @@ type ConnectionPeer struct {
 	// Endpoint has all the places where the peer's gateway can be dialled, the best first.
 	// Absent: it dials.
 	// +optional
-	Endpoint *EndpointStatus `json:"endpoint,omitempty"`
+	Endpoint *ConnectionEndpoint `json:"endpoint,omitempty"`
 	// MTU that the peer alone would give the tunnel.
 	// +optional
 	MTU int `json:"mtu,omitempty"`
+	// ObservedGeneration of the spec of this cluster's GatewayServer or GatewayClient when
+	// the peer told this. Its endpoint counts for this generation.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// Since when the peer tells this.
 	// +optional
 	Since metav1.Time `json:"since,omitempty"`
