@@ -39,6 +39,8 @@ type Config struct {
 	REST      *rest.Config
 	Namespace string // system namespace; required
 	Options   cluster.Options
+	// RefuseRotation says that no peer may change its key, or the pre-shared one.
+	RefuseRotation bool
 
 	LeaderElection bool
 	// Identity tells replicas apart; the host name when empty. A container

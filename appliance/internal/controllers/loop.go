@@ -172,7 +172,7 @@ func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) 
 	}
 	err = r.write(ctx, result)
 	open, failed := r.handovers(ctx, objects)
-	err = errors.Join(err, failed)
+	err = errors.Join(err, failed, r.rotations(ctx, objects))
 	r.dog.At("telling of events")
 	again = r.tell(result.Events)
 	if open > 0 && (again == 0 || open < again) {

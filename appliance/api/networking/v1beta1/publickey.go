@@ -11,8 +11,23 @@ type PublicKeySpec struct {
 	PublicKey []byte `json:"publicKey,omitempty"`
 }
 
+// LearnedKey is what the gateways have agreed on since somebody wrote the key.
+type LearnedKey struct {
+	// ObservedGeneration of the PublicKey, for which it counts in place of the spec.
+	ObservedGeneration int64 `json:"observedGeneration"`
+	// PublicKey of the remote gateway, 32 bytes.
+	PublicKey []byte `json:"publicKey"`
+	// PresharedKey is the fingerprint of the key that both gateways have besides: 16
+	// hexadecimal digits of its SHA-256. Empty: they have none.
+	// +optional
+	PresharedKey string `json:"presharedKey,omitempty"`
+}
+
 // PublicKeyStatus says whether the key is of use.
 type PublicKeyStatus struct {
+	// Learned is the key in use, where it is not that of the spec any more.
+	// +optional
+	Learned *LearnedKey `json:"learned,omitempty"`
 	// Conditions of the key.
 	// +optional
 	// +listType=map

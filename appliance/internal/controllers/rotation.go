@@ -1,0 +1,318 @@
+package controllers
+
+import (
+	"cmp"
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
+	"github.com/isthmus-net/isthmus/appliance/internal/kube"
+	"github.com/isthmus-net/isthmus/appliance/internal/rotation"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+	"github.com/isthmus-net/isthmus/appliance/plan"
+)
+
+// Reasons of events about keys.
+const (
+	reasonKeysRotated    = "KeysRotated"
+	reasonKeysNotRotated = "KeysNotRotated"
+	reasonPeerRotated    = "PeerKeyRotated"
+	reasonPeerNotRotated = "PeerKeyNotRotated"
+)
+
+// rotations takes changes of keys one step further: it makes the keys that somebody wishes
+// for, and records what the gateways have agreed on.
+func (r *reconciler) rotations(ctx context.Context, o kube.Objects) error {
+	r.dog.At("rotations of keys")
+	w := &writer{reconciler: r, latest: map[objectKey]client.Object{}, told: time.Now()}
+	h := &handovers{writer: w, o: o}
+	for i := range o.GatewayServers {
+		g := &o.GatewayServers[i]
+		h.rotated(ctx, &rotating{side: side{gateway: g, kind: "GatewayServer", secretRef: g.Status.SecretRef}, ownKeys: g.Spec.SecretRef.Name != ""})
+	}
+	for i := range o.GatewayClients {
+		g := &o.GatewayClients[i]
+		h.rotated(ctx, &rotating{side: side{gateway: g, kind: "GatewayClient", secretRef: g.Status.SecretRef}, ownKeys: g.Spec.SecretRef.Name != ""})
+	}
+	return errors.Join(w.errs...)
+}
+
+// A rotating is what a pass knows of the keys of a gateway.
+type rotating struct {
+	side
+	ownKeys bool           // they are in a Secret of the user's
+	secret  *corev1.Secret // of the rotation; nil: there is none
+	keys    *corev1.Secret
+	have    rotation.Secret
+}
+
+func (h *handovers) rotated(ctx context.Context, g *rotating) {
+	if err := h.rotate(ctx, g); err != nil {
+		h.fail(fmt.Errorf("keys of %s %s/%s: %w", g.kind, g.gateway.GetNamespace(), g.gateway.GetName(), err))
+	}
+}
+
+func (h *handovers) rotate(ctx context.Context, g *rotating) (err error) {
+	g.remoteID = g.gateway.GetLabels()[v1beta1.LabelRemoteClusterID]
+	if g.gateway.GetDeletionTimestamp() != nil || g.remoteID == "" || g.secretRef == nil {
+		return nil
+	}
+	namespace := g.gateway.GetNamespace()
+	g.keys, g.secret = h.secret(namespace, g.secretRef.Name), h.secret(namespace, plan.RotationName(g.gateway.GetName()))
+	if g.keys == nil || len(g.keys.Data[v1beta1.PrivateKeyField]) != len(invitation.Key{}) {
+		return nil
+	}
+	if g.secret != nil {
+		if g.have, err = rotation.ReadSecret(g.secret.Data); err != nil {
+			return fmt.Errorf("Secret %s/%s: %w: delete it to begin anew", namespace, g.secret.Name, err)
+		}
+	}
+	want := g.have
+	want.Rules.Accept = !h.cfg.RefuseRotation
+	if g.replaced() {
+		want.Order, want.State = nil, rotation.State{}
+	}
+	tell, err := h.recordKeys(ctx, g, &want)
+	if err != nil {
+		return err
+	}
+	more, err := h.wish(ctx, g, &want)
+	if err != nil {
+		return err
+	}
+	data, err := want.Fields()
+	if err != nil {
+		return err
+	}
+	if g.secret != nil {
+		err = h.update(ctx, g.secret, data)
+	} else {
+		s := &corev1.Secret{Type: v1beta1.SecretTypeRotation, Data: data}
+		s.Namespace, s.Name = namespace, plan.RotationName(g.gateway.GetName())
+		s.Labels = map[string]string{v1beta1.LabelRemoteClusterID: g.remoteID, v1beta1.LabelGatewayResource: "true", v1beta1.LabelManagedBy: v1beta1.ManagedBy}
+		s.OwnerReferences = []metav1.OwnerReference{{APIVersion: v1beta1.GroupVersion.String(), Kind: g.kind, Name: g.gateway.GetName(), UID: g.gateway.GetUID()}}
+		err = h.make(ctx, secretKind(), s)
+	}
+	if err != nil {
+		return err
+	}
+	// What was not stored is done, and told, again.
+	for _, c := range append(tell, more...) {
+		h.tellChange(g, c)
+	}
+	return nil
+}
+
+// replaced reports whether somebody has written other keys than those that were agreed on:
+// they count then.
+func (g *rotating) replaced() bool {
+	s := g.have.State
+	recorded := (s.Own == nil || s.Own.Phase != rotation.Committed || g.have.Recorded.Own == s.Own.ID) &&
+		(s.Theirs == nil || s.Theirs.Phase != rotation.Committed || g.have.Recorded.Theirs == s.Theirs.ID)
+	if !recorded {
+		return false
+	}
+	if s.Learned != nil && !sameKey(g.keys.Data[v1beta1.PresharedKeyField], s.Learned.PresharedKey) {
+		return true
+	}
+	o := g.have.Order
+	if o == nil {
+		return false
+	}
+	private := g.keys.Data[v1beta1.PrivateKeyField]
+	if s.Own != nil && s.Own.ID == o.ID && s.Own.Phase == rotation.Committed {
+		return !sameKey(private, &o.To)
+	}
+	return !sameKey(private, &o.From)
+}
+
+func sameKey(data []byte, key *invitation.Key) bool {
+	if key == nil {
+		return len(data) == 0
+	}
+	return string(data) == string(key[:])
+}
+
+// A keyChange is what is told of one, by an event and a metric.
+type keyChange struct {
+	by              string // v1beta1.RotationByUs or RotationByPeer
+	reason, message string
+	failed          bool
+}
+
+// recordKeys writes what was committed into the Secret with the keys and the status of the
+// PublicKey, and returns what there is to tell.
+func (h *handovers) recordKeys(ctx context.Context, g *rotating, want *rotation.Secret) (tell []keyChange, err error) {
+	s := want.State
+	if own := s.Own; own != nil && want.Recorded.Own != own.ID {
+		switch own.Phase {
+		case rotation.Committed:
+			if want.Order == nil || want.Order.ID != own.ID || s.Learned == nil {
+				break
+			}
+			if err := h.keep(ctx, g, &want.Order.To, s.Learned); err != nil {
+				return nil, err
+			}
+			want.Recorded.Own = own.ID
+			tell = append(tell, keyChange{v1beta1.RotationByUs, reasonKeysRotated,
+				fmt.Sprintf("the gateway has a new key pair, with the public key %s, and the peer knows it; there was no session for %v", publicText(want.Order.To), own.Took.Round(time.Millisecond)), false})
+		case rotation.Aborted:
+			want.Recorded.Own = own.ID
+			tell = append(tell, keyChange{v1beta1.RotationByUs, reasonKeysNotRotated, "the gateway has the keys that it had: " + own.Reason, true})
+		}
+	}
+	if theirs := s.Theirs; theirs != nil && want.Recorded.Theirs != theirs.ID {
+		switch theirs.Phase {
+		case rotation.Committed:
+			if s.Learned == nil {
+				break
+			}
+			if err := h.keep(ctx, g, nil, s.Learned); err != nil {
+				return nil, err
+			}
+			want.Recorded.Theirs = theirs.ID
+			tell = append(tell, keyChange{v1beta1.RotationByPeer, reasonPeerRotated,
+				fmt.Sprintf("the peer's gateway has a new public key, %s: see status.learned of its PublicKey", netstate.Key(theirs.Key)), false})
+		case rotation.Aborted:
+			want.Recorded.Theirs = theirs.ID
+			tell = append(tell, keyChange{v1beta1.RotationByPeer, reasonPeerNotRotated, "the peer's gateway has offered a new key and taken that back", true})
+		}
+	}
+	return tell, nil
+}
+
+// keep writes the keys in use: into the Secret that the gateway has them from, and what is
+// known of the peer into the status of its PublicKey.
+func (h *handovers) keep(ctx context.Context, g *rotating, private *invitation.Key, l *rotation.Learned) error {
+	data := map[string][]byte{}
+	for field, value := range g.keys.Data {
+		data[field] = value
+	}
+	if private != nil {
+		public, err := private.Public()
+		if err != nil {
+			return err
+		}
+		data[v1beta1.PrivateKeyField], data[v1beta1.PublicKeyField] = private[:], public[:]
+	}
+	if delete(data, v1beta1.PresharedKeyField); l.PresharedKey != nil {
+		data[v1beta1.PresharedKeyField] = l.PresharedKey[:]
+	}
+	if err := h.update(ctx, g.keys, data); err != nil {
+		return err
+	}
+	i := slices.IndexFunc(h.o.PublicKeys, func(k v1beta1.PublicKey) bool { return string(k.UID) == l.Over.UID })
+	if i < 0 || h.o.PublicKeys[i].Generation != l.Over.Generation {
+		return nil // somebody has written another key, which counts
+	}
+	k := h.o.PublicKeys[i].DeepCopy()
+	learned := &v1beta1.LearnedKey{ObservedGeneration: k.Generation, PublicKey: k.Spec.PublicKey}
+	if was := k.Status.Learned; was != nil && was.ObservedGeneration == k.Generation {
+		learned.PublicKey = was.PublicKey
+	}
+	if l.Key != nil {
+		learned.PublicKey = l.Key[:]
+	}
+	if l.PresharedKey != nil {
+		learned.PresharedKey = netstate.FingerprintOf(*l.PresharedKey).String()
+	}
+	k.Status.Learned = learned
+	key := objectKey{v1beta1.GroupVersion.WithKind("PublicKey"), client.ObjectKeyFromObject(k)}
+	if err := h.cache.Status().Update(ctx, k, client.FieldOwner(name)); err != nil {
+		return fmt.Errorf("%v: status: %w", key, err)
+	}
+	h.log.Info("status", "object", key.String(), "changed", "learned")
+	h.metrics.wrote(key.Kind, "status")
+	h.wrote(key, k, "")
+	return nil
+}
+
+// wish begins what the gateway's annotation asks for, once.
+func (h *handovers) wish(ctx context.Context, g *rotating, want *rotation.Secret) ([]keyChange, error) {
+	text, ok := g.gateway.GetAnnotations()[v1beta1.AnnotationRotate]
+	if !ok {
+		return nil, nil
+	}
+	no := func(id, format string, args ...any) ([]keyChange, error) {
+		want.Recorded.Wish = id
+		return []keyChange{{v1beta1.RotationByUs, reasonKeysNotRotated, fmt.Sprintf(format, args...), true}}, nil
+	}
+	w, err := rotation.ParseWish(text)
+	switch {
+	case err != nil && want.Recorded.Wish != text:
+		return no(text, "annotation %s: %v", v1beta1.AnnotationRotate, err)
+	case err != nil || w.ID == want.Recorded.Wish:
+		return nil, nil
+	case g.ownKeys:
+		return no(w.ID, "the keys are in the Secret %s, which spec.secretRef names: who has made it changes them", g.keys.Name)
+	case want.Order != nil && (want.State.Own == nil || want.State.Own.ID != want.Order.ID || want.Recorded.Own != want.Order.ID),
+		want.State.Theirs != nil && want.State.Theirs.Phase == rotation.Committed && want.Recorded.Theirs != want.State.Theirs.ID:
+		return nil, nil // one after the other
+	}
+	next, err := invitation.NewKey(rand.Reader)
+	if err != nil {
+		return nil, err
+	}
+	from := invitation.Key(g.keys.Data[v1beta1.PrivateKeyField])
+	if w.Alone {
+		public, err := next.Public()
+		if err != nil {
+			return nil, err
+		}
+		data := map[string][]byte{}
+		for field, value := range g.keys.Data {
+			data[field] = value
+		}
+		data[v1beta1.PrivateKeyField], data[v1beta1.PublicKeyField] = next[:], public[:]
+		if err := h.update(ctx, g.keys, data); err != nil {
+			return nil, err
+		}
+		want.Recorded.Wish, want.Order, want.State = w.ID, nil, rotation.State{}
+		return []keyChange{{v1beta1.RotationByUs, reasonKeysRotated, fmt.Sprintf(
+			"the gateway has a new key pair, as %s wished; the peer was not asked, so there is no connection until its PublicKey says %s", cmp.Or(w.By, "somebody"), publicText(next)), false}}, nil
+	}
+	order := &rotation.Order{ID: w.ID, At: h.o.Now, From: from, To: next}
+	if want.Order != nil && !order.At.After(want.Order.At) {
+		order.At = want.Order.At.Add(time.Second) // the clock was put back
+	}
+	if w.Share || len(g.keys.Data[v1beta1.PresharedKeyField]) > 0 {
+		shared, err := invitation.NewKey(rand.Reader)
+		if err != nil {
+			return nil, err
+		}
+		order.PresharedKey = &shared
+	}
+	want.Order, want.Recorded.Wish = order, w.ID
+	h.log.Info("rotation of keys", "gateway", g.gateway.GetName(), "peer", g.remoteID, "rotation", w.ID, "by", w.By)
+	return nil, nil
+}
+
+func publicText(private invitation.Key) string {
+	public, err := private.Public()
+	if err != nil {
+		return err.Error()
+	}
+	return netstate.Key(public).String()
+}
+
+// tellChange makes an event and counts.
+func (h *handovers) tellChange(g *rotating, c keyChange) {
+	kind, outcome := corev1.EventTypeNormal, "changed"
+	if c.failed {
+		kind, outcome = corev1.EventTypeWarning, "failed"
+	}
+	ref := &corev1.ObjectReference{APIVersion: v1beta1.GroupVersion.String(), Kind: g.kind, Namespace: g.gateway.GetNamespace(), Name: g.gateway.GetName(), UID: g.gateway.GetUID()}
+	h.log.Info("event", "object", describeRef(g.kind, ref.Namespace, ref.Name), "type", kind, "reason", c.reason, "message", c.message)
+	h.recorder.Eventf(ref, nil, kind, c.reason, "Rotate", "%s", c.message)
+	h.metrics.keyChanges.WithLabelValues(g.remoteID, strings.ToLower(c.by), outcome).Inc()
+}
