@@ -1,6 +1,8 @@
 package v1beta1
 
 import (
+	"bytes"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -11,7 +13,8 @@ type PublicKeySpec struct {
 	PublicKey []byte `json:"publicKey,omitempty"`
 }
 
-// LearnedKey is what the gateways have agreed on since somebody wrote the key.
+// LearnedKey is what the gateways have agreed on since somebody wrote the key (see
+// [PublicKey.Current]).
 type LearnedKey struct {
 	// ObservedGeneration of the PublicKey, for which it counts in place of the spec.
 	ObservedGeneration int64 `json:"observedGeneration"`
@@ -47,6 +50,16 @@ type PublicKey struct {
 
 	Spec   PublicKeySpec   `json:"spec,omitempty"`
 	Status PublicKeyStatus `json:"status,omitempty"`
+}
+
+// Current returns the key of the remote gateway, and the fingerprint of the pre-shared one;
+// empty: there is none. What was learned counts until somebody writes another key: the spec
+// says one that was learned too when two clusters are connected again.
+func (k *PublicKey) Current() (key []byte, presharedKey string, learned bool) {
+	if l := k.Status.Learned; l != nil && (l.ObservedGeneration == k.Generation || bytes.Equal(l.PublicKey, k.Spec.PublicKey)) {
+		return l.PublicKey, l.PresharedKey, true
+	}
+	return k.Spec.PublicKey, k.Annotations[AnnotationPresharedKey], false
 }
 
 // PublicKeyList is a list of PublicKeys.
