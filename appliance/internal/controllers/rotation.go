@@ -122,7 +122,7 @@ func (g *rotating) replaced() bool {
 	if !recorded {
 		return false
 	}
-	if s.Learned != nil && !sameKey(g.keys.Data[v1beta1.PresharedKeyField], s.Learned.PresharedKey) {
+	if !g.ownKeys && s.Learned != nil && !sameKey(g.keys.Data[v1beta1.PresharedKeyField], s.Learned.PresharedKey) {
 		return true
 	}
 	o := g.have.Order
@@ -191,9 +191,18 @@ func (h *handovers) recordKeys(ctx context.Context, g *rotating, want *rotation.
 	return tell, nil
 }
 
-// keep writes the keys in use: into the Secret that the gateway has them from, and what is
-// known of the peer into the status of its PublicKey.
+// keep writes the keys in use: into the Secret that the gateway has them from, unless that is
+// the user's, and what is known of the peer into the status of its PublicKey.
 func (h *handovers) keep(ctx context.Context, g *rotating, private *invitation.Key, l *rotation.Learned) error {
+	if !g.ownKeys {
+		if err := h.keepSecret(ctx, g, private, l.PresharedKey); err != nil {
+			return err
+		}
+	}
+	return h.keepPeer(ctx, l)
+}
+
+func (h *handovers) keepSecret(ctx context.Context, g *rotating, private, shared *invitation.Key) error {
 	data := map[string][]byte{}
 	for field, value := range g.keys.Data {
 		data[field] = value
@@ -205,21 +214,20 @@ func (h *handovers) keep(ctx context.Context, g *rotating, private *invitation.K
 		}
 		data[v1beta1.PrivateKeyField], data[v1beta1.PublicKeyField] = private[:], public[:]
 	}
-	if delete(data, v1beta1.PresharedKeyField); l.PresharedKey != nil {
-		data[v1beta1.PresharedKeyField] = l.PresharedKey[:]
+	if delete(data, v1beta1.PresharedKeyField); shared != nil {
+		data[v1beta1.PresharedKeyField] = shared[:]
 	}
-	if err := h.update(ctx, g.keys, data); err != nil {
-		return err
-	}
+	return h.update(ctx, g.keys, data)
+}
+
+func (h *handovers) keepPeer(ctx context.Context, l *rotation.Learned) error {
 	i := slices.IndexFunc(h.o.PublicKeys, func(k v1beta1.PublicKey) bool { return string(k.UID) == l.Over.UID })
 	if i < 0 || h.o.PublicKeys[i].Generation != l.Over.Generation {
 		return nil // somebody has written another key, which counts
 	}
 	k := h.o.PublicKeys[i].DeepCopy()
-	learned := &v1beta1.LearnedKey{ObservedGeneration: k.Generation, PublicKey: k.Spec.PublicKey}
-	if was := k.Status.Learned; was != nil && was.ObservedGeneration == k.Generation {
-		learned.PublicKey = was.PublicKey
-	}
+	learned := &v1beta1.LearnedKey{ObservedGeneration: k.Generation}
+	learned.PublicKey, _, _ = k.Current()
 	if l.Key != nil {
 		learned.PublicKey = l.Key[:]
 	}
