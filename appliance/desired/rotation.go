@@ -1,7 +1,6 @@
 package desired
 
 import (
-	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
@@ -23,6 +22,9 @@ func (in GatewayInput) eitherKey(p netstate.WireGuardPeer) []netstate.WireGuardP
 	if n == nil || in.Handover != nil || n.Key == p.PublicKey || n.Key == in.PublicKey {
 		return []netstate.WireGuardPeer{p}
 	}
+	if _, blocked := in.BlockedKeys.Of(n.Key[:]); blocked {
+		return []netstate.WireGuardPeer{p}
+	}
 	next := p
 	next.PublicKey, next.PresharedKey = n.Key, n.PresharedKey
 	if n.InUse {
@@ -33,12 +35,13 @@ func (in GatewayInput) eitherKey(p netstate.WireGuardPeer) []netstate.WireGuardP
 	return []netstate.WireGuardPeer{p, next}
 }
 
-// CountingKey returns the index of the PublicKey that counts for a peer, the oldest one with a
-// key; negative: there is none.
-func CountingKey(list []cluster.PublicKey, remoteID string) int {
+// CountingKey returns the index of the PublicKey that counts for the peer, the oldest one with
+// a key that is not blocked; negative: there is none.
+func (in GatewayInput) CountingKey() int {
 	at := -1
-	for i, k := range list {
-		if k.RemoteID == remoteID && !k.Deleting && len(k.Key) == len(netstate.Key{}) && (at < 0 || compareAge(k.Meta, list[at].Meta) < 0) {
+	for i, k := range in.PublicKeys {
+		_, blocked := in.BlockedKeys.Of(k.Key)
+		if k.RemoteID == in.RemoteID && !k.Deleting && !blocked && len(k.Key) == len(netstate.Key{}) && (at < 0 || compareAge(k.Meta, in.PublicKeys[at].Meta) < 0) {
 			at = i
 		}
 	}

@@ -20,6 +20,8 @@ func TestPeerNext(t *testing.T) {
 	in := romeGateway()
 	before, _ := desired.Gateway(in)
 	was := before.WireGuard[0].Peers[0]
+	blocked := netstate.Key{8}
+	in.BlockedKeys = cluster.BlockedKeys{{Fingerprint: cluster.FingerprintOf(blocked[:])}}
 	shared := netstate.FingerprintOf([32]byte{7})
 	for _, c := range []struct {
 		name  string
@@ -30,6 +32,7 @@ func TestPeerNext(t *testing.T) {
 		{"in use", desired.PeerNext{Key: netstate.Key{9}, PresharedKey: shared, InUse: true}, 0},
 		{"the one that it has", desired.PeerNext{Key: was.PublicKey}, -1},
 		{"that of this gateway", desired.PeerNext{Key: in.PublicKey}, -1},
+		{"one that is blocked", desired.PeerNext{Key: blocked}, -1},
 	} {
 		in.PeerNext = &c.next
 		state, _ := desired.Gateway(in)
@@ -54,13 +57,17 @@ func TestCountingKey(t *testing.T) {
 	key := make([]byte, 32)
 	gone := at(0)
 	gone.Deleting = true
-	list := []cluster.PublicKey{
+	leaked := append([]byte{1}, key[1:]...)
+	in := desired.GatewayInput{RemoteID: "rome", BlockedKeys: cluster.BlockedKeys{{Fingerprint: cluster.FingerprintOf(leaked)}}}
+	in.PublicKeys = []cluster.PublicKey{
 		{Meta: gone, RemoteID: "rome", Key: key},
 		{Meta: at(1), RemoteID: "oslo", Key: key},
 		{Meta: at(2), RemoteID: "rome", Key: key[:31]},
+		{Meta: at(2), RemoteID: "rome", Key: leaked},
 		{Meta: at(4), RemoteID: "rome", Key: key},
 		{Meta: at(3), RemoteID: "rome", Key: key},
 	}
-	assert.Equal(t, desired.CountingKey(list, "rome"), 4)
-	assert.Equal(t, desired.CountingKey(list, "milan"), -1)
+	assert.Equal(t, in.CountingKey(), 5)
+	in.RemoteID = "milan"
+	assert.Equal(t, in.CountingKey(), -1)
 }

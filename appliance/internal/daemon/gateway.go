@@ -273,6 +273,9 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 		g.run("resolver", func() error { return r.run(ctx) })
 	}
 	g.run("informers", func() error { return gw.cfg.API.Start(ctx) })
+	if gw.rotating != nil {
+		g.run("rotation informer", func() error { return gw.cfg.Rotation.Start(ctx) })
+	}
 	if err := gw.waitSynced(ctx, gw.cfg.API.Synced); err != nil {
 		if ctx.Err() != nil {
 			return nil
@@ -299,7 +302,6 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 		g.run("invitation", func() error { return gw.runHandover(ctx, g) })
 	}
 	if gw.rotating != nil {
-		g.run("rotation informer", func() error { return gw.cfg.Rotation.Start(ctx) })
 		gw.waitRotation(ctx)
 		g.run("rotation", func() error { return gw.runRotation(ctx) })
 	}

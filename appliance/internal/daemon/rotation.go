@@ -10,6 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/internal/rotation"
@@ -40,9 +41,9 @@ const (
 	hotTime = time.Minute
 	// rotationTick is how often the time alone may change something.
 	rotationTick = time.Second
-	// firstRead is how long the first pass waits for the Secret: without it, the tunnel
-	// would have the keys of the volume, which may be older.
-	firstRead = 10 * time.Second
+	// firstRead is how long the first pass waits for the Secret once all other objects are
+	// read: without it, the tunnel has the keys of the volume, which may be older.
+	firstRead = time.Second
 	// proofTime is how long a new key waits for a handshake before WireGuard begins anew:
 	// that of before the process began proves nothing.
 	proofTime = 2 * time.Second
@@ -59,9 +60,10 @@ type rotating struct {
 	state  rotation.State  // what counts: stored, or taken back
 	heard  *rotation.Message
 	// Of the last pass: the PublicKey that counts, and the public keys in use.
-	over rotation.PublicKeyRef
-	keys []invitation.Key
-	peer netstate.Key // of the PublicKey, or what was learned since
+	over    rotation.PublicKeyRef
+	keys    []invitation.Key
+	blocked cluster.BlockedKeys
+	peer    netstate.Key // of the PublicKey, or what was learned since
 	// inUse: the last handshake of the peer was with its next key.
 	inUse bool
 	// tried is since when the own next key may be in WireGuard, and proved that it is.
@@ -111,11 +113,20 @@ func (gw *gateway) runRotation(ctx context.Context) error {
 	r := gw.rotating
 	once := newOnce(gw.log)
 	hot := time.Now()
+	var failed time.Time
 	for ctx.Err() == nil {
 		once.report("rotation of keys", gw.readRotation(ctx))
-		changed, err := gw.stepRotation(ctx)
-		once.report("store the rotation of keys", err)
-		if gw.followPeer() || changed {
+		if time.Since(failed) >= rotationTick { // the API server may have enough to do
+			changed, err := gw.stepRotation(ctx)
+			once.report("store the rotation of keys", err)
+			if changed {
+				hot = time.Now()
+			}
+			if err != nil {
+				failed = time.Now()
+			}
+		}
+		if gw.followPeer() {
 			hot = time.Now()
 		}
 		wait := rotationTick
@@ -147,7 +158,7 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 	before, tried, proved := r.state, r.tried, r.proved
 	f := rotation.Facts{
 		Now: time.Now().Round(0), Order: r.secret.Order, Accept: r.secret.Rules.Accept, Recorded: r.secret.Recorded.Theirs,
-		Yields: r.yields, Heard: r.heard, Over: r.over, Keys: r.keys, Tried: tried,
+		Yields: r.yields, Heard: r.heard, Over: r.over, Keys: r.keys, Blocked: r.blocked, Tried: tried,
 	}
 	r.mu.Unlock()
 	if trying(before) && f.Order != nil {
@@ -270,8 +281,8 @@ func (gw *gateway) rotate(in *desired.GatewayInput) {
 	} else if r.tried.IsZero() {
 		r.tried = time.Now()
 	}
-	r.over, r.keys = rotation.PublicKeyRef{}, nil
-	if i := desired.CountingKey(in.PublicKeys, in.RemoteID); i >= 0 {
+	r.over, r.keys, r.blocked = rotation.PublicKeyRef{}, nil, in.BlockedKeys
+	if i := in.CountingKey(); i >= 0 {
 		in.PublicKeys = slices.Clone(in.PublicKeys)
 		k := &in.PublicKeys[i]
 		r.over = rotation.PublicKeyRef{UID: k.UID, Generation: k.Generation}

@@ -27,6 +27,7 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 )
 
@@ -144,6 +145,8 @@ type Facts struct {
 	Over PublicKeyRef
 	// Keys are public ones that no offer may name: of this side, and the peer's own.
 	Keys []invitation.Key
+	// Blocked are those that this cluster has nothing to do with.
+	Blocked cluster.BlockedKeys
 }
 
 // Next takes one step. What it returns is to be stored before anything of it is done or
@@ -234,6 +237,8 @@ func (s State) follow(f Facts) State {
 		return refuse("in that cluster the value networking.keyRotation.accept is false: ask its administrator, or rotate with --allow-loss and tell them the new key")
 	case s.Theirs != nil && !o.At.After(s.Theirs.At):
 		return refuse(fmt.Sprintf("the offer is of %s, and there was a later one, of %s: see whether the clocks of your nodes are right", o.At.UTC().Format(time.RFC3339), s.Theirs.At.UTC().Format(time.RFC3339)))
+	case blocked(f.Blocked, o.Key):
+		return refuse("that cluster has blocked the new key: begin again, which makes another one")
 	case has(f.Keys, o.Key):
 		return refuse("the new key is in use already")
 	case f.Over == (PublicKeyRef{}):
@@ -245,6 +250,12 @@ func (s State) follow(f Facts) State {
 	}
 	s.Theirs = &Change{ID: o.ID, At: o.At, Key: o.Key, PresharedKey: o.PresharedKey, Phase: Ready, Since: f.Now, Over: f.Over}
 	return s
+}
+
+// blocked reports whether a key is. Who has done it, and why, is not for the peer.
+func blocked(list cluster.BlockedKeys, key invitation.Key) bool {
+	_, is := list.Of(key[:])
+	return is
 }
 
 func has(list []invitation.Key, key invitation.Key) bool {

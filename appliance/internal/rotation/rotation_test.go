@@ -10,6 +10,7 @@ import (
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 
+	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 )
 
@@ -104,6 +105,8 @@ func TestFollow(t *testing.T) {
 		{"it comes late", change(Committed), Facts{Heard: &Message{Offer: offer(first, 1)}, Recorded: first}, first + " Committed", ""},
 		{"the peer's key is not known", State{}, Facts{Heard: &Message{Offer: offer(first, 1)}, Over: PublicKeyRef{UID: "-"}}, "", ""},
 		{"of a key that is in use", State{}, Facts{Heard: &Message{Offer: offer(first, 1)}, Keys: []invitation.Key{{1, 1}}}, "", "in use already"},
+		{"of a key that is blocked", State{}, Facts{Heard: &Message{Offer: offer(first, 1)}, Blocked: cluster.BlockedKeys{{Fingerprint: cluster.FingerprintOf((&invitation.Key{1, 1})[:]), Why: "by jane"}}}, "", "has blocked the new key: begin again"},
+		{"while another one is", State{}, Facts{Heard: &Message{Offer: offer(first, 1)}, Blocked: cluster.BlockedKeys{{Fingerprint: cluster.FingerprintOf([]byte{1})}}}, first + " Ready", ""},
 		{"switched off", State{}, Facts{Heard: &Message{Offer: offer(first, 1)}, Accept: false, Now: at(3)}, "", "networking.keyRotation.accept is false"},
 		{"it is committed", change(Ready), Facts{Heard: &Message{Committed: first, Ended: at(time.Hour)}}, first + " Committed", ""},
 		{"it is aborted", change(Ready), Facts{Heard: &Message{Ended: at(time.Hour)}}, first + " Aborted", ""},
