@@ -182,12 +182,12 @@ func (c *cluster) canAgree(ctx context.Context, g gatewayObject, id string) erro
 	}
 	const alone = "--allow-loss changes the key of this side alone"
 	switch {
+	case conn.AgreesOnKeys():
+		return nil
 	case conn.Status.Value != v1beta1.Connected:
 		return fmt.Errorf("nothing was changed: the gateways of this cluster and %s are not connected (%s), so they can't agree on new keys: see isthmusctl peer list; %s", id, cmp.Or(string(conn.Status.Value), "no status"), alone)
-	case conn.Status.Peer == nil || !slices.Contains(conn.Status.Peer.Features, v1beta1.FeatureKeys):
-		return fmt.Errorf("nothing was changed: the gateway of %s has not said that it takes part in changes of keys: it is one of another system or of an older Isthmus, or has just been connected; %s", id, alone)
 	}
-	return nil
+	return fmt.Errorf("nothing was changed: the gateway of %s has not said that it takes part in changes of keys: it is one of another system or of an older Isthmus, or has just been connected; %s", id, alone)
 }
 
 // publicKeyOf returns the public key of a gateway.

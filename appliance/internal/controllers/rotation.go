@@ -32,19 +32,28 @@ const (
 
 // rotations takes changes of keys one step further: it makes the keys that somebody wishes
 // for, and records what the gateways have agreed on.
-func (r *reconciler) rotations(ctx context.Context, o kube.Objects) error {
+// It returns when time alone leads to a pass; 0: never.
+func (r *reconciler) rotations(ctx context.Context, o kube.Objects) (again time.Duration, err error) {
 	r.dog.At("rotations of keys")
 	w := &writer{reconciler: r, latest: map[objectKey]client.Object{}, told: time.Now()}
 	h := &handovers{writer: w, o: o}
+	rotate := func(g *rotating) {
+		if err := h.rotate(ctx, g); err != nil {
+			w.fail(fmt.Errorf("keys of %s %s/%s: %w", g.kind, g.gateway.GetNamespace(), g.gateway.GetName(), err))
+		}
+		if g.due > 0 && (again == 0 || g.due < again) {
+			again = g.due
+		}
+	}
 	for i := range o.GatewayServers {
 		g := &o.GatewayServers[i]
-		h.rotated(ctx, &rotating{side: side{gateway: g, kind: "GatewayServer", secretRef: g.Status.SecretRef}, ownKeys: g.Spec.SecretRef.Name != ""})
+		rotate(&rotating{side: side{gateway: g, kind: "GatewayServer", secretRef: g.Status.SecretRef}, ownKeys: g.Spec.SecretRef.Name != ""})
 	}
 	for i := range o.GatewayClients {
 		g := &o.GatewayClients[i]
-		h.rotated(ctx, &rotating{side: side{gateway: g, kind: "GatewayClient", secretRef: g.Status.SecretRef}, ownKeys: g.Spec.SecretRef.Name != ""})
+		rotate(&rotating{side: side{gateway: g, kind: "GatewayClient", secretRef: g.Status.SecretRef}, ownKeys: g.Spec.SecretRef.Name != ""})
 	}
-	return errors.Join(w.errs...)
+	return again, errors.Join(w.errs...)
 }
 
 // A rotating is what a pass knows of the keys of a gateway.
@@ -54,12 +63,7 @@ type rotating struct {
 	secret  *corev1.Secret // of the rotation; nil: there is none
 	keys    *corev1.Secret
 	have    rotation.Secret
-}
-
-func (h *handovers) rotated(ctx context.Context, g *rotating) {
-	if err := h.rotate(ctx, g); err != nil {
-		h.fail(fmt.Errorf("keys of %s %s/%s: %w", g.kind, g.gateway.GetNamespace(), g.gateway.GetName(), err))
-	}
+	due     time.Duration // in how long the next change begins by itself; 0: it does not
 }
 
 func (h *handovers) rotate(ctx context.Context, g *rotating) (err error) {
@@ -86,7 +90,10 @@ func (h *handovers) rotate(ctx context.Context, g *rotating) (err error) {
 	if err != nil {
 		return err
 	}
-	more, err := h.wish(ctx, g, &want)
+	w, more, err := h.wish(g, &want)
+	if err == nil && w != nil {
+		more, err = h.begin(ctx, g, &want, *w)
+	}
 	if err != nil {
 		return err
 	}
@@ -245,28 +252,46 @@ func (h *handovers) keepPeer(ctx context.Context, l *rotation.Learned) error {
 	return nil
 }
 
-// wish begins what the gateway's annotation asks for, once.
-func (h *handovers) wish(ctx context.Context, g *rotating, want *rotation.Secret) ([]keyChange, error) {
-	text, ok := g.gateway.GetAnnotations()[v1beta1.AnnotationRotate]
-	if !ok {
-		return nil, nil
-	}
-	no := func(id, format string, args ...any) ([]keyChange, error) {
+// wish begins what the gateway's annotation asks for, once, or what is due.
+func (h *handovers) wish(g *rotating, want *rotation.Secret) (*rotation.Wish, []keyChange, error) {
+	no := func(id, format string, args ...any) (*rotation.Wish, []keyChange, error) {
 		want.Recorded.Wish = id
-		return []keyChange{{v1beta1.RotationByUs, reasonKeysNotRotated, fmt.Sprintf(format, args...), true}}, nil
+		return nil, []keyChange{{v1beta1.RotationByUs, reasonKeysNotRotated, fmt.Sprintf(format, args...), true}}, nil
 	}
-	w, err := rotation.ParseWish(text)
-	switch {
-	case err != nil && want.Recorded.Wish != text:
-		return no(text, "annotation %s: %v", v1beta1.AnnotationRotate, err)
-	case err != nil || w.ID == want.Recorded.Wish:
-		return nil, nil
-	case g.ownKeys:
-		return no(w.ID, "the keys are in the Secret %s, which spec.secretRef names: who has made it changes them", g.keys.Name)
-	case want.Order != nil && (want.State.Own == nil || want.State.Own.ID != want.Order.ID || want.Recorded.Own != want.Order.ID),
-		want.State.Theirs != nil && want.State.Theirs.Phase == rotation.Committed && want.Recorded.Theirs != want.State.Theirs.ID:
-		return nil, nil // one after the other
+	busy := want.Order != nil && (want.State.Own == nil || want.State.Own.ID != want.Order.ID || want.Recorded.Own != want.Order.ID) ||
+		want.State.Theirs != nil && want.State.Theirs.Phase == rotation.Committed && want.Recorded.Theirs != want.State.Theirs.ID
+	if text, ok := g.gateway.GetAnnotations()[v1beta1.AnnotationRotate]; ok && text != want.Recorded.Wish {
+		w, err := rotation.ParseWish(text)
+		switch {
+		case err != nil:
+			return no(text, "annotation %s: %v", v1beta1.AnnotationRotate, err)
+		case w.ID == want.Recorded.Wish: // it was done
+		case g.ownKeys:
+			return no(w.ID, "the keys are in the Secret %s, which spec.secretRef names: who has made it changes them", g.keys.Name)
+		case busy:
+			return nil, nil, nil // one after the other
+		default:
+			want.Recorded.Wish = w.ID
+			return &w, nil, nil
+		}
 	}
+	if h.cfg.RotateEvery == 0 || g.ownKeys || busy {
+		return nil, nil, nil
+	}
+	if g.due = want.Due(h.cfg.RotateEvery, g.keys.CreationTimestamp.Time, h.o.Now); g.due > 0 {
+		return nil, nil, nil
+	}
+	if !slices.ContainsFunc(h.o.Connections, func(c v1beta1.Connection) bool {
+		return c.Namespace == g.gateway.GetNamespace() && c.Name == plan.GatewayName(g.gateway.GetName()) && c.AgreesOnKeys()
+	}) {
+		return nil, nil, nil // it is a change of the Connection that leads to the next pass
+	}
+	id, err := rotation.NewID(rand.Reader)
+	return &rotation.Wish{ID: id, By: "the value networking.keyRotation.every", At: h.o.Now}, nil, err
+}
+
+// begin makes the next keys.
+func (h *handovers) begin(ctx context.Context, g *rotating, want *rotation.Secret, w rotation.Wish) ([]keyChange, error) {
 	next, err := invitation.NewKey(rand.Reader)
 	if err != nil {
 		return nil, err
@@ -285,7 +310,7 @@ func (h *handovers) wish(ctx context.Context, g *rotating, want *rotation.Secret
 		if err := h.update(ctx, g.keys, data); err != nil {
 			return nil, err
 		}
-		want.Recorded.Wish, want.Order, want.State = w.ID, nil, rotation.State{}
+		want.Recorded.Begun, want.Order, want.State = h.o.Now, nil, rotation.State{}
 		return []keyChange{{v1beta1.RotationByUs, reasonKeysRotated, fmt.Sprintf(
 			"the gateway has a new key pair, as %s wished; the peer was not asked, so there is no connection until its PublicKey says %s", cmp.Or(w.By, "somebody"), publicText(next)), false}}, nil
 	}
@@ -300,7 +325,7 @@ func (h *handovers) wish(ctx context.Context, g *rotating, want *rotation.Secret
 		}
 		order.PresharedKey = &shared
 	}
-	want.Order, want.Recorded.Wish = order, w.ID
+	want.Order, want.Recorded.Begun = order, order.At
 	h.log.Info("rotation of keys", "gateway", g.gateway.GetName(), "peer", g.remoteID, "rotation", w.ID, "by", w.By)
 	return nil, nil
 }

@@ -155,6 +155,32 @@ func TestLearnedUntilSpecChanges(t *testing.T) {
 	assert.Assert(t, s.Peer(nil, PublicKeyRef{"v", 1}) == nil)
 }
 
+// A key pair that was in use for a period is due; a rotation that failed is tried again
+// before that.
+func TestDue(t *testing.T) {
+	const period = 720 * time.Hour
+	own := func(p Phase, ordered time.Duration) State {
+		return State{Own: &Attempt{ID: first, At: at(ordered), Phase: p}}
+	}
+	for _, c := range []struct {
+		name   string
+		secret Secret
+		period time.Duration
+		now    time.Duration // since the keys were made
+		want   time.Duration
+	}{
+		{"new keys", Secret{}, period, 0, period},
+		{"old keys", Secret{}, period, period, 0},
+		{"changed since", Secret{Recorded: Recorded{Begun: at(period)}, State: own(Committed, period)}, period, period + time.Hour, period - time.Hour},
+		{"in vain", Secret{Recorded: Recorded{Begun: at(period)}, State: own(Aborted, period)}, period, period, time.Hour},
+		{"in vain, before what came next", Secret{Recorded: Recorded{Begun: at(period)}, State: own(Aborted, 0)}, period, period, period},
+		{"in vain, with a short period", Secret{Recorded: Recorded{Begun: at(time.Hour)}, State: own(Aborted, time.Hour)}, time.Minute, time.Hour, time.Minute},
+		{"made after the last change", Secret{Recorded: Recorded{Begun: at(-period)}}, period, 0, period},
+	} {
+		assert.Check(t, is.Equal(c.secret.Due(c.period, start, at(c.now)), c.want), c.name)
+	}
+}
+
 // A side of the walk: what lasts, what its process knows, and what its kernel has.
 type side struct {
 	yields   bool

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 )
@@ -45,6 +46,24 @@ type Recorded struct {
 	// the peer's PublicKey.
 	Own    string `json:"own,omitempty"`
 	Theirs string `json:"theirs,omitempty"`
+	// Begun is when a change of this side's key pair was begun last.
+	Begun time.Time `json:"begun,omitzero"`
+}
+
+// retry is how long after one that failed the next rotation comes that nobody has wished for.
+const retry = time.Hour
+
+// Due returns in how long the gateway's key pair is to be changed that was made at a time and
+// is to be in use for a period; not positive: now.
+func (s Secret) Due(period time.Duration, made, now time.Time) time.Duration {
+	since := made
+	if s.Recorded.Begun.After(since) {
+		since = s.Recorded.Begun
+	}
+	if own := s.State.Own; own != nil && own.Phase == Aborted && !own.At.Before(s.Recorded.Begun) {
+		period = min(period, retry)
+	}
+	return since.Add(period).Sub(now)
 }
 
 // Fields returns the data of the Secret.

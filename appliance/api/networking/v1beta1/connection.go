@@ -1,6 +1,8 @@
 package v1beta1
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -149,6 +151,12 @@ type Connection struct {
 
 	Spec   ConnectionSpec   `json:"spec"`
 	Status ConnectionStatus `json:"status,omitempty"`
+}
+
+// AgreesOnKeys reports whether the gateways can agree on new keys: they are connected, and
+// the peer's has said that it takes part.
+func (c *Connection) AgreesOnKeys() bool {
+	return c.Status.Value == Connected && c.Status.Peer != nil && slices.Contains(c.Status.Peer.Features, FeatureKeys)
 }
 
 // ConnectionList is a list of Connections.
