@@ -97,8 +97,8 @@ func (s *rotatingSide) start(t *testing.T) {
 }
 
 // TestRotation changes the key pair of the server and then of the client, each with a
-// pre-shared key, and asks what it costs; with the other side gone in the middle both have
-// the keys again that they had.
+// pre-shared key, and asks what it costs: what is lost of 1,000 packets a second is for the
+// scenario keys-rotate.
 func TestRotation(t *testing.T) {
 	nettest.Need(t, "ip")
 	milan, rome := nettest.Another(t), nettest.Another(t)
@@ -153,7 +153,8 @@ func TestRotation(t *testing.T) {
 			return nil
 		})
 		t.Logf("%s: at most %v without an answer, and %v between the switch and the handshake", c.from.c.Mode, longest, c.from.secret.get().Own.Took)
-		assert.Check(t, longest < time.Second, "%v without an answer", longest)
+		// WireGuard itself tries again after 5 s (REKEY_TIMEOUT), and the machine may be busy.
+		assert.Check(t, longest < 4*time.Second, "%v without an answer", longest)
 		within(t, 5*time.Second, ping)
 		st := c.from.conn.get().Rotation
 		assert.Equal(t, st.ID, id)
