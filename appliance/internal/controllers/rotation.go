@@ -270,6 +270,10 @@ func (h *handovers) wish(g *rotating, want *rotation.Secret) (*rotation.Wish, []
 			return no(w.ID, "the keys are in the Secret %s, which spec.secretRef names: who has made it changes them", g.keys.Name)
 		case busy:
 			return nil, nil, nil // one after the other
+		case w.Alone && want.State.Own != nil && h.o.Now.Sub(want.State.Own.Since) < rotation.Told:
+			// Without a tunnel it would not learn of the keys that it has agreed to.
+			g.due = rotation.Told - h.o.Now.Sub(want.State.Own.Since)
+			return nil, nil, nil
 		default:
 			want.Recorded.Wish = w.ID
 			return &w, nil, nil

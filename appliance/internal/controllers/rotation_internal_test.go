@@ -27,6 +27,8 @@ func TestRotationByItself(t *testing.T) {
 		value    v1beta1.ConnectionStatusValue
 		ownKeys  bool
 		order    *rotation.Order
+		own      *rotation.Attempt
+		alone    bool
 		wish     string
 		want     string // who wishes; empty: nobody
 		due      time.Duration
@@ -39,12 +41,14 @@ func TestRotationByItself(t *testing.T) {
 		{name: "the keys are the user's", every: 30 * day, age: 30 * day, ownKeys: true},
 		{name: "one is under way", every: 30 * day, age: 30 * day, order: &rotation.Order{ID: "00000000000000aa"}},
 		{name: "somebody wishes", every: 30 * day, wish: "00000000000000bb", want: "jane"},
+		{name: "somebody wishes, without the peer", wish: "00000000000000bb", alone: true, own: &rotation.Attempt{Phase: rotation.Committed, Since: now.Add(-rotation.Told)}, want: "jane"},
+		{name: "the peer may not know of the last one", wish: "00000000000000bb", alone: true, own: &rotation.Attempt{Phase: rotation.Committed, Since: now.Add(-time.Second)}, due: rotation.Told - time.Second},
 		{name: "what was wished for is done", every: 30 * day, age: 30 * day, wish: "00000000000000cc", want: "the value networking.keyRotation.every"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			gateway := &v1beta1.GatewayServer{ObjectMeta: metav1.ObjectMeta{Namespace: "liqo-tenant-rome", Name: "rome"}}
 			if c.wish != "" {
-				text, err := rotation.Wish{ID: c.wish, By: "jane", At: now}.Text()
+				text, err := rotation.Wish{ID: c.wish, By: "jane", At: now, Alone: c.alone}.Text()
 				assert.NilError(t, err)
 				gateway.Annotations = map[string]string{v1beta1.AnnotationRotate: text}
 			}
@@ -64,7 +68,7 @@ func TestRotationByItself(t *testing.T) {
 				side: side{gateway: gateway, kind: "GatewayServer"}, ownKeys: c.ownKeys,
 				keys: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "gw-rome", CreationTimestamp: metav1.NewTime(now.Add(-c.age))}},
 			}
-			want := rotation.Secret{Order: c.order, Recorded: rotation.Recorded{Wish: "00000000000000cc"}}
+			want := rotation.Secret{Order: c.order, State: rotation.State{Own: c.own}, Recorded: rotation.Recorded{Wish: "00000000000000cc"}}
 			w, told, err := h.wish(g, &want)
 			assert.NilError(t, err)
 			assert.Check(t, is.Len(told, 0))

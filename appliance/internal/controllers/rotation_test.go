@@ -43,7 +43,7 @@ func (w *world) testRotation(server *v1beta1.GatewayServer, key *v1beta1.PublicK
 	assert.Assert(w.t, w.get(key))
 	over := rotation.PublicKeyRef{UID: string(key.UID), Generation: key.Generation}
 	w.agree(secret, func(s *rotation.State) {
-		s.Own = &rotation.Attempt{ID: own, At: order.At, Phase: rotation.Committed, Since: time.Now(), Over: over}
+		s.Own = &rotation.Attempt{ID: own, At: order.At, Phase: rotation.Committed, Since: time.Now().Add(-rotation.Told), Over: over}
 		s.Learned = &rotation.Learned{Over: over, PresharedKey: order.PresharedKey}
 	})
 	w.until("they are the gateway's keys", func() bool {
@@ -80,15 +80,22 @@ func (w *world) testRotation(server *v1beta1.GatewayServer, key *v1beta1.PublicK
 	})
 	w.testQuiet()
 
-	// Somebody writes another key: that counts.
+	// Somebody writes another key: that counts, and the pre-shared one stays.
 	w.patch(key, `{"spec":{"publicKey":"`+"CQAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="+`"}}`)
-	w.until("what was learned is forgotten", func() bool { return w.get(key) && key.Status.Learned == nil })
+	w.until("the key that was learned is forgotten", func() bool {
+		if !w.get(key) {
+			return false
+		}
+		l := key.Status.Learned
+		return l != nil && string(l.PublicKey) == string(key.Spec.PublicKey) && l.PresharedKey == netstate.FingerprintOf(shared).String()
+	})
 
 	before := string(order.To[:])
 	wish("00000000000000cc", true)
 	w.until("without the peer the key pair is changed at once", func() bool {
 		return w.get(keys) && string(keys.Data[v1beta1.PrivateKeyField]) != before && w.rotation(secret).Order == nil
 	})
+	assert.DeepEqual(w.t, keys.Data[v1beta1.PresharedKeyField], shared[:])
 	w.testQuiet()
 }
 

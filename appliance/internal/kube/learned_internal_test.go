@@ -31,7 +31,8 @@ func TestLearnedKey(t *testing.T) {
 	}{
 		{"nothing was learned", of(first, nil), first, "written"},
 		{"of this generation", of(first, learned(2)), second, "agreed on"},
-		{"somebody has written another key", of(third, learned(1)), third, "written"},
+		{"somebody has written another key", of(third, learned(1)), third, "agreed on"},
+		{"and nothing else was agreed on", of(third, &v1beta1.LearnedKey{ObservedGeneration: 1, PublicKey: second}), third, "written"},
 		{"somebody has written the same", of(second, learned(1)), second, "agreed on"},
 	} {
 		k, invalid := PublicKey(c.key)

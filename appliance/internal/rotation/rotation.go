@@ -36,6 +36,9 @@ const (
 	Patience = 2 * time.Minute
 	// Trial is how long new keys are in use without a handshake.
 	Trial = 30 * time.Second
+	// Told is after how long the peer knows how a rotation ended: gateways tell each other
+	// what is new, and all of it every 30 s.
+	Told = 30 * time.Second
 )
 
 // A Phase is how far a rotation is.

@@ -53,11 +53,17 @@ type PublicKey struct {
 }
 
 // Current returns the key of the remote gateway, and the fingerprint of the pre-shared one;
-// empty: there is none. What was learned counts until somebody writes another key: the spec
-// says one that was learned too when two clusters are connected again.
+// empty: there is none. A key that was learned counts until somebody writes another one: the
+// spec says one that was learned too when two clusters are connected again. A pre-shared key
+// that was learned is in no spec, and in the Secrets of both gateways until they agree on
+// another one. learned reports whether one of the two is.
 func (k *PublicKey) Current() (key []byte, presharedKey string, learned bool) {
-	if l := k.Status.Learned; l != nil && (l.ObservedGeneration == k.Generation || bytes.Equal(l.PublicKey, k.Spec.PublicKey)) {
+	l := k.Status.Learned
+	switch {
+	case l != nil && (l.ObservedGeneration == k.Generation || bytes.Equal(l.PublicKey, k.Spec.PublicKey)):
 		return l.PublicKey, l.PresharedKey, true
+	case l != nil && l.PresharedKey != "":
+		return k.Spec.PublicKey, l.PresharedKey, true
 	}
 	return k.Spec.PublicKey, k.Annotations[AnnotationPresharedKey], false
 }
