@@ -123,6 +123,9 @@ func TestChartRefuses(t *testing.T) {
 		{"a peer with itself", func(v map[string]any) {
 			v["networking"] = map[string]any{"directConnections": []any{[]any{"rome", "rome"}}}
 		}, "/networking/directConnections/0"},
+		{"new keys all the time", func(v map[string]any) {
+			v["networking"] = map[string]any{"keyRotation": map[string]any{"every": "30s"}}
+		}, "/networking/keyRotation/every"},
 		{"unknown key", func(v map[string]any) { v["networking"] = map[string]any{"genevaPort": 6091} }, "genevaPort"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -251,6 +254,32 @@ func TestChartTransit(t *testing.T) {
 			assert.NilError(t, err)
 			assert.Check(t, is.Contains(out, tt.want))
 			assert.Equal(t, strings.Contains(out, "--direct-connections"), tt.want != "")
+		})
+	}
+}
+
+// Keys change by themselves where a value says so, and peers may change theirs until one
+// does not.
+func TestChartKeyRotation(t *testing.T) {
+	for name, tt := range map[string]struct {
+		rotation map[string]any
+		want     []string
+	}{
+		"default":    {nil, nil},
+		"monthly":    {map[string]any{"every": "720h"}, []string{"--rotate-keys-every=720h"}},
+		"not at all": {map[string]any{"accept": false, "every": ""}, []string{"--refuse-key-rotation"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			v := minimal()
+			if tt.rotation != nil {
+				v["networking"] = map[string]any{"keyRotation": tt.rotation}
+			}
+			out, err := render(t, v)
+			assert.NilError(t, err)
+			for _, want := range tt.want {
+				assert.Check(t, is.Contains(out, want))
+			}
+			assert.Check(t, is.Equal(strings.Count(out, "--rotate-keys-every")+strings.Count(out, "--refuse-key-rotation"), len(tt.want)))
 		})
 	}
 }

@@ -302,6 +302,9 @@ type PublicKey struct {
 	// PresharedKey is the fingerprint of the key that the gateways of the peering have
 	// besides; empty: they have none.
 	PresharedKey string
+	// Learned says that Key and PresharedKey are not what the spec and the annotation
+	// say, but what the gateways have agreed on since.
+	Learned bool
 }
 
 // An InternalFabric is what nodes need to know about one gateway.

@@ -119,6 +119,8 @@ type GatewayInput struct {
 	ProbePort    uint16 // UDP port of the probe in the tunnel; 0: there is none
 	// Handover is the temporary tunnel of an invitation; nil: there is none.
 	Handover *Handover
+	// PeerNext is another key that the peer may have by now; nil: there is none.
+	PeerNext *PeerNext
 	// PeerEndpoint is where the peer is: for a client what its GatewayClient
 	// says, resolved; for a server invalid, for its WireGuard learns it.
 	PeerEndpoint netip.AddrPort

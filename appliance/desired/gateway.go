@@ -149,7 +149,7 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 		}
 		slices.SortFunc(p.AllowedIPs, comparePrefix)
 		p.AllowedIPs = slices.Compact(p.AllowedIPs)
-		wg.Peers = []netstate.WireGuardPeer{p}
+		wg.Peers = in.eitherKey(p)
 	}
 	h.state.WireGuard = append(h.state.WireGuard, wg)
 }

@@ -14,7 +14,8 @@ import (
 const GatewayRole = "liqo-gateway"
 
 // access plans what g may do: read the network objects of its peering, and
-// write its own Connection and report, and the one Secret of its invitation. Events about
+// write its own Connection and report, and the two Secrets of its invitation and of its
+// changes of keys. Events about
 // what it reports are the controller's. It reads its keys from a volume, not from the API. The binding
 // of GatewayRole, and that in the system namespace, are not in g's namespace,
 // so they have no owner; their names tell them from those of gateways of the
@@ -35,8 +36,8 @@ func (p *planner) access(g *cluster.Gateway) {
 			"genevetunnels", "internalfabrics", "publickeies", "routeconfigurations",
 		}},
 		{APIGroups: group, Verbs: []string{"update", "patch"}, Resources: []string{"connections/status", "gatewayreports/status"}, ResourceNames: []string{name}},
-		// Not in a status, for it is secret: its part in an invitation.
-		{APIGroups: []string{""}, Verbs: []string{"list", "watch", "update"}, Resources: []string{"secrets"}, ResourceNames: []string{HandoverName(g.Name)}},
+		// Not in a status, for it is secret: its part in an invitation, and in a change of keys.
+		{APIGroups: []string{""}, Verbs: []string{"list", "watch", "update"}, Resources: []string{"secrets"}, ResourceNames: []string{HandoverName(g.Name), RotationName(g.Name)}},
 	}
 	p.add(role)
 

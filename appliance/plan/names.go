@@ -51,6 +51,10 @@ func GatewayName(gateway string) string {
 // in an invitation.
 func HandoverName(gateway string) string { return GatewayName(gateway) + "-handover" }
 
+// RotationName returns the name of the Secret by which the gateway of this name takes part
+// in changes of keys.
+func RotationName(gateway string) string { return GatewayName(gateway) + "-rotation" }
+
 // interfaceName returns the name of a network interface that stands for an
 // object of this kind with this ID. Attempts above 0 give other names, for when
 // a hash is taken.

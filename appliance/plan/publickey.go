@@ -35,6 +35,9 @@ func (p *planner) publicKeys() {
 		}
 		o := &v1beta1.PublicKey{TypeMeta: typeMeta("PublicKey"), ObjectMeta: existing(k.Meta)}
 		o.Status.Conditions = p.accepted(k.Meta)
+		if k.Learned {
+			o.Status.Learned = &v1beta1.LearnedKey{ObservedGeneration: k.Generation, PublicKey: k.Key, PresharedKey: k.PresharedKey}
+		}
 		p.out.Statuses = append(p.out.Statuses, o)
 	}
 }

@@ -60,6 +60,8 @@ object of the API.`,
 	f.Uint16Var(&cfg.Options.GenevePort, "geneve-port", 6091, "UDP `port` of the links between nodes and gateways")
 	f.Uint32Var(&cfg.Options.RulePriority, "rule-priority", 0, "first of the 100 `priorities` of policy rules on nodes (default 300)")
 	f.StringVar(&transit, "direct-connections", "", "`peers` that reach each other through this cluster: all, or pairs of cluster IDs such as rome:naples,rome:oslo; empty: none")
+	f.BoolVar(&cfg.RefuseRotation, "refuse-key-rotation", false, "keep peers from changing their keys through the tunnel")
+	f.DurationVar(&cfg.RotateEvery, "rotate-keys-every", 0, "`time` after which gateways change their keys, where the peer takes part; 0: never by themselves")
 	f.BoolVar(&cfg.LeaderElection, "leader-election", false, "act only while holding the lease, so that several can run")
 	f.StringVar(&cfg.Identity, "identity", os.Getenv("POD_NAME"), "`name` of this replica in the lease (default the name of the host)")
 	f.StringVar(&cfg.Options.Revision, "revision", os.Getenv("POD_TEMPLATE_HASH"), "`name` of this version of the controller and its settings, written on what it makes of gateways' templates")

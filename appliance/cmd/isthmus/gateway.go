@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -60,6 +61,9 @@ then.`,
 			if cfg.Handover, err = kube.NewHandoverSource(about); err != nil {
 				return err
 			}
+			if cfg.Rotation, err = kube.NewRotationSource(about); err != nil {
+				return err
+			}
 			if cfg.Serving.Guard, err = kube.NewGuard(config, log); err != nil {
 				return fmt.Errorf("who may see metrics: %w", err)
 			}
@@ -67,7 +71,7 @@ then.`,
 			cfg.WriteConnection = func(ctx context.Context, st daemon.ConnectionStatus) error {
 				return source.WriteConnection(ctx, kube.ConnectionStatus{
 					Value: v1beta1.ConnectionStatusValue(st.Value), Latency: st.Latency, At: st.At,
-					Peer: st.Peer.API(), Conditions: conditions(st.Conditions()),
+					Peer: st.Peer.API(), Conditions: conditions(st.Conditions()), Rotation: rotationStatus(st.Rotation),
 				})
 			}
 			cfg.WriteReport = func(ctx context.Context, st daemon.ReportStatus) error {
@@ -110,4 +114,19 @@ then.`,
 	f.DurationVar(&cfg.StatusInterval, "ping-update-status-interval", 0, "longest `time` between two writes of the latency (default 10s)")
 	addServing(cmd, &cfg.Serving)
 	return cmd
+}
+
+// rotationStatus returns the field of the Connection; nil: there was no change of keys.
+func rotationStatus(st daemon.RotationStatus) *v1beta1.RotationStatus {
+	if st == (daemon.RotationStatus{}) {
+		return nil
+	}
+	out := &v1beta1.RotationStatus{ID: st.ID, By: v1beta1.RotationByUs, Phase: st.Phase, Message: st.Message}
+	if st.ByPeer {
+		out.By = v1beta1.RotationByPeer
+	}
+	if st.Silence > 0 {
+		out.Silence = st.Silence.Round(time.Millisecond).String()
+	}
+	return out
 }

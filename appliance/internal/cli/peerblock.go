@@ -220,14 +220,18 @@ func (c *cluster) configurationsOf(ctx context.Context, id string) ([]v1beta1.Co
 
 // blockText says who blocks, when and why.
 func (c *cluster) blockText(ctx context.Context, now time.Time, reason string) string {
-	who := "a user whom the API server does not name"
-	me, err := c.clients.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	if err == nil && me.Status.UserInfo.Username != "" {
-		who = me.Status.UserInfo.Username
-	}
-	text := "by " + who + " at " + now.UTC().Format(time.RFC3339)
+	text := "by " + c.user(ctx) + " at " + now.UTC().Format(time.RFC3339)
 	if reason != "" {
 		text += ": " + reason
 	}
 	return text
+}
+
+// user is who runs this program, as the API server calls them.
+func (c *cluster) user(ctx context.Context) string {
+	me, err := c.clients.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil || me.Status.UserInfo.Username == "" {
+		return "a user whom the API server does not name"
+	}
+	return me.Status.UserInfo.Username
 }

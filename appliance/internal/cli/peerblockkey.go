@@ -152,7 +152,10 @@ func (c *cluster) publicKeysOf(ctx context.Context, f model.Fingerprint) ([]v1be
 	} else if err != nil {
 		return nil, fmt.Errorf("list publickeies.%s: %w", v1beta1.GroupVersion.Group, err)
 	}
-	return slices.DeleteFunc(all.Items, func(k v1beta1.PublicKey) bool { return model.FingerprintOf(k.Spec.PublicKey) != f }), nil
+	return slices.DeleteFunc(all.Items, func(k v1beta1.PublicKey) bool {
+		key, _, _ := k.Current()
+		return model.FingerprintOf(key) != f
+	}), nil
 }
 
 // readBlockedKeys reads the ConfigMap of the keys that are blocked, in the namespace of the

@@ -39,6 +39,11 @@ type Config struct {
 	REST      *rest.Config
 	Namespace string // system namespace; required
 	Options   cluster.Options
+	// RefuseRotation says that no peer may change its key, or the pre-shared one.
+	RefuseRotation bool
+	// RotateEvery is how long a gateway's key pair is in use; 0: until somebody wishes for
+	// another one.
+	RotateEvery time.Duration
 
 	LeaderElection bool
 	// Identity tells replicas apart; the host name when empty. A container

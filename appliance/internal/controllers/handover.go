@@ -32,7 +32,7 @@ const onBehalf = client.FieldOwner("isthmusctl")
 func (r *reconciler) handovers(ctx context.Context, o kube.Objects) (again time.Duration, err error) {
 	r.dog.At("invitations")
 	w := &writer{reconciler: r, latest: map[objectKey]client.Object{}, told: time.Now()}
-	h := &handovers{w, o, kube.Snapshot(o)}
+	h := &handovers{writer: w, o: o, s: kube.Snapshot(o)}
 	for i := range o.Secrets {
 		s := &o.Secrets[i]
 		if s.DeletionTimestamp != nil {

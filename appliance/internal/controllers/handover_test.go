@@ -133,6 +133,7 @@ func (w *world) testInvitation() {
 	w.until("its key is blocked", accepted(v1beta1.ReasonBlocked))
 	w.delete(blocked)
 	w.until("its key is no longer blocked", accepted(plan.ReasonAccepted))
+	w.testRotation(server, key, keys)
 	w.testExpired(answer)
 	w.testAccepting()
 	w.delete(server)

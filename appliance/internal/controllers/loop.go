@@ -172,11 +172,14 @@ func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) 
 	}
 	err = r.write(ctx, result)
 	open, failed := r.handovers(ctx, objects)
-	err = errors.Join(err, failed)
+	rotate, failedToo := r.rotations(ctx, objects)
+	err = errors.Join(err, failed, failedToo)
 	r.dog.At("telling of events")
 	again = r.tell(result.Events)
-	if open > 0 && (again == 0 || open < again) {
-		again = open
+	for _, due := range []time.Duration{open, rotate} {
+		if due > 0 && (again == 0 || due < again) {
+			again = due
+		}
 	}
 	if !result.Due.IsZero() {
 		if due := max(time.Until(result.Due), time.Millisecond); again == 0 || due < again {

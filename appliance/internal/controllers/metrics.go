@@ -14,6 +14,8 @@ type metrics struct {
 	took    prometheus.Histogram
 	writes  *prometheus.CounterVec
 	objects prometheus.Gauge
+	// keyChanges are those of gateways' keys.
+	keyChanges *prometheus.CounterVec
 }
 
 func newMetrics() *metrics {
@@ -32,7 +34,10 @@ func newMetrics() *metrics {
 			Name: "isthmus_controller_planned_objects", Help: "Objects in the plan.",
 		}),
 	}
-	for _, c := range []prometheus.Collector{m.passes, m.took, m.writes, m.objects} {
+	m.keyChanges = prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "isthmus_controller_key_changes_total", Help: "Changes of the keys of gateways, by peer, by whose key it is (us or peer), and by outcome (changed or failed).",
+	}, []string{"peer", "by", "outcome"})
+	for _, c := range []prometheus.Collector{m.passes, m.took, m.writes, m.objects, m.keyChanges} {
 		// A second controller in one process (a test) goes uncounted.
 		var twice prometheus.AlreadyRegisteredError
 		if err := ctrlmetrics.Registry.Register(c); err != nil && !errors.As(err, &twice) {

@@ -26,6 +26,16 @@ type ConnectionStatus struct {
 	// is nothing to say yet.
 	Peer            *PeerStatus
 	Tells, Networks Condition
+	Rotation        RotationStatus
+}
+
+// RotationStatus is Connection.status.rotation; the zero value: there is none.
+type RotationStatus struct {
+	ID      string
+	ByPeer  bool
+	Phase   string
+	Message string
+	Silence time.Duration // 0: not known
 }
 
 // Conditions are those that there are.
@@ -117,7 +127,7 @@ func (gw *gateway) connectionStatus() (ConnectionStatus, bool) {
 	}
 	return ConnectionStatus{
 		Value: string(value), Latency: probe.LatencyText(st.Latency), At: time.Now(), Connected: f.connected(),
-		Peer: heard.peer, Tells: heard.tells(), Networks: networksMatch(heard.peer, gw.configuration),
+		Peer: heard.peer, Tells: heard.tells(), Networks: networksMatch(heard.peer, gw.configuration), Rotation: gw.rotationStatus(),
 	}, gw.computed
 }
 
@@ -149,7 +159,7 @@ func (gw *gateway) tell(always bool) {
 	now, known := gw.connectionStatus()
 	was, told := gw.connection.latest()
 	if known && (always || !told || was.Value != now.Value || was.Connected != now.Connected ||
-		was.Peer != now.Peer || was.Tells != now.Tells || was.Networks != now.Networks) {
+		was.Peer != now.Peer || was.Tells != now.Tells || was.Networks != now.Networks || was.Rotation != now.Rotation) {
 		gw.connection.set(now)
 	}
 }

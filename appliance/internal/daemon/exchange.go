@@ -124,7 +124,7 @@ func (x *exchanger) endpoint() *exchange.Endpoint {
 // ownMessage is what a gateway tells of its cluster. gateway is its own object; nil: that
 // is not there.
 func ownMessage(program string, in desired.GatewayInput, gateway *cluster.Gateway) exchange.Message {
-	m := exchange.Message{Version: exchange.Version, Program: program, Features: []string{featureMTU}, MTU: in.OwnMTU()}
+	m := exchange.Message{Version: exchange.Version, Program: program, Features: []string{featureMTU, v1beta1.FeatureKeys}, MTU: in.OwnMTU()}
 	if c := in.Configuration(); c != nil {
 		m.Networks = exchange.NewNetworks(c.Local.Pod, c.Local.External)
 	}
@@ -385,10 +385,18 @@ func (gw *gateway) talk(ctx context.Context, c net.Conn) error {
 	if err := c.SetDeadline(time.Now().Add(tellTime)); err != nil {
 		return err
 	}
-	m, err := exchange.Meet(c, gw.exchange.says())
+	own := gw.exchange.says()
+	if gw.rotating != nil {
+		own.Keys = gw.rotating.tell()
+	}
+	m, err := exchange.Meet(c, own)
 	if err != nil {
 		return err
 	}
+	if m.Keys != nil && gw.rotating != nil {
+		gw.rotating.hear(*m.Keys)
+	}
+	m.Keys = nil // a secret may be in it
 	if gw.exchange.hear(m, time.Now()) {
 		gw.log.Info("the peer tells of its cluster", "version", m.Program, "mtu", m.MTU)
 		gw.watchPath()

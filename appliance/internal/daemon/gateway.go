@@ -81,6 +81,8 @@ type GatewayConfig struct {
 	API API[kube.GatewayView]
 	// Handover is its part in an invitation; nil: it takes none.
 	Handover Handover
+	// Rotation is its part in changes of keys; nil: it takes none.
+	Rotation Rotation
 	Knock    kube.Knock // see NodeConfig; not asked for a gateway in a network namespace of its node
 	// WriteConnection and WriteReport write the status of the gateway's
 	// Connection and of its GatewayReport.
@@ -162,6 +164,9 @@ func RunGateway(ctx context.Context, cfg GatewayConfig) error {
 	if cfg.Handover != nil {
 		gw.handover = newHandover(cfg.Handover)
 	}
+	if cfg.Rotation != nil {
+		gw.rotating = newRotating(cfg.Rotation, cfg.Mode == cluster.Client)
+	}
 	if cfg.NetNS != "" {
 		cfg.Knock = nil // what is done in that namespace is on no way to the API server
 	}
@@ -238,6 +243,7 @@ type gateway struct {
 	reports    *reporter[ReportStatus]
 	passed     chan struct{} // yields after a pass
 	handover   *handover     // nil: it takes part in no invitation
+	rotating   *rotating     // nil: it takes part in no change of keys
 	exchange   *exchanger
 	repair     chan struct{} // yields when a pass has something to put right
 	confirm    *confirmer
@@ -267,6 +273,9 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 		g.run("resolver", func() error { return r.run(ctx) })
 	}
 	g.run("informers", func() error { return gw.cfg.API.Start(ctx) })
+	if gw.rotating != nil {
+		g.run("rotation informer", func() error { return gw.cfg.Rotation.Start(ctx) })
+	}
 	if err := gw.waitSynced(ctx, gw.cfg.API.Synced); err != nil {
 		if ctx.Err() != nil {
 			return nil
@@ -291,6 +300,10 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	}
 	if gw.handover != nil {
 		g.run("invitation", func() error { return gw.runHandover(ctx, g) })
+	}
+	if gw.rotating != nil {
+		gw.waitRotation(ctx)
+		g.run("rotation", func() error { return gw.runRotation(ctx) })
 	}
 	return agent.Run(ctx, agent.Config[desired.GatewayInput]{
 		Source: source[desired.GatewayInput]{
@@ -334,6 +347,7 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.PresharedKey = gw.keys.presharedKey()
 	in.PeerEndpoint, in.LearnedPorts = gw.resolvers[0].endpoint(), gw.learned.ports()
 	in.PodIP = gw.podIP()
+	gw.rotate(&in)
 	gw.handOver(&in)
 	left, instead := gw.confirm.choose(ctx, gw.users(in))
 	in.LeftOut, in.APIServers = left, gw.confirm.apiServers()
@@ -394,13 +408,14 @@ func (gw *gateway) podIP() netip.Addr {
 	return defaultSource(gw.ns)
 }
 
-// peer returns the live data of the one peer.
+// peer returns the live data of the one peer: with the key that was heard last, where it may
+// have two.
 func (gw *gateway) peer() (kernel.PeerStatus, bool) {
 	peers, err := gw.ns.Peers(desired.TunnelInterface)
 	if err != nil || len(peers) == 0 {
 		return kernel.PeerStatus{}, false
 	}
-	return peers[0], true
+	return slices.MaxFunc(peers, func(a, b kernel.PeerStatus) int { return a.LastHandshake.Compare(b.LastHandshake) }), true
 }
 
 // shown is peer with the last handshake that there was: WireGuard forgets it when it
@@ -455,6 +470,9 @@ func (gw *gateway) report(r agent.Result[desired.GatewayInput]) {
 	notify(gw.passed)
 	if gw.handover != nil {
 		notify(gw.handover.arrived)
+	}
+	if gw.rotating != nil && o.computed() && len(o.remaining.SetWireGuard) == 0 {
+		gw.rotationApplied(r.Input)
 	}
 	gw.publish()
 }

@@ -54,6 +54,8 @@ type keyring struct {
 	shared  privateKey // pre-shared, of the file; zero: none
 	// learned is a pre-shared key that the file does not have yet; zero: none.
 	learned privateKey
+	// rotated is what counts in place of the files since keys were changed.
+	rotated rotated
 	// lent is the private key of a temporary tunnel, which is in use in place of the
 	// gateway's own; nil: none is.
 	lent *privateKey
@@ -159,11 +161,28 @@ func (k *keyring) run(ctx context.Context) error {
 func (k *keyring) publicKey() (netstate.Key, bool) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	instead := k.rotated.private
 	if k.lent != nil {
-		public, err := invitation.Key(k.lent.Bytes).Public()
+		instead = k.lent
+	}
+	if instead != nil {
+		public, err := invitation.Key(instead.Bytes).Public()
 		return netstate.Key(public), err == nil
 	}
 	return k.public, k.have
+}
+
+// rotated is what counts in place of the files since keys were changed.
+type rotated struct {
+	private *privateKey                 // nil: that of the file
+	shared  map[netstate.Key]privateKey // pre-shared, by the peer's public key; zero: none
+}
+
+// rotate has other keys used than those of the files.
+func (k *keyring) rotate(r rotated) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.rotated = r
 }
 
 // learn takes a pre-shared key that the file does not have yet.
@@ -197,10 +216,14 @@ func (k *keyring) presharedKey() netstate.Fingerprint {
 	return netstate.FingerprintOf(k.preshared().Bytes)
 }
 
-// sharedForKernel is kernel.Config.PresharedKey: a gateway has one peer.
-func (k *keyring) sharedForKernel(dev string, _ netstate.Key) ([32]byte, error) {
+// sharedForKernel is kernel.Config.PresharedKey. A gateway has one peer, which may have two
+// keys.
+func (k *keyring) sharedForKernel(dev string, peer netstate.Key) ([32]byte, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if key := k.rotated.shared[peer]; key != (privateKey{}) {
+		return key.Bytes, nil
+	}
 	if k.preshared() == (privateKey{}) {
 		return [32]byte{}, fmt.Errorf("pre-shared key of %s: %w", dev, errNoKeys)
 	}
@@ -213,6 +236,9 @@ func (k *keyring) forKernel(dev string) ([32]byte, error) {
 	defer k.mu.Unlock()
 	if k.lent != nil {
 		return k.lent.Bytes, nil
+	}
+	if k.rotated.private != nil {
+		return k.rotated.private.Bytes, nil
 	}
 	if !k.have {
 		return [32]byte{}, fmt.Errorf("private key of %s: %w", dev, errNoKeys)

@@ -21,6 +21,8 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/isthmus-net/isthmus/appliance/internal/rotation"
 )
 
 // Version is the number of the messages that are written here.
@@ -67,6 +69,9 @@ type Message struct {
 	// MTU is what the tunnel would have, in bytes, if this gateway alone decided; 0: it
 	// does not say. Both gateways give it the smaller one.
 	MTU int `json:"mtu,omitempty"`
+	// Keys is about changes of keys. It may have a pre-shared key, which is for the tunnel
+	// only: it is told and not kept with the rest.
+	Keys *rotation.Message `json:"keys,omitempty"`
 }
 
 // Networks are those of a cluster, as it calls them itself.
@@ -208,6 +213,11 @@ func (m Message) check() error {
 			if err := checkNetworks(list.field, list.prefixes); err != nil {
 				return err
 			}
+		}
+	}
+	if m.Keys != nil {
+		if err := m.Keys.Check(); err != nil {
+			return fmt.Errorf("keys.%w", err)
 		}
 	}
 	if m.Endpoint != nil {

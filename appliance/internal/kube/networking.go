@@ -213,7 +213,8 @@ func template(o metav1.Object, kind string, spec v1beta1.GatewayTemplateSpec) (c
 // PublicKey reads a PublicKey.
 func PublicKey(o *v1beta1.PublicKey) (cluster.PublicKey, []cluster.InvalidError) {
 	m, r := read(o, "PublicKey")
-	k := cluster.PublicKey{Meta: m, RemoteID: o.Labels[v1beta1.LabelRemoteClusterID], Key: o.Spec.PublicKey, PresharedKey: o.Annotations[v1beta1.AnnotationPresharedKey]}
+	k := cluster.PublicKey{Meta: m, RemoteID: o.Labels[v1beta1.LabelRemoteClusterID]}
+	k.Key, k.PresharedKey, k.Learned = o.Current()
 	if n := len(k.Key); n != keySize {
 		r.complain("spec.publicKey", "", "has %d bytes; a WireGuard public key has %d, in base64", n, keySize)
 		k.Key = nil

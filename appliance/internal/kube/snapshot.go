@@ -379,7 +379,7 @@ func Deployment(o *appsv1.Deployment) (cluster.Deployment, []cluster.InvalidErro
 // KeySecret reads a Secret with WireGuard keys, of which it takes the public
 // one only. It returns false for other Secrets.
 func KeySecret(o *corev1.Secret) (cluster.KeySecret, bool) {
-	if o.Labels[v1beta1.LabelGatewayResource] != "true" || o.Type == v1beta1.SecretTypeInvitation || o.Type == v1beta1.SecretTypeHandover {
+	if o.Labels[v1beta1.LabelGatewayResource] != "true" || slices.Contains([]corev1.SecretType{v1beta1.SecretTypeInvitation, v1beta1.SecretTypeHandover, v1beta1.SecretTypeRotation}, o.Type) {
 		return cluster.KeySecret{}, false
 	}
 	return cluster.KeySecret{

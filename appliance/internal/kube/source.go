@@ -232,6 +232,8 @@ func matters(old, updated any) bool {
 		return !equality.Semantic.DeepEqual(a.Status.NodeIP, b.Status.NodeIP) || !equality.Semantic.DeepEqual(a.Status.VTEP, b.Status.VTEP)
 	case *networkingv1beta1.GatewayServer: // tells the peer
 		return !equality.Semantic.DeepEqual(a.(*networkingv1beta1.GatewayServer).Status.Endpoint, b.Status.Endpoint)
+	case *networkingv1beta1.PublicKey: // what was learned of the peer
+		return !equality.Semantic.DeepEqual(a.(*networkingv1beta1.PublicKey).Status.Learned, b.Status.Learned)
 	case *corev1.Secret:
 		return !equality.Semantic.DeepEqual(a.(*corev1.Secret).Data, b.Data)
 	case *corev1.ConfigMap:

@@ -94,6 +94,8 @@ type ConnectionStatus struct {
 	Peer    *v1beta1.ConnectionPeer // nil: it has told nothing
 	// Conditions are those of the Connection, Connected among them.
 	Conditions []metav1.Condition
+	// Rotation is the last change of keys; nil: there was none.
+	Rotation *v1beta1.RotationStatus
 }
 
 // WriteConnection writes the status of the gateway's Connection, if it differs
@@ -107,10 +109,10 @@ func (s *GatewaySource) WriteConnection(ctx context.Context, want ConnectionStat
 	}
 	status := v1beta1.ConnectionStatus{
 		Value: want.Value, Latency: v1beta1.ConnectionLatency{Value: want.Latency, Timestamp: stamp(want.At)},
-		Peer: want.Peer, Conditions: conditions(want.Conditions, have.Status.Conditions, have.Generation),
+		Peer: want.Peer, Conditions: conditions(want.Conditions, have.Status.Conditions, have.Generation), Rotation: want.Rotation,
 	}
 	if have.Status.Value == status.Value && have.Status.Latency.Value == status.Latency.Value &&
-		have.Status.Latency.Timestamp.Equal(&status.Latency.Timestamp) &&
+		have.Status.Latency.Timestamp.Equal(&status.Latency.Timestamp) && equality.Semantic.DeepEqual(have.Status.Rotation, status.Rotation) &&
 		equality.Semantic.DeepEqual(have.Status.Peer, status.Peer) && holds(have.Status.Conditions, status.Conditions) &&
 		s.said.last("Connection", status) {
 		return nil

@@ -397,7 +397,7 @@ func giveKey(b *Both, from Side, g client.Object, o *Options, s *Step) {
 	k := f.Keys[0].DeepCopy()
 	d := differences{object: k, ref: b.ref(on, k), kubectl: f.Cluster.Kubectl,
 		hint: fmt.Sprintf("delete it, and connect again: %s delete publickeies -n %s %s", f.Cluster.Kubectl, k.Namespace, k.Name)}
-	if !bytes.Equal(k.Spec.PublicKey, key) {
+	if has, _, _ := k.Current(); !bytes.Equal(has, key) {
 		d.add("spec.publicKey", "another key", "that of the gateway of "+b[from].ID, func() { k.Spec.PublicKey = key })
 	}
 	changes := d.resolve(on, s)

@@ -202,6 +202,10 @@ func TestChanges(t *testing.T) {
 		}, defaults(FlagServicePort), nil},
 		{"a key that is another one", func(b *Both) { b[Local].PublicKey = []byte("new") }, defaults(),
 			[]string{"PublicKey liqo-tenant-milan/milan in rome: spec.publicKey: another key → that of the gateway of milan"}},
+		{"a key that the gateways have agreed on", func(b *Both) {
+			b[Local].PublicKey = []byte("new")
+			b[Remote].Keys[0].Status.Learned = &v1beta1.LearnedKey{ObservedGeneration: b[Remote].Keys[0].Generation, PublicKey: []byte("new")}
+		}, defaults(), nil},
 		{"a key that somebody else wrote", func(b *Both) {
 			b[Local].PublicKey, b[Remote].Keys[0].ManagedFields = []byte("new"), by("kubectl", `{"f:spec":{"f:publicKey":{}}}`)
 		}, defaults(), []string{"PublicKey liqo-tenant-milan/milan in rome: spec.publicKey is another key, written by kubectl, and the other cluster says that of the gateway of milan"}},

@@ -442,8 +442,10 @@ func (r *run) summarize() {
 	if r.Action == Invite {
 		r.result.Invited = r.both.invited(&r.Options)
 	}
-	if keys := r.both[Local].Keys; r.Action == Accept && len(keys) > 0 && len(keys[0].Spec.PublicKey) == len(invitation.Key{}) {
-		r.result.Fingerprint = invitation.Fingerprint(invitation.Key(keys[0].Spec.PublicKey))
+	if keys := r.both[Local].Keys; r.Action == Accept && len(keys) > 0 {
+		if key, _, _ := keys[0].Current(); len(key) == len(invitation.Key{}) {
+			r.result.Fingerprint = invitation.Fingerprint(invitation.Key(key))
+		}
 	}
 }
 

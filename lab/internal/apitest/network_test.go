@@ -262,6 +262,8 @@ func (p *pair) wired() {
 		assert.Equal(p.t, len(keys), 1)
 		var secrets corev1.SecretList
 		assert.NilError(p.t, x.of.client.List(ctx, &secrets, client.MatchingLabels{"networking.liqo.io/gateway-resource": "true"}))
+		// The other one is that of changes of keys.
+		secrets.Items = slices.DeleteFunc(secrets.Items, func(s corev1.Secret) bool { return s.Type != corev1.SecretTypeOpaque })
 		assert.Equal(p.t, len(secrets.Items), 1)
 		text, _, _ := unstructured.NestedString(keys[0].Object, "spec", "publicKey")
 		want, err := json.Marshal(secrets.Items[0].Data["publicKey"])

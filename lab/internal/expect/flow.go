@@ -1,6 +1,7 @@
 package expect
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -24,6 +25,8 @@ type Flow struct {
 	For    time.Duration `lab:"for" min:"10ms" max:"10m" doc:"it is watched so long since the step began; default: as long as gap takes"`
 	Silent time.Duration `lab:"silent" min:"10ms" max:"10m" doc:"nothing has come back since the step began, for so long at least, and it was not reset"`
 	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp); an emulated machine may lose as many times more as its steps are longer"`
+	// LostFor is for what costs time, not messages: a busy machine takes longer for it.
+	LostFor time.Duration `lab:"lostFor" min:"1ms" max:"10m" doc:"at most as many messages since the step began as are sent in this time, more on a busy machine (udp)"`
 	// AnsweredBy is for addresses that lead to somebody else, or to one after
 	// the other.
 	AnsweredBy []Ref `lab:"answeredBy" doc:"who may have answered since it was opened; default: whom it is to, and any process there"`
@@ -34,9 +37,12 @@ func (e *Flow) Lint(l *Linter) {
 	if e.Name != "" && !l.Flows[e.Name] {
 		l.Problem(&e.Name, "open it with do: { flow: { name: … } } in this step or an earlier one", "no flow is called %q up to here", e.Name)
 	}
-	spoken := e.Gap > 0 || e.Alive || e.Lost != nil
+	spoken := e.Gap > 0 || e.Alive || e.countsLost()
 	if !spoken && e.Silent == 0 {
-		l.Problem(e, "", "say gap, alive, silent or lost")
+		l.Problem(e, "", "say gap, alive, silent, lost or lostFor")
+	}
+	if e.Lost != nil && e.LostFor > 0 {
+		l.Problem(&e.LostFor, "", "lost says how many messages may be: say one of the two")
 	}
 	if e.Silent > 0 && (spoken || e.Whole || e.For > 0) {
 		l.Problem(&e.Silent, "", "what is silent has no gap, and nothing to be lost: say silent alone")
@@ -51,6 +57,16 @@ func (e *Flow) Lint(l *Linter) {
 	if l.Unnamed[e.Name] && len(e.AnsweredBy) == 0 {
 		l.Problem(&e.Name, "answeredBy: [rome/web]", "flow %s is to an address that leads to somebody else: say who may answer", e.Name)
 	}
+}
+
+func (e *Flow) countsLost() bool { return e.Lost != nil || e.LostFor > 0 }
+
+// mayLose returns how many messages may be lost of a stream that sends one every interval.
+func (e *Flow) mayLose(row *Row, interval time.Duration) int {
+	if e.Lost != nil {
+		return *e.Lost * max(row.Patience, 1) // what loses some takes as much longer there
+	}
+	return int((row.longer(e.LostFor) + interval - 1) / interval)
 }
 
 // freshness is how old the last message of a live stream may be.
@@ -86,7 +102,7 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	// other labs of the run began; a step's average has little of that.
 	gap := max(row.longer(e.Gap), row.longerBetween(e.Gap, s.gapEnd.Add(-s.gap-freshness), s.gapEnd))
 	enough := max(e.For, watch(e.Gap, freshness))
-	if e.Lost != nil {
+	if e.countsLost() {
 		enough += prober.LateTime
 	}
 	impostor := slices.IndexFunc(s.by, func(by prober.Server) bool {
@@ -118,7 +134,7 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
 	case s.silent > freshness && (e.Alive || e.Gap > 0):
 		res.Why, res.Pending = fmt.Sprintf("it is silent, for %v so far", s.silent.Round(time.Millisecond)), true
-	case e.Lost != nil && s.lost > *e.Lost*max(row.Patience, 1): // what loses some takes as much longer there
+	case e.countsLost() && s.lost > e.mayLose(row, f.interval):
 		// Not final: what comes late was not lost.
 		res.Why = fmt.Sprintf("%d messages were lost", s.lost)
 	default:
@@ -169,6 +185,9 @@ func (e *Flow) String() string {
 	if e.Silent > 0 {
 		s += fmt.Sprintf(" is silent for %v", e.Silent)
 	}
+	if e.LostFor > 0 {
+		s += fmt.Sprintf(", at most those of %v lost", e.LostFor)
+	}
 	if e.Lost != nil {
 		s += fmt.Sprintf(", at most %d lost", *e.Lost)
 	}
@@ -182,6 +201,8 @@ func (e *Flow) String() string {
 type FlowState struct {
 	From, To operand.Operand
 	Proto    string
+
+	interval time.Duration // between two messages
 
 	end     operand.Operand // To when the stream was opened, settled
 	cancel  context.CancelFunc
@@ -225,7 +246,7 @@ func (row *Row) OpenFlow(ctx context.Context, s Stream) (*FlowState, error) {
 		argv = append(argv, "--fresh")
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	f := &FlowState{From: s.From, To: s.To, Proto: s.Proto, end: end, cancel: cancel, done: make(chan struct{})}
+	f := &FlowState{From: s.From, To: s.To, Proto: s.Proto, interval: cmp.Or(s.Interval, prober.FlowInterval), end: end, cancel: cancel, done: make(chan struct{})}
 	r, w := io.Pipe()
 	go func() {
 		_, err := row.World.ExecStream(ctx, world.ExecRequest{Target: target, Host: true, Argv: argv}, nil, w, io.Discard, nil)

@@ -51,3 +51,25 @@ func TestLostInAnEmulatedMachine(t *testing.T) {
 		})
 	}
 }
+
+// What costs time costs more messages of a stream that sends more, and where the machine
+// has other work.
+func TestMayLose(t *testing.T) {
+	five := 5
+	for _, c := range []struct {
+		flow     Flow
+		interval time.Duration
+		patience int
+		want     int
+	}{
+		{Flow{Lost: &five}, time.Millisecond, 3, 15},
+		{Flow{LostFor: 50 * time.Millisecond}, time.Millisecond, 0, 50},
+		{Flow{LostFor: 50 * time.Millisecond}, time.Millisecond, 3, 150},
+		{Flow{LostFor: 50 * time.Millisecond}, prober.FlowInterval, 0, 1},
+		{Flow{LostFor: 50 * time.Millisecond}, time.Second, 0, 1},
+	} {
+		assert.Check(t, c.flow.countsLost())
+		assert.Equal(t, c.flow.mayLose(&Row{Patience: c.patience}, c.interval), c.want)
+	}
+	assert.Check(t, !(&Flow{Alive: true}).countsLost())
+}

@@ -29,7 +29,7 @@ type Flow struct {
 	To       netip.AddrPort
 	From     netip.AddrPort // optional: what to bind to
 	Token    string
-	Interval time.Duration // default 50 ms
+	Interval time.Duration // default [FlowInterval]
 	Report   time.Duration // a line this often; default 250 ms
 	// Fresh sends every message from a socket of its own, so that the kernels
 	// on the way see a new flow each time and translate it anew. UDP only.
@@ -38,6 +38,9 @@ type Flow struct {
 	// default [LateTime].
 	Late time.Duration
 }
+
+// FlowInterval is the time between two messages where nobody has said another one.
+const FlowInterval = 50 * time.Millisecond
 
 // LateTime is after how long a number counts as lost that later ones have
 // overtaken: on a busy machine answers overtake each other all the time.
@@ -90,7 +93,7 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 		return errors.New("only a stream of udp without an address to bind to can have a new socket for each message")
 	}
 	if f.Interval == 0 {
-		f.Interval = 50 * time.Millisecond
+		f.Interval = FlowInterval
 	}
 	if f.Report == 0 {
 		f.Report = 250 * time.Millisecond

@@ -1,6 +1,8 @@
 package v1beta1
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -42,6 +44,32 @@ type ConnectionLatency struct {
 	// +optional
 	Timestamp metav1.Time `json:"timestamp,omitempty"`
 }
+
+// RotationStatus is how far a change of keys is.
+type RotationStatus struct {
+	// ID of the change.
+	ID string `json:"id"`
+	// By says which side changes its key pair.
+	// +kubebuilder:validation:Enum=Us;Peer
+	By string `json:"by"`
+	// Phase is Waiting, Trying, Ready, Committed or Aborted.
+	Phase string `json:"phase"`
+	// Message says why it was aborted.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// Silence is how long there was no session, once both have the new keys.
+	// +optional
+	Silence string `json:"silence,omitempty"`
+}
+
+// FeatureKeys is among the features of a peer whose gateway takes part in changes of keys.
+const FeatureKeys = "keys"
+
+// Values of RotationStatus.By.
+const (
+	RotationByUs   = "Us"
+	RotationByPeer = "Peer"
+)
 
 // ConnectionEndpoint is where a peer says that its gateway can be dialled.
 type ConnectionEndpoint struct {
@@ -94,6 +122,9 @@ type ConnectionStatus struct {
 	// Latency of the tunnel.
 	// +optional
 	Latency ConnectionLatency `json:"latency,omitempty"`
+	// Rotation is the last change of keys.
+	// +optional
+	Rotation *RotationStatus `json:"rotation,omitempty"`
 	// Peer is what the gateway of the peer tells of its cluster. Absent: it has told
 	// nothing, as the gateways of other systems do.
 	// +optional
@@ -120,6 +151,12 @@ type Connection struct {
 
 	Spec   ConnectionSpec   `json:"spec"`
 	Status ConnectionStatus `json:"status,omitempty"`
+}
+
+// AgreesOnKeys reports whether the gateways can agree on new keys: they are connected, and
+// the peer's has said that it takes part.
+func (c *Connection) AgreesOnKeys() bool {
+	return c.Status.Value == Connected && c.Status.Peer != nil && slices.Contains(c.Status.Peer.Features, FeatureKeys)
 }
 
 // ConnectionList is a list of Connections.

@@ -102,6 +102,9 @@ const (
 	// here besides: its fingerprint, 16 hexadecimal digits of its SHA-256. Without that key
 	// there is no tunnel to it.
 	AnnotationPresharedKey = "networking.liqo.io/preshared-key"
+	// AnnotationRotate is on a GatewayServer or GatewayClient: the wish for new keys, as
+	// isthmusctl peer rotate writes it (package rotation).
+	AnnotationRotate = "networking.liqo.io/rotate"
 	// AnnotationRolled is on the Deployment of a gateway that was Connected when a
 	// rollout replaced its pod, and has not been since: when that was (RFC 3339).
 	AnnotationRolled = "networking.liqo.io/rolled-while-connected"
@@ -141,6 +144,9 @@ const BlockedKeysConfigMap = "isthmus-blocked-keys"
 const (
 	SecretTypeInvitation = "networking.liqo.io/invitation"
 	SecretTypeHandover   = "networking.liqo.io/handover"
+	// SecretTypeRotation is that of a Secret by which a gateway takes part in changes of
+	// keys (package rotation).
+	SecretTypeRotation = "networking.liqo.io/rotation"
 )
 
 // Conditions of a Connection.

@@ -1,6 +1,8 @@
 package v1beta1
 
 import (
+	"bytes"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -11,8 +13,24 @@ type PublicKeySpec struct {
 	PublicKey []byte `json:"publicKey,omitempty"`
 }
 
+// LearnedKey is what the gateways have agreed on since somebody wrote the key (see
+// [PublicKey.Current]).
+type LearnedKey struct {
+	// ObservedGeneration of the PublicKey, for which it counts in place of the spec.
+	ObservedGeneration int64 `json:"observedGeneration"`
+	// PublicKey of the remote gateway, 32 bytes.
+	PublicKey []byte `json:"publicKey"`
+	// PresharedKey is the fingerprint of the key that both gateways have besides: 16
+	// hexadecimal digits of its SHA-256. Empty: they have none.
+	// +optional
+	PresharedKey string `json:"presharedKey,omitempty"`
+}
+
 // PublicKeyStatus says whether the key is of use.
 type PublicKeyStatus struct {
+	// Learned is the key in use, where it is not that of the spec any more.
+	// +optional
+	Learned *LearnedKey `json:"learned,omitempty"`
 	// Conditions of the key.
 	// +optional
 	// +listType=map
@@ -32,6 +50,22 @@ type PublicKey struct {
 
 	Spec   PublicKeySpec   `json:"spec,omitempty"`
 	Status PublicKeyStatus `json:"status,omitempty"`
+}
+
+// Current returns the key of the remote gateway, and the fingerprint of the pre-shared one;
+// empty: there is none. A key that was learned counts until somebody writes another one: the
+// spec says one that was learned too when two clusters are connected again. A pre-shared key
+// that was learned is in no spec, and in the Secrets of both gateways until they agree on
+// another one. learned reports whether one of the two is.
+func (k *PublicKey) Current() (key []byte, presharedKey string, learned bool) {
+	l := k.Status.Learned
+	switch {
+	case l != nil && (l.ObservedGeneration == k.Generation || bytes.Equal(l.PublicKey, k.Spec.PublicKey)):
+		return l.PublicKey, l.PresharedKey, true
+	case l != nil && l.PresharedKey != "":
+		return k.Spec.PublicKey, l.PresharedKey, true
+	}
+	return k.Spec.PublicKey, k.Annotations[AnnotationPresharedKey], false
 }
 
 // PublicKeyList is a list of PublicKeys.

@@ -1,0 +1,386 @@
+package daemon
+
+import (
+	"context"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
+	"github.com/isthmus-net/isthmus/appliance/internal/rotation"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// A Rotation is the Secret by which a gateway takes part in changes of keys.
+type Rotation interface {
+	// Start runs the informer until ctx is done.
+	Start(ctx context.Context) error
+	// Changed yields a value whenever Read may return something new.
+	Changed() <-chan struct{}
+	// Synced returns once the Secret has been read, or with the error of ctx.
+	Synced(ctx context.Context) error
+	// Read returns what is known; nil: there is none yet.
+	Read(ctx context.Context) (*rotation.Secret, error)
+	// Write writes the gateway's part over the version that Read returned last, or fails.
+	Write(ctx context.Context, s rotation.State) error
+}
+
+const (
+	// handshakePoll is how often WireGuard is asked for handshakes while a peer may change
+	// its key: what comes with the new one is lost until it is seen.
+	handshakePoll = 10 * time.Millisecond
+	// hotTime is how long that is done after something has changed. A peer that says
+	// nothing for so long loses more when it changes at last.
+	hotTime = time.Minute
+	// rotationTick is how often the time alone may change something.
+	rotationTick = time.Second
+	// firstRead is how long the first pass waits for the Secret once all other objects are
+	// read: without it, the tunnel has the keys of the volume, which may be older.
+	firstRead = time.Second
+	// proofTime is how long a new key waits for a handshake before WireGuard begins anew:
+	// that of before the process began proves nothing.
+	proofTime = 2 * time.Second
+)
+
+// A rotating is what the gateway does for changes of keys.
+type rotating struct {
+	api    Rotation
+	yields bool
+	came   chan struct{} // yields after a pass, and after a message of the peer
+
+	mu     sync.Mutex
+	secret rotation.Secret // as it was read last
+	state  rotation.State  // what counts: stored, or taken back
+	heard  *rotation.Message
+	// Of the last pass: the PublicKey that counts, and the public keys in use.
+	over    rotation.PublicKeyRef
+	keys    []invitation.Key
+	blocked cluster.BlockedKeys
+	peer    netstate.Key // of the PublicKey, or what was learned since
+	// inUse: the last handshake of the peer was with its next key.
+	inUse bool
+	// tried is since when the own next key may be in WireGuard, and proved that it is.
+	tried  time.Time
+	proved netstate.Key
+	// added is the next key of the peer that WireGuard knows.
+	added netstate.Key
+	// begun is when WireGuard began anew to prove a key.
+	begun time.Time
+}
+
+func newRotating(api Rotation, yields bool) *rotating {
+	return &rotating{api: api, yields: yields, came: make(chan struct{}, 1)}
+}
+
+// waitRotation waits until it is known which keys are in use. Without the API server those of
+// the volume are.
+func (gw *gateway) waitRotation(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, firstRead)
+	defer cancel()
+	if gw.cfg.Rotation.Synced(ctx) == nil {
+		newOnce(gw.log).report("rotation of keys", gw.readRotation(ctx))
+	}
+}
+
+// readRotation takes what the controller has written.
+func (gw *gateway) readRotation(ctx context.Context) error {
+	s, err := gw.cfg.Rotation.Read(ctx)
+	if s == nil || err != nil {
+		return err
+	}
+	r := gw.rotating
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	fresh := reflect.ValueOf(r.secret).IsZero()
+	// The controller takes the state away when somebody has replaced the keys. Otherwise
+	// it is the gateway's own, and the informer may be behind.
+	if fresh || reflect.ValueOf(s.State).IsZero() && !reflect.ValueOf(r.secret.State).IsZero() {
+		r.state = s.State
+	}
+	r.secret = *s
+	return nil
+}
+
+// runRotation takes part in changes of keys until ctx is done.
+func (gw *gateway) runRotation(ctx context.Context) error {
+	r := gw.rotating
+	once := newOnce(gw.log)
+	hot := time.Now()
+	var failed time.Time
+	for ctx.Err() == nil {
+		once.report("rotation of keys", gw.readRotation(ctx))
+		if time.Since(failed) >= rotationTick { // the API server may have enough to do
+			changed, err := gw.stepRotation(ctx)
+			once.report("store the rotation of keys", err)
+			if changed {
+				hot = time.Now()
+			}
+			if err != nil {
+				failed = time.Now()
+			}
+		}
+		if gw.followPeer() {
+			hot = time.Now()
+		}
+		wait := rotationTick
+		if r.busy() && time.Since(hot) < hotTime {
+			wait = handshakePoll
+		}
+		select {
+		case <-ctx.Done():
+		case <-r.api.Changed():
+		case <-r.came:
+		case <-time.After(wait):
+		}
+	}
+	return nil
+}
+
+// busy reports whether handshakes are looked for.
+func (r *rotating) busy() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.state.Candidate(r.over) != nil || r.state.Own != nil && r.state.Own.Phase == rotation.Trying
+}
+
+// stepRotation takes one step, stores it, and has a pass made. Keys are taken back at once,
+// also while the API server is away.
+func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
+	r := gw.rotating
+	r.mu.Lock()
+	before, tried, proved := r.state, r.tried, r.proved
+	f := rotation.Facts{
+		Now: time.Now().Round(0), Order: r.secret.Order, Accept: r.secret.Rules.Accept, Recorded: r.secret.Recorded.Theirs,
+		Yields: r.yields, Heard: r.heard, Over: r.over, Keys: r.keys, Blocked: r.blocked, Tried: tried,
+	}
+	r.mu.Unlock()
+	if trying(before) && f.Order != nil {
+		f.Handshake = gw.handshakeWith(f.Order.To, proved, tried)
+	}
+	next := before.Next(f)
+	if reflect.DeepEqual(next, before) {
+		return false, nil
+	}
+	err = r.api.Write(ctx, next)
+	switch {
+	case err == nil:
+	case trying(before) && next.Own.Phase == rotation.Aborted:
+		next.Theirs, next.Learned = before.Theirs, before.Learned
+	case apierrors.IsConflict(err):
+		return false, nil // the informer is behind; what it learns leads to the next step
+	default:
+		return false, err
+	}
+	r.mu.Lock()
+	r.state = next
+	r.mu.Unlock()
+	gw.logRotation(before, next)
+	notify(gw.repair)
+	notify(gw.exchange.news)
+	gw.tell(false)
+	return true, err
+}
+
+func trying(s rotation.State) bool { return s.Own != nil && s.Own.Phase == rotation.Trying }
+
+// handshakeWith returns when there was a handshake with a private key that is in WireGuard
+// since then; zero: there was none.
+func (gw *gateway) handshakeWith(private invitation.Key, inForce netstate.Key, since time.Time) time.Time {
+	public, err := private.Public()
+	p, ok := gw.peer()
+	switch {
+	case err != nil || !ok || since.IsZero() || netstate.Key(public) != inForce:
+		return time.Time{}
+	case p.LastHandshake.After(since):
+		return p.LastHandshake
+	case time.Since(since) > proofTime && gw.rotating.prove():
+		if err := gw.ns.Rehandshake(desired.TunnelInterface, p.PublicKey, netip.AddrPort{}, false); err != nil {
+			gw.log.Warn("no new handshake", "err", err)
+			notify(gw.repair)
+		}
+	}
+	return time.Time{}
+}
+
+// prove reports whether it is time for WireGuard to begin anew, which it is every 5 s: that
+// is how often WireGuard itself tries (REKEY_TIMEOUT, §6 of the paper).
+func (r *rotating) prove() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if time.Since(r.begun) < 5*time.Second {
+		return false
+	}
+	r.begun = time.Now()
+	return true
+}
+
+// followPeer has what the peer may send go with the key that had the last handshake, and
+// reports whether that is another one than before.
+func (gw *gateway) followPeer() bool {
+	r := gw.rotating
+	r.mu.Lock()
+	c, now, inUse := r.state.Candidate(r.over), r.peer, r.inUse
+	r.mu.Unlock()
+	if c == nil {
+		return false
+	}
+	peers, err := gw.ns.Peers(desired.TunnelInterface)
+	if err != nil {
+		return false
+	}
+	last := func(key netstate.Key) (time.Time, bool) {
+		i := slices.IndexFunc(peers, func(p kernel.PeerStatus) bool { return p.PublicKey == key })
+		if i < 0 {
+			return time.Time{}, false
+		}
+		return peers[i].LastHandshake, true
+	}
+	next := netstate.Key(*c.Key)
+	before, known := last(now)
+	after, added := last(next)
+	if !known || !added || after.After(before) == inUse {
+		return false
+	}
+	r.mu.Lock()
+	r.inUse = !inUse
+	r.mu.Unlock()
+	from, to := now, next
+	if inUse {
+		from, to = next, now
+	}
+	if err := gw.ns.MovePeer(desired.TunnelInterface, from, to); err != nil {
+		gw.log.Warn("the peer has another key, and its networks did not move with it; a pass moves them", "err", err)
+	}
+	gw.log.Info("the peer's last handshake was with its other key", "publicKey", to)
+	notify(gw.repair)
+	return true
+}
+
+// rotate has a pass work with the keys that count.
+func (gw *gateway) rotate(in *desired.GatewayInput) {
+	if gw.rotating == nil {
+		return
+	}
+	r := gw.rotating
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	order := r.secret.Order
+	keys := rotated{shared: map[netstate.Key]privateKey{}}
+	if private := r.state.Private(order); private != nil {
+		keys.private = &privateKey{*private}
+	}
+	if !trying(r.state) {
+		r.tried = time.Time{}
+	} else if r.tried.IsZero() {
+		r.tried = time.Now()
+	}
+	r.over, r.keys, r.blocked = rotation.PublicKeyRef{}, nil, in.BlockedKeys
+	if i := in.CountingKey(); i >= 0 {
+		in.PublicKeys = slices.Clone(in.PublicKeys)
+		k := &in.PublicKeys[i]
+		r.over = rotation.PublicKeyRef{UID: k.UID, Generation: k.Generation}
+		if p := r.state.Peer(order, r.over); p != nil {
+			if p.Key != nil {
+				k.Key = p.Key[:]
+			}
+			var fingerprint netstate.Fingerprint
+			if k.PresharedKey = ""; p.PresharedKey != nil {
+				fingerprint = netstate.FingerprintOf(*p.PresharedKey)
+				k.PresharedKey = fingerprint.String()
+				keys.shared[netstate.Key(k.Key)] = privateKey{*p.PresharedKey}
+			}
+			in.PresharedKey = fingerprint
+		}
+		r.peer = netstate.Key(k.Key)
+		r.keys = append(r.keys, invitation.Key(k.Key))
+	}
+	if c := r.state.Candidate(r.over); c != nil {
+		in.PeerNext = &desired.PeerNext{Key: netstate.Key(*c.Key), InUse: r.inUse}
+		if c.PresharedKey != nil {
+			in.PeerNext.PresharedKey = netstate.FingerprintOf(*c.PresharedKey)
+			keys.shared[in.PeerNext.Key] = privateKey{*c.PresharedKey}
+		}
+	} else {
+		r.inUse = false
+	}
+	gw.keys.rotate(keys)
+	in.PublicKey, _ = gw.keys.publicKey()
+	r.keys = append(r.keys, invitation.Key(in.PublicKey))
+}
+
+// rotationApplied notes the keys that a pass has left in WireGuard.
+func (gw *gateway) rotationApplied(in desired.GatewayInput) {
+	r := gw.rotating
+	var next netstate.Key
+	if in.PeerNext != nil {
+		next = in.PeerNext.Key
+	}
+	r.mu.Lock()
+	news := r.added != next
+	r.proved, r.added = in.PublicKey, next
+	r.mu.Unlock()
+	notify(r.came)
+	if news {
+		notify(gw.exchange.news)
+	}
+}
+
+// tell returns what the peer is told; nil: nothing.
+func (r *rotating) tell() *rotation.Message {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	m := r.state.Tell(r.secret.Order)
+	if c := r.state.Candidate(r.over); c == nil || netstate.Key(*c.Key) != r.added {
+		m.Ready = "" // a handshake with it would be lost
+	}
+	if m == (rotation.Message{}) {
+		return nil
+	}
+	return &m
+}
+
+// hear takes what the peer tells, which has been checked.
+func (r *rotating) hear(m rotation.Message) {
+	r.mu.Lock()
+	r.heard = &m
+	r.mu.Unlock()
+	notify(r.came)
+}
+
+// logRotation says what has changed.
+func (gw *gateway) logRotation(before, now rotation.State) {
+	if own := now.Own; own != nil && !reflect.DeepEqual(own, before.Own) {
+		gw.log.Info("rotation of this gateway's keys", "rotation", own.ID, "phase", own.Phase, "reason", own.Reason, "silence", own.Took)
+	}
+	if theirs := now.Theirs; theirs != nil && !reflect.DeepEqual(theirs, before.Theirs) {
+		gw.log.Info("rotation of the peer's keys", "rotation", theirs.ID, "phase", theirs.Phase, "publicKey", netstate.Key(theirs.Key))
+	}
+	if r := now.Refused; r != nil && !reflect.DeepEqual(r, before.Refused) {
+		gw.log.Warn("a rotation of the peer's keys was refused", "rotation", r.ID, "reason", r.Reason)
+	}
+}
+
+// rotationStatus is what the Connection says of the last change of keys.
+func (gw *gateway) rotationStatus() RotationStatus {
+	if gw.rotating == nil {
+		return RotationStatus{}
+	}
+	r := gw.rotating
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	own, theirs := r.state.Own, r.state.Theirs
+	switch {
+	case own == nil && theirs == nil:
+		return RotationStatus{}
+	case own == nil, theirs != nil && theirs.Since.After(own.Since):
+		return RotationStatus{ID: theirs.ID, ByPeer: true, Phase: string(theirs.Phase)}
+	}
+	return RotationStatus{ID: own.ID, Phase: string(own.Phase), Message: own.Reason, Silence: own.Took}
+}

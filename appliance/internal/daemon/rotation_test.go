@@ -1,0 +1,166 @@
+package daemon
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
+	"github.com/isthmus-net/isthmus/appliance/internal/rotation"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
+)
+
+// memoryRotation is the Secret of a gateway's rotations in memory. What was read is what may
+// be written over, as with an API server.
+type memoryRotation struct {
+	changed chan struct{}
+	mu      sync.Mutex
+	s       rotation.Secret
+	version int
+	read    int
+	away    bool // nothing can be written
+}
+
+func newMemoryRotation() *memoryRotation {
+	return &memoryRotation{changed: make(chan struct{}, 1), s: rotation.Secret{Rules: rotation.Rules{Accept: true}}}
+}
+
+func (m *memoryRotation) Changed() <-chan struct{} { return m.changed }
+
+func (m *memoryRotation) Start(ctx context.Context) error {
+	<-ctx.Done()
+	return nil
+}
+
+func (m *memoryRotation) Synced(context.Context) error { return nil }
+
+func (m *memoryRotation) Read(context.Context) (*rotation.Secret, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.read = m.version
+	s := m.s
+	return &s, nil
+}
+
+func (m *memoryRotation) Write(_ context.Context, s rotation.State) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.away {
+		return errors.New("the API server is away")
+	}
+	if m.read != m.version {
+		return apierrors.NewConflict(schema.GroupResource{Resource: "secrets"}, "gw-rotation", errors.New("it has changed"))
+	}
+	m.s.State, m.version = s, m.version+1
+	notify(m.changed)
+	return nil
+}
+
+// set is what the controller writes.
+func (m *memoryRotation) set(change func(*rotation.Secret)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change(&m.s)
+	m.version++
+	notify(m.changed)
+}
+
+func (m *memoryRotation) get() rotation.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.s.State
+}
+
+// A rotatingSide is one gateway of TestRotation.
+type rotatingSide struct {
+	ns     *nettest.NS
+	c      child
+	secret *memoryRotation
+	conn   latest[ConnectionStatus]
+	stop   func()
+}
+
+func (s *rotatingSide) start(t *testing.T) {
+	log, _ := newLog(t, s.c.Mode)
+	cfg, _ := s.c.config(log)
+	cfg.Rotation, cfg.WriteConnection = s.secret, s.conn.write
+	s.stop = inNS(t, s.ns, func(ctx context.Context) error { return RunGateway(ctx, cfg) })
+}
+
+// TestRotation changes the key pair of the server and then of the client, each with a
+// pre-shared key, and asks what it costs: what is lost of 1,000 packets a second is for the
+// scenario keys-rotate.
+func TestRotation(t *testing.T) {
+	nettest.Need(t, "ip")
+	milan, rome := nettest.Another(t), nettest.Another(t)
+	implementation(t, milan)
+	wire(t, milan, rome, milanAddr, romeAddr)
+	server := &rotatingSide{ns: milan, c: child{Mode: cluster.Server, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto}, secret: newMemoryRotation()}
+	client := &rotatingSide{ns: rome, c: child{Mode: cluster.Client, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto, Endpoint: milanAddr.String()}, secret: newMemoryRotation()}
+	serverKey, clientKey := writeKeys(t, server.c.KeysDir), writeKeys(t, client.c.KeysDir)
+	server.c.PeerKey, client.c.PeerKey = clientKey.PublicKey().Bytes(), serverKey.PublicKey().Bytes()
+	sides := []*rotatingSide{server, client}
+	for _, s := range sides {
+		s.start(t)
+	}
+	connected := func() {
+		t.Helper()
+		for _, s := range sides {
+			within(t, 15*time.Second, func() error {
+				if st := s.conn.get(); st.Value != "Connected" {
+					return fmt.Errorf("%s: %+v", s.c.Mode, st)
+				}
+				return nil
+			})
+		}
+	}
+	connected()
+	ping := through(t, rome)
+
+	for i, c := range []struct {
+		from, to *rotatingSide
+		private  []byte
+	}{{server, client, serverKey.Bytes()}, {client, server, clientKey.Bytes()}} {
+		id := fmt.Sprintf("%016x", i+1)
+		shared := invitation.Key{byte(i + 1), 7}
+		c.from.secret.set(func(s *rotation.Secret) {
+			s.Order = &rotation.Order{ID: id, At: time.Now(), From: invitation.Key(c.private), To: invitation.Key{byte(8 * (i + 1)), 9}, PresharedKey: &shared}
+		})
+		// The time in which no ping is answered in a row.
+		var lost, longest time.Duration
+		last := time.Now()
+		within(t, 30*time.Second, func() error {
+			for range 50 {
+				if ping() == nil {
+					last = time.Now()
+				}
+				lost = time.Since(last)
+				longest = max(longest, lost)
+			}
+			from, to := c.from.secret.get(), c.to.secret.get()
+			if from.Own == nil || from.Own.ID != id || from.Own.Phase != rotation.Committed || to.Theirs == nil || to.Theirs.ID != id || to.Theirs.Phase != rotation.Committed {
+				return fmt.Errorf("%s: %+v, %+v", c.from.c.Mode, from.Own, to.Theirs)
+			}
+			return nil
+		})
+		t.Logf("%s: at most %v without an answer, and %v between the switch and the handshake", c.from.c.Mode, longest, c.from.secret.get().Own.Took)
+		// WireGuard itself tries again after 5 s (REKEY_TIMEOUT), and the machine may be busy.
+		assert.Check(t, longest < 4*time.Second, "%v without an answer", longest)
+		within(t, 5*time.Second, ping)
+		st := c.from.conn.get().Rotation
+		assert.Equal(t, st.ID, id)
+		assert.Equal(t, st.Phase, string(rotation.Committed))
+		for _, s := range sides {
+			s.secret.set(func(s *rotation.Secret) { s.Recorded = rotation.Recorded{Own: id, Theirs: id} })
+		}
+	}
+}

@@ -1,0 +1,393 @@
+package rotation
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
+)
+
+var start = time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+
+const (
+	first  = "0000000000000001"
+	second = "0000000000000002"
+)
+
+func at(d time.Duration) time.Time { return start.Add(d) }
+
+func shared(n byte) *invitation.Key { return &invitation.Key{n, 0xff} }
+
+func order(id string, n byte) *Order {
+	return &Order{ID: id, At: at(time.Duration(n) * time.Hour), From: invitation.Key{n}, To: invitation.Key{n + 1}, PresharedKey: shared(n)}
+}
+
+func offer(id string, n byte) *Offer {
+	return &Offer{ID: id, At: at(time.Duration(n) * time.Hour), Key: invitation.Key{n, 1}, PresharedKey: shared(n)}
+}
+
+var over = PublicKeyRef{UID: "u", Generation: 1}
+
+// Who begins waits for the peer, tries, and decides.
+func TestLead(t *testing.T) {
+	attempt := func(p Phase, since time.Duration) State {
+		return State{Own: &Attempt{ID: first, At: order(first, 1).At, Phase: p, Since: at(since), Over: over}}
+	}
+	ready := &Message{Ready: first}
+	following := attempt(Waiting, 0)
+	following.Theirs = &Change{ID: second, At: at(0), Key: invitation.Key{9}, Phase: Ready, Over: over}
+	for _, c := range []struct {
+		name   string
+		state  State
+		facts  Facts
+		want   Phase // of the own rotation; empty: there is none
+		reason string
+	}{
+		{"nothing to do", State{}, Facts{}, "", ""},
+		{"an order begins", State{}, Facts{Order: order(first, 1)}, Waiting, ""},
+		{"the peer has said nothing", attempt(Waiting, 0), Facts{Order: order(first, 1), Now: at(Patience - 1)}, Waiting, ""},
+		{"or something else", attempt(Waiting, 0), Facts{Order: order(first, 1), Heard: &Message{Ready: second}}, Waiting, ""},
+		{"it is ready", attempt(Waiting, 0), Facts{Order: order(first, 1), Heard: ready}, Trying, ""},
+		{"it is ready, and its own goes first", following, Facts{Order: order(first, 1), Heard: ready}, Waiting, ""},
+		{"it refuses", attempt(Waiting, 0), Facts{Order: order(first, 1), Heard: &Message{Refused: &Refusal{first, "not today"}}}, Aborted, "the peer refuses: not today"},
+		{"it has refused another one", attempt(Waiting, 0), Facts{Order: order(first, 1), Heard: &Message{Refused: &Refusal{second, "not today"}}}, Waiting, ""},
+		{"it does not come", attempt(Waiting, 0), Facts{Order: order(first, 1), Now: at(Patience)}, Aborted, "has not said within 2m0s"},
+		{"no handshake yet", attempt(Trying, 0), Facts{Order: order(first, 1), Now: at(Trial - 1)}, Trying, ""},
+		{"one of before", attempt(Trying, 0), Facts{Order: order(first, 1), Now: at(1), Handshake: at(0)}, Trying, ""},
+		{"a handshake", attempt(Trying, 0), Facts{Order: order(first, 1), Now: at(2), Handshake: at(1)}, Committed, ""},
+		{"no handshake", attempt(Trying, 0), Facts{Order: order(first, 1), Now: at(Trial)}, Aborted, "no handshake with the new keys within 30s"},
+		{"a handshake too late", attempt(Trying, 0), Facts{Order: order(first, 1), Now: at(Trial), Handshake: at(1)}, Aborted, "no handshake"},
+		{"the keys are gone", attempt(Trying, 0), Facts{Handshake: at(1)}, Aborted, "not in the Secret"},
+		{"an end is one", attempt(Aborted, 0), Facts{Order: order(first, 1), Heard: ready, Handshake: at(1)}, Aborted, ""},
+		{"the next order", attempt(Committed, 0), Facts{Order: order(second, 2)}, Waiting, ""},
+	} {
+		if c.facts.Now.IsZero() {
+			c.facts.Now = at(2)
+		}
+		got := c.state.Next(c.facts)
+		if c.want == "" {
+			assert.Check(t, got.Own == nil, c.name)
+			continue
+		}
+		assert.Assert(t, got.Own != nil, c.name)
+		assert.Check(t, is.Equal(got.Own.Phase, c.want), c.name)
+		assert.Check(t, is.Contains(got.Own.Reason, c.reason), c.name)
+		assert.Check(t, is.Equal(got.Committed == first, c.want == Committed), c.name)
+		assert.Check(t, is.Equal(got.Ended.IsZero(), c.want != Committed && c.want != Aborted || c.state.Own.Phase == c.want), c.name)
+	}
+}
+
+// Who is asked stores the offer, and learns how it ended.
+func TestFollow(t *testing.T) {
+	change := func(p Phase) State {
+		return State{Theirs: &Change{ID: first, At: at(time.Hour), Key: invitation.Key{1, 1}, PresharedKey: shared(1), Phase: p, Over: over}}
+	}
+	own := func(p Phase) State {
+		return State{Own: &Attempt{ID: second, At: at(0), Phase: p, Since: at(0), Over: over}}
+	}
+	for _, c := range []struct {
+		name    string
+		state   State
+		facts   Facts
+		want    string // ID and phase of the peer's rotation
+		refused string
+	}{
+		{"nothing was heard", State{}, Facts{}, "", ""},
+		{"an offer", State{}, Facts{Heard: &Message{Offer: offer(first, 1)}}, first + " Ready", ""},
+		{"it is told again", change(Ready), Facts{Heard: &Message{Offer: offer(first, 1)}}, first + " Ready", ""},
+		{"it comes late", change(Committed), Facts{Heard: &Message{Offer: offer(first, 1)}, Recorded: first}, first + " Committed", ""},
+		{"the peer's key is not known", State{}, Facts{Heard: &Message{Offer: offer(first, 1)}, Over: PublicKeyRef{UID: "-"}}, "", ""},
+		{"of a key that is in use", State{}, Facts{Heard: &Message{Offer: offer(first, 1)}, Keys: []invitation.Key{{1, 1}}}, "", "in use already"},
+		{"of a key that is blocked", State{}, Facts{Heard: &Message{Offer: offer(first, 1)}, Blocked: cluster.BlockedKeys{{Fingerprint: cluster.FingerprintOf((&invitation.Key{1, 1})[:]), Why: "by jane"}}}, "", "has blocked the new key: begin again"},
+		{"while another one is", State{}, Facts{Heard: &Message{Offer: offer(first, 1)}, Blocked: cluster.BlockedKeys{{Fingerprint: cluster.FingerprintOf([]byte{1})}}}, first + " Ready", ""},
+		{"switched off", State{}, Facts{Heard: &Message{Offer: offer(first, 1)}, Accept: false, Now: at(3)}, "", "networking.keyRotation.accept is false"},
+		{"it is committed", change(Ready), Facts{Heard: &Message{Committed: first, Ended: at(time.Hour)}}, first + " Committed", ""},
+		{"it is aborted", change(Ready), Facts{Heard: &Message{Ended: at(time.Hour)}}, first + " Aborted", ""},
+		{"a later one is aborted", change(Ready), Facts{Heard: &Message{Ended: at(2 * time.Hour)}}, first + " Aborted", ""},
+		{"one before ended", change(Ready), Facts{Heard: &Message{Ended: at(time.Minute)}}, first + " Ready", ""},
+		{"the next one follows at once", change(Ready), Facts{Heard: &Message{Committed: first, Ended: at(time.Hour), Offer: offer(second, 2)}}, first + " Committed", ""},
+		{"once the controller has recorded it", change(Committed), Facts{Heard: &Message{Offer: offer(second, 2)}, Recorded: first}, second + " Ready", ""},
+		{"after one that was aborted", change(Ready), Facts{Heard: &Message{Ended: at(time.Hour), Offer: offer(second, 2)}}, second + " Ready", ""},
+		{"an older one", change(Aborted), Facts{Heard: &Message{Offer: offer(second, 1)}}, first + " Aborted", "there was a later one"},
+		{"while this side tries", own(Trying), Facts{Order: order(second, 0), Heard: &Message{Offer: offer(first, 1)}, Yields: true}, "", ""},
+		{"while this side waits, and does not yield", own(Waiting), Facts{Order: order(second, 0), Heard: &Message{Offer: offer(first, 1)}}, "", ""},
+		{"or does", own(Waiting), Facts{Order: order(second, 0), Heard: &Message{Offer: offer(first, 1)}, Yields: true}, first + " Ready", ""},
+	} {
+		c.facts.Accept = c.name != "switched off"
+		switch c.facts.Over.UID {
+		case "":
+			c.facts.Over = over
+		case "-":
+			c.facts.Over = PublicKeyRef{}
+		}
+		c.facts.Now = at(2)
+		got := c.state.Next(c.facts)
+		text := ""
+		if got.Theirs != nil {
+			text = got.Theirs.ID + " " + string(got.Theirs.Phase)
+		}
+		assert.Check(t, is.Equal(text, c.want), c.name)
+		assert.Check(t, is.Equal(got.Refused != nil, c.refused != ""), c.name)
+		if got.Refused != nil {
+			assert.Check(t, is.Contains(got.Refused.Reason, c.refused), c.name)
+			assert.Check(t, got.Tell(nil).Check(), c.name)
+		}
+	}
+}
+
+// What was learned counts until somebody writes another key.
+func TestLearnedUntilSpecChanges(t *testing.T) {
+	s := State{}.Next(Facts{Now: start, Accept: true, Over: over, Heard: &Message{Offer: offer(first, 1)}})
+	assert.Assert(t, s.Candidate(over) != nil)
+	assert.Assert(t, s.Candidate(PublicKeyRef{"u", 2}) == nil)
+	assert.Assert(t, s.Peer(nil, over) == nil)
+	s = s.Next(Facts{Now: start, Over: over, Heard: &Message{Committed: first, Ended: at(time.Hour)}})
+	assert.DeepEqual(t, *s.Peer(nil, over), Peer{&invitation.Key{1, 1}, shared(1)})
+	assert.Assert(t, s.Candidate(over) == nil)
+	assert.Assert(t, s.Peer(nil, PublicKeyRef{"u", 2}) == nil)
+	assert.Assert(t, s.Peer(nil, PublicKeyRef{"v", 1}) == nil)
+}
+
+// A key pair that was in use for a period is due; a rotation that failed is tried again
+// before that.
+func TestDue(t *testing.T) {
+	const period = 720 * time.Hour
+	own := func(p Phase, ordered time.Duration) State {
+		return State{Own: &Attempt{ID: first, At: at(ordered), Phase: p}}
+	}
+	for _, c := range []struct {
+		name   string
+		secret Secret
+		period time.Duration
+		now    time.Duration // since the keys were made
+		want   time.Duration
+	}{
+		{"new keys", Secret{}, period, 0, period},
+		{"old keys", Secret{}, period, period, 0},
+		{"changed since", Secret{Recorded: Recorded{Begun: at(period)}, State: own(Committed, period)}, period, period + time.Hour, period - time.Hour},
+		{"in vain", Secret{Recorded: Recorded{Begun: at(period)}, State: own(Aborted, period)}, period, period, time.Hour},
+		{"in vain, before what came next", Secret{Recorded: Recorded{Begun: at(period)}, State: own(Aborted, 0)}, period, period, period},
+		{"in vain, with a short period", Secret{Recorded: Recorded{Begun: at(time.Hour)}, State: own(Aborted, time.Hour)}, time.Minute, time.Hour, time.Minute},
+		{"made after the last change", Secret{Recorded: Recorded{Begun: at(-period)}}, period, 0, period},
+	} {
+		assert.Check(t, is.Equal(c.secret.Due(c.period, start, at(c.now)), c.want), c.name)
+	}
+}
+
+// A side of the walk: what lasts, what its process knows, and what its kernel has.
+type side struct {
+	yields   bool
+	durable  Secret
+	state    State // of the process
+	heard    *Message
+	queue    []Message // what is on its way to it
+	private  invitation.Key
+	shared   *invitation.Key
+	peerKey  invitation.Key // of the PublicKey's spec
+	orders   int
+	outcomes map[string]Phase
+}
+
+// end is one end of the tunnel as WireGuard has it: a private key, and peers.
+func (s *side) end() (private invitation.Key, peers []Peer) {
+	private = s.private
+	if k := s.state.Private(s.durable.Order); k != nil {
+		private = *k
+	}
+	now := Peer{&s.peerKey, s.shared}
+	if p := s.state.Peer(s.durable.Order, over); p != nil {
+		now.PresharedKey = p.PresharedKey
+		if p.Key != nil {
+			now.Key = p.Key
+		}
+	}
+	peers = append(peers, now)
+	if p := s.state.Candidate(over); p != nil {
+		peers = append(peers, *p)
+	}
+	return private, peers
+}
+
+// An arithmetic remembers public keys, which take long to compute.
+type arithmetic map[invitation.Key]invitation.Key
+
+func (a arithmetic) public(k invitation.Key) invitation.Key {
+	if p, ok := a[k]; ok {
+		return p
+	}
+	p, err := k.Public()
+	if err != nil {
+		panic(err)
+	}
+	a[k] = p
+	return p
+}
+
+func equalKeys(a, b *invitation.Key) bool {
+	return a == nil && b == nil || a != nil && b != nil && *a == *b
+}
+
+// handshake reports whether there can be one between two ends.
+func (m arithmetic) handshake(a, b *side) bool {
+	privateA, peersA := a.end()
+	privateB, peersB := b.end()
+	publicA, publicB := m.public(privateA), m.public(privateB)
+	for _, pa := range peersA {
+		for _, pb := range peersB {
+			if *pa.Key == publicB && *pb.Key == publicA && equalKeys(pa.PresharedKey, pb.PresharedKey) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// step lets the process of a side take one step. Its write may fail.
+func (s *side) step(now time.Time, works, writes bool) {
+	f := Facts{Now: now, Order: s.durable.Order, Accept: true, Recorded: s.durable.Recorded.Theirs, Yields: s.yields, Heard: s.heard, Over: over}
+	if works && s.state.Own != nil && s.state.Own.Phase == Trying && now.After(s.state.Own.Since) {
+		f.Handshake = now
+	}
+	next := s.state.Next(f)
+	if writes {
+		s.durable.State = next
+	}
+	if writes || next.Own != nil && next.Own.Phase == Aborted && next.Theirs == s.state.Theirs {
+		s.state = next
+	}
+}
+
+// control is a pass of its controller: it records what was committed, and has a new
+// rotation begin.
+func (s *side) control(r *rand.Rand, now time.Time, begin bool) {
+	d := s.durable.State
+	if d.Own != nil && d.Own.Phase == Committed && s.durable.Recorded.Own != d.Own.ID && s.durable.Order != nil && s.durable.Order.ID == d.Own.ID {
+		s.private, s.shared = s.durable.Order.To, d.Learned.PresharedKey
+		s.durable.Recorded.Own = d.Own.ID
+	}
+	if d.Theirs != nil && d.Theirs.Phase == Committed && s.durable.Recorded.Theirs != d.Theirs.ID {
+		s.shared = d.Learned.PresharedKey
+		s.durable.Recorded.Theirs = d.Theirs.ID
+	}
+	idle := (d.Own == nil || !d.Own.Phase.active()) && (s.durable.Order == nil || d.Own != nil && d.Own.ID == s.durable.Order.ID)
+	if begin && idle {
+		s.orders++
+		id := fmt.Sprintf("%08x%08x", map[bool]int{false: 1, true: 2}[s.yields], s.orders)
+		var psk *invitation.Key
+		if r.IntN(4) > 0 {
+			psk = random(r)
+		}
+		s.durable.Order = &Order{ID: id, At: now, From: s.private, To: *random(r), PresharedKey: psk}
+	}
+}
+
+func random(r *rand.Rand) *invitation.Key {
+	var k invitation.Key
+	for i := range k {
+		k[i] = byte(r.Uint32())
+	}
+	return &k
+}
+
+// Two sides with messages that are lost, repeated and late, writes that fail, and processes
+// that are killed at any step: in the end both have keys that match, and no rotation is
+// under way.
+func TestWalk(t *testing.T) {
+	ended := map[Phase]int{}
+	keys := arithmetic{}
+	for seed := range uint64(150) {
+		r := rand.New(rand.NewPCG(seed, 16))
+		now := start
+		var a, b side
+		a.yields = true
+		a.private, b.private = *random(r), *random(r)
+		a.peerKey, b.peerKey = keys.public(b.private), keys.public(a.private)
+		sides := []*side{&a, &b}
+		send := func(from, to *side) {
+			if keys.handshake(from, to) {
+				m := from.state.Tell(from.durable.Order)
+				assert.NilError(t, m.Check())
+				to.queue = append(to.queue, m)
+			}
+		}
+		for range 400 {
+			now = now.Add(time.Duration(r.IntN(3000)) * time.Millisecond)
+			i := r.IntN(2)
+			s, other := sides[i], sides[1-i]
+			switch r.IntN(12) {
+			case 0: // killed
+				s.state, s.heard = s.durable.State, nil
+				if r.IntN(3) == 0 {
+					now = now.Add(Trial)
+				}
+			case 1:
+				s.control(r, now, r.IntN(3) == 0)
+			case 2, 3, 4:
+				send(s, other)
+			case 5, 6, 7: // a message arrives, now or again later, in any order
+				if len(s.queue) > 0 {
+					n := r.IntN(len(s.queue))
+					m := s.queue[n]
+					s.heard = &m
+					if r.IntN(3) > 0 {
+						s.queue = slices.Delete(s.queue, n, n+1)
+					}
+				}
+			case 8: // lost
+				s.queue = nil
+			default:
+				s.step(now, keys.handshake(&a, &b) && r.IntN(3) > 0, r.IntN(6) > 0)
+			}
+		}
+		// Calm.
+		for _, s := range sides {
+			s.queue = nil
+		}
+		for range int((Patience + 2*Trial) / time.Second) {
+			now = now.Add(time.Second)
+			for i, s := range sides {
+				s.step(now, keys.handshake(&a, &b), true)
+				s.control(r, now, false)
+				send(s, sides[1-i])
+				if q := sides[1-i].queue; len(q) > 0 {
+					sides[1-i].heard, sides[1-i].queue = &q[len(q)-1], nil
+				}
+			}
+		}
+		assert.Assert(t, keys.handshake(&a, &b), "seed %d: the keys do not match: %+v %+v", seed, a.state, b.state)
+		for i, s := range sides {
+			_, peers := s.end()
+			assert.Equal(t, len(peers), 1, "seed %d: %+v", seed, s.state)
+			if own := s.state.Own; own != nil {
+				ended[own.Phase]++
+				assert.Assert(t, !own.Phase.active(), "seed %d: %+v", seed, own)
+				if theirs := sides[1-i].state.Theirs; theirs != nil && theirs.ID == own.ID {
+					assert.Equal(t, theirs.Phase, own.Phase, "seed %d", seed)
+				}
+			}
+			f, err := s.durable.Fields()
+			assert.NilError(t, err)
+			again, err := ReadSecret(f)
+			assert.NilError(t, err)
+			assert.DeepEqual(t, again, s.durable)
+		}
+	}
+	// Otherwise it has shown nothing.
+	assert.Assert(t, ended[Committed] > 50 && ended[Aborted] > 20, "%v", ended)
+}
+
+// No secret is printed, whatever prints it.
+func TestSecretsAreNotPrinted(t *testing.T) {
+	s := Secret{Order: order(first, 1), State: State{}.Next(Facts{Now: start, Accept: true, Over: over, Heard: &Message{Offer: offer(second, 2)}})}
+	for _, format := range []string{"%v", "%+v", "%#v", "%s"} {
+		text := fmt.Sprintf(format, s) + fmt.Sprintf(format, *s.Order) + fmt.Sprintf(format, *s.State.Theirs) + fmt.Sprintf(format, *s.State.Theirs.PresharedKey)
+		assert.Check(t, !is.Contains(text, "255")().Success() && !is.Contains(text, "0xff")().Success(), text)
+	}
+}
