@@ -217,9 +217,15 @@ type Configuration struct {
 	Local    CIDRs  // spec.local
 	Remote   CIDRs  // spec.remote: as the peer calls them
 	Remapped CIDRs  // status.remote: as we call them, index by index; empty until decided
+	Own      CIDRs  // status.local: this cluster's as they are, to be told the peer; empty: not known
 	// Configured is the condition NetworkCIDRsConfigured, true for this
 	// generation.
 	Configured bool
+	// Follow is what the peer may add to Remote by telling it; nil: nothing.
+	Follow *Follow
+	// Followed are the networks that it has added, and Refused those that it may not.
+	Followed []Followed
+	Refused  []Refused
 	// Blocked says that the peer is cut off, and Block by whom, when and why, as it is
 	// written; it may be empty.
 	Blocked bool

@@ -145,7 +145,7 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 		}
 		// What the peer may send: nothing but what is its own.
 		if c != nil && in.Handover == nil {
-			p.AllowedIPs = append(p.AllowedIPs, c.Remote.All()...)
+			p.AllowedIPs = append(p.AllowedIPs, c.Peer().All()...)
 		}
 		slices.SortFunc(p.AllowedIPs, comparePrefix)
 		p.AllowedIPs = slices.Compact(p.AllowedIPs)

@@ -2,6 +2,7 @@ package desired_test
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -38,6 +39,19 @@ func TestPresharedKey(t *testing.T) {
 		}
 		assert.Check(t, is.Contains(resultOf(t, results, in.PublicKeys[0].Ref).Message, c.refused), c.name)
 	}
+}
+
+// What is followed of what the peer tells it may send, like what is written.
+func TestFollowedNetworks(t *testing.T) {
+	in := romeGateway()
+	more := netip.MustParsePrefix("10.64.0.0/16")
+	before, _ := desired.Gateway(in)
+	in.Configurations[0].Followed = []cluster.Followed{{CIDR: more}}
+	after, _ := desired.Gateway(in)
+	was, is := texts(before.WireGuard[0].Peers[0].AllowedIPs), texts(after.WireGuard[0].Peers[0].AllowedIPs)
+	assert.Check(t, !slices.Contains(was, more.String()))
+	assert.DeepEqual(t, slices.DeleteFunc(is, func(s string) bool { return s == more.String() }), was)
+	assert.Check(t, len(after.WireGuard[0].Peers[0].AllowedIPs) == len(was)+1)
 }
 
 // While there is a temporary tunnel it is the only one, carries the addresses of its two

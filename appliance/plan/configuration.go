@@ -172,20 +172,23 @@ func (p *planner) writeConfigurations() {
 		}
 		o := &v1beta1.Configuration{TypeMeta: typeMeta("Configuration"), ObjectMeta: existing(c.Meta)}
 		o.Status.Conditions = []metav1.Condition{p.condition(c.Meta, v1beta1.ConditionNetworkCIDRsConfigured, ReasonConfigured, "")}
+		local := p.local.cidrs()
+		if len(local.Pod) > 0 {
+			o.Status.Local = &v1beta1.ClusterConfig{CIDR: v1beta1.ClusterConfigCIDR{Pod: apiCIDRs(local.Pod), External: apiCIDRs(local.External)}}
+		}
 		if peer := p.lookup(c.RemoteID); peer != nil && peer.ready && peer.config.Ref == c.Ref {
 			o.Status.Remote = &v1beta1.ClusterConfig{CIDR: v1beta1.ClusterConfigCIDR{
-				Pod: apiCIDRs(peer.remap.Pod), External: apiCIDRs(peer.remap.External),
+				Pod: apiCIDRs(peer.remap.Pod[:len(c.Remote.Pod)]), External: apiCIDRs(peer.remap.External[:len(c.Remote.External)]),
 			}}
 			o.Status.Conditions = append(o.Status.Conditions, p.hostsUndisturbed(peer))
-			if local := p.local.cidrs(); !made(c.Meta) && len(c.Local.All()) == 0 && len(local.Pod) > 0 {
+			if !made(c.Meta) && len(c.Local.All()) == 0 && o.Status.Local != nil {
 				p.out.Applies = append(p.out.Applies, &v1beta1.Configuration{
 					TypeMeta: typeMeta("Configuration"), ObjectMeta: existing(c.Meta),
-					Spec: v1beta1.ConfigurationSpec{Local: &v1beta1.ClusterConfig{CIDR: v1beta1.ClusterConfigCIDR{
-						Pod: apiCIDRs(local.Pod), External: apiCIDRs(local.External),
-					}}},
+					Spec: v1beta1.ConfigurationSpec{Local: o.Status.Local.DeepCopy()},
 				})
 			}
 		}
+		o.Status.Follow = p.followStatus(c)
 		p.out.Statuses = append(p.out.Statuses, o)
 	}
 }

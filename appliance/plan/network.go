@@ -141,6 +141,7 @@ func (p *planner) networks() {
 			x.given = x.has.Status
 		}
 	}
+	followed := p.holdFollowed(peers, keep)
 	for _, n := range movable {
 		if _, has := p.local.given[keyOf(n.Ref)]; has || !p.sound(n.Meta) {
 			continue
@@ -186,7 +187,8 @@ func (p *planner) networks() {
 		take(cidr)
 		x.given = cidr
 	}
-	p.writeNetworks(peers, waiting)
+	p.peers = p.followPeers(peers, followed, waiting)
+	p.writeNetworks(p.peers, waiting)
 }
 
 // checkNetwork refuses n if nobody can be in it, and remarks that it has nothing
@@ -271,10 +273,7 @@ func (p *planner) missingNetworks() string {
 // peerNetworks returns what the Configurations ask for, those of the oldest
 // first.
 func (p *planner) peerNetworks() []*peerNetwork {
-	exists := map[objectKey]*cluster.Network{}
-	for i := range p.s.Networks {
-		exists[objectKey{"", p.s.Networks[i].Namespace, p.s.Networks[i].Name}] = &p.s.Networks[i]
-	}
+	exists := p.existingNetworks()
 	var sound []*peering
 	for _, peer := range p.peerings {
 		if peer.config != nil {
@@ -285,11 +284,24 @@ func (p *planner) peerNetworks() []*peerNetwork {
 	var out []*peerNetwork
 	for _, peer := range sound {
 		for _, c := range labelled(peer.config.Remote) {
-			name := Name(peer.config.Name, c.kind, strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(c.cidr.String()))
-			out = append(out, &peerNetwork{labelledCIDR: c, peer: peer, name: name, has: exists[objectKey{"", peer.config.Namespace, name}]})
+			out = append(out, newPeerNetwork(peer, c, exists))
 		}
 	}
 	return out
+}
+
+// existingNetworks returns all Networks by namespace and name.
+func (p *planner) existingNetworks() map[objectKey]*cluster.Network {
+	exists := map[objectKey]*cluster.Network{}
+	for i := range p.s.Networks {
+		exists[objectKey{"", p.s.Networks[i].Namespace, p.s.Networks[i].Name}] = &p.s.Networks[i]
+	}
+	return exists
+}
+
+func newPeerNetwork(peer *peering, c labelledCIDR, exists map[objectKey]*cluster.Network) *peerNetwork {
+	name := Name(peer.config.Name, c.kind, strings.NewReplacer(".", "-", ":", "-", "/", "-").Replace(c.cidr.String()))
+	return &peerNetwork{labelledCIDR: c, peer: peer, name: name, has: exists[objectKey{"", peer.config.Namespace, name}]}
 }
 
 // writeNetworks plans the Networks of peers and gives all their status.
@@ -308,8 +320,10 @@ func (p *planner) writeNetworks(peers []*peerNetwork, waiting string) {
 			p.networkStatus(m, x.given)
 		}
 		if x.kind == v1beta1.CIDRTypePod {
+			x.peer.remote.Pod = append(x.peer.remote.Pod, x.cidr)
 			x.peer.remap.Pod = append(x.peer.remap.Pod, x.given)
 		} else {
+			x.peer.remote.External = append(x.peer.remote.External, x.cidr)
 			x.peer.remap.External = append(x.peer.remap.External, x.given)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -111,8 +112,10 @@ func newPlanner(s cluster.Snapshot) *planner {
 type peering struct {
 	id      string
 	config  *cluster.Configuration // nil: none is sound
-	remap   cluster.CIDRs          // as we call the networks of config
+	remote  cluster.CIDRs          // the networks of config and those that are followed
+	remap   cluster.CIDRs          // as we call the networks of remote
 	ready   bool                   // remap is complete
+	follow  followed               // what has come of config.Follow
 	gateway *cluster.Gateway       // as it is planned or kept; nil: there is none
 	pod     *cluster.Pod           // that carries the traffic; nil: none
 }
@@ -199,6 +202,13 @@ func compareInvalid(a, b cluster.InvalidError) int {
 func compareAge(a, b cluster.Meta) int {
 	return cmp.Or(a.Created.Compare(b.Created), strings.Compare(a.Namespace, b.Namespace),
 		strings.Compare(a.Name, b.Name), strings.Compare(a.Kind, b.Kind))
+}
+
+// again has another plan made by then.
+func (p *planner) again(then time.Time) {
+	if p.out.Due.IsZero() || then.Before(p.out.Due) {
+		p.out.Due = then
+	}
 }
 
 // add plans an object.

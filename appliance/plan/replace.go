@@ -43,8 +43,8 @@ func (p *planner) rollOut(list []rendered) {
 		if s.failed {
 			p.event(r.Ref, Warning, s.reason, s.message)
 		}
-		if !s.due.IsZero() && !p.s.Now.IsZero() && (p.out.Due.IsZero() || s.due.Before(p.out.Due)) {
-			p.out.Due = s.due
+		if !s.due.IsZero() && !p.s.Now.IsZero() {
+			p.again(s.due)
 		}
 		switch s.action {
 		case hold, pull:

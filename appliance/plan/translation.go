@@ -33,8 +33,8 @@ func (p *planner) translations() {
 			continue
 		}
 		p.masqueradeBypass(peer)
-		p.remaps(peer, "remap-podcidr", peer.config.Remote.Pod, peer.remap.Pod)
-		p.remaps(peer, "remap-externalcidr", peer.config.Remote.External, peer.remap.External)
+		p.remaps(peer, "remap-podcidr", peer.remote.Pod, peer.remap.Pod)
+		p.remaps(peer, "remap-externalcidr", peer.remote.External, peer.remap.External)
 		p.unknownSource(peer)
 	}
 	p.returnToNodes()
@@ -169,7 +169,7 @@ func (p *planner) remaps(peer *peering, what string, original, remapped []netip.
 // they are the peer's own.
 func (peer *peering) inGateway() []netip.Prefix {
 	if peer.ipv6() {
-		return peer.config.Remote.All()
+		return peer.remote.All()
 	}
 	return peer.remapped()
 }

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"maps"
 	"net/netip"
 	"slices"
@@ -183,6 +184,11 @@ func wishField(x *peerNetwork) string {
 
 // holderOf says what overlaps a network.
 func (p *planner) holderOf(wanted netip.Prefix, peers []*peerNetwork) string {
+	return cmp.Or(p.holder(wanted, peers), "a range that can't be used")
+}
+
+// holder says who has addresses of a network; empty: nobody.
+func (p *planner) holder(wanted netip.Prefix, peers []*peerNetwork) string {
 	for _, n := range p.local.list {
 		if cidr, ok := p.local.given[keyOf(n.Ref)]; ok && cidr.Overlaps(wanted) {
 			return n.Ref.String() + " (" + cidr.String() + ")"
@@ -208,7 +214,7 @@ func (p *planner) holderOf(wanted netip.Prefix, peers []*peerNetwork) string {
 			return "the network of cluster " + x.peer.id + " (" + x.given.String() + ")"
 		}
 	}
-	return "a range that can't be used"
+	return ""
 }
 
 // current returns the TunnelEndpoints that stand for a peering, by remote ID.

@@ -63,7 +63,7 @@ func (p *planner) endpointStatus(e *cluster.TunnelEndpoint, status *netv1alpha1.
 	own, other := desired.TunnelAddresses(g.Role)
 	status.LocalTunnelPrivateIP, status.RemoteTunnelPrivateIP = own.Addr().String(), other.String()
 	status.TunnelIFaceName = v1beta1.TunnelInterface
-	configuration := map[string]string{netv1alpha1.PeerAllowedIPs: joined(peer.config.Remote.All())}
+	configuration := map[string]string{netv1alpha1.PeerAllowedIPs: joined(peer.remote.All())}
 	if g.Role == cluster.Client {
 		status.RemoteTunnelPublicIP = g.Addresses[0]
 		configuration[netv1alpha1.PeerEndpointIP] = g.Addresses[0]

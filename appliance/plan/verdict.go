@@ -50,6 +50,9 @@ const (
 	ReasonNotUsed        = "NotUsed"
 	ReasonUndisturbed    = "HostsUndisturbed"
 	ReasonTakesOver      = "TakesOverHosts"
+	ReasonFollowed       = "NetworkFollowed"
+	ReasonNotFollowed    = "NetworkNotFollowed"
+	ReasonWithdrawn      = "NetworkWithdrawn"
 	ReasonPlanFailed     = "PlanFailed"
 
 	ReasonOverlayUnsupported = "OverlayUnsupported"

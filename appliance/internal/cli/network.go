@@ -33,6 +33,7 @@ type network struct {
 	serviceType string
 	serverType  string
 	clientType  string
+	followMax   int
 	skipConfirm bool
 }
 
@@ -139,8 +140,17 @@ gateways is there already, it says which cluster is the server.`,
 	f.Int32Var(&o.DialPort, peer.FlagClientPort, 0, "`port` that the client dials, in place of the one that the server names")
 	f.IntVar(&o.MTU, peer.FlagMTU, peer.DefaultMTU, "MTU of the tunnel, in `bytes`; 0: derived from the network underneath")
 	f.BoolVar(&o.KeepKeys, "disable-sharing-keys", false, "do not give the gateways each other's public key")
+	n.followFlags(f)
 	n.atomicFlag(cmd)
 	return cmd
+}
+
+// followFlags say what either side lets the other one add to its networks.
+func (n *network) followFlags(f *pflag.FlagSet) {
+	follow := &n.options.Follow
+	f.StringSliceVar(&follow[peer.Local].Ranges, peer.FlagFollow, nil, "`range` of networks that the remote cluster may add by telling them through the tunnel; several are separated by commas (default none)")
+	f.StringSliceVar(&follow[peer.Remote].Ranges, peer.FlagRemoteFollow, nil, "`range` of networks that the local cluster may add in the remote one (default none)")
+	f.IntVar(&n.followMax, peer.FlagFollowMax, 0, fmt.Sprintf("`number` of networks that either may add (default %d)", v1beta1.DefaultFollowMax))
 }
 
 func (n *network) atomicFlag(cmd *cobra.Command) {
@@ -190,6 +200,12 @@ func (n *network) run(ctx context.Context, action peer.Action) error {
 	if action == peer.Connect {
 		if err := peerError(asRefused(n.options.Check())); err != nil {
 			return err
+		}
+		for side, flag := range []string{peer.FlagFollow, peer.FlagRemoteFollow} {
+			n.options.Follow[side].Max = n.followMax
+			if err := n.options.Follow[side].Check(flag, peer.FlagFollowMax); err != nil {
+				return err
+			}
 		}
 	}
 	cfg := peer.Config{Action: action, Options: n.options}

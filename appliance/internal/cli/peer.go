@@ -18,10 +18,10 @@ import (
 func (p *program) peerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "peer",
-		Short: "Invite other clusters, look at peerings, write them to files, change their keys, and cut peers off",
+		Short: "Invite other clusters, look at peerings, write them to files, change their keys, cut peers off, and follow what they tell",
 	}
 	cmd.AddCommand(p.peerListCommand(), p.peerInviteCommand(), p.peerAcceptCommand(), p.peerRemoveCommand(), p.peerManifestsCommand(),
-		p.peerBlockCommand(), p.peerUnblockCommand(), p.peerRotateCommand())
+		p.peerBlockCommand(), p.peerUnblockCommand(), p.peerRotateCommand(), p.peerFollowCommand())
 	return cmd
 }
 

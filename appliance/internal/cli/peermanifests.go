@@ -36,6 +36,7 @@ type manifests struct {
 	options     peer.Options
 	serviceType string
 	port        int32
+	followMax   int
 	dir         string
 }
 
@@ -46,6 +47,7 @@ type endFlags struct {
 	pod, external       []string
 	kubeconfig, context string
 	system              string
+	follow              []string
 }
 
 func (p *program) peerManifestsCommand() *cobra.Command {
@@ -88,6 +90,7 @@ read, or encrypt it (SOPS, Sealed Secrets, External Secrets).`,
 		f.StringSliceVar(&e.external, e.name+"-external-cidr", nil, "external `CIDR` of the "+e.name+" (ipam.externalCIDR of its installation)")
 		f.StringVar(&e.kubeconfig, e.name+"-kubeconfig", "", "`file` that says where the cluster of the "+e.name+" is, to read its ID and networks there")
 		f.StringVar(&e.context, e.name+"-context", "", "`name` of the context of the "+e.name+" in it")
+		f.StringSliceVar(&e.follow, e.name+"-"+peer.FlagFollow, nil, "`range` of networks that the other side may add in the cluster of the "+e.name+" by telling them through the tunnel; several are separated by commas (default none)")
 		f.StringVar(&e.system, e.name+"-liqo-namespace", v1beta1.DefaultNamespace, "`namespace` of the installation of the "+e.name)
 	}
 	o := &m.options
@@ -99,6 +102,7 @@ read, or encrypt it (SOPS, Sealed Secrets, External Secrets).`,
 	f.StringVar(&o.Server.Name, "server-template-name", peer.DefaultServerTemplate, "`name` of the server's template")
 	f.StringVar(&o.Client.Name, "client-template-name", peer.DefaultClientTemplate, "`name` of the client's template")
 	f.IntVar(&o.MTU, "mtu", 0, "MTU of the tunnel, in `bytes`; 0: derived from the network underneath")
+	f.IntVar(&m.followMax, peer.FlagFollowMax, 0, fmt.Sprintf("`number` of networks that either side may add (default %d)", v1beta1.DefaultFollowMax))
 	f.StringVar(&m.dir, "out", "", "`directory` for the files, one below it for each cluster")
 	_ = cmd.MarkFlagRequired("out") // it is there
 	return cmd
@@ -118,8 +122,12 @@ func (m *manifests) run(ctx context.Context) error {
 	o.Client.APIVersion, o.Client.Kind = version, "WgGatewayClientTemplate"
 	var ends [2]peer.End
 	var keys [2]peer.Keys
-	for side := range m.ends {
-		var err error
+	for side, e := range m.ends {
+		o.Follow[side] = peer.Follow{Ranges: e.follow, Max: m.followMax}
+		err := o.Follow[side].Check(e.name+"-"+peer.FlagFollow, peer.FlagFollowMax)
+		if err != nil {
+			return err
+		}
 		if ends[side], err = m.ends[side].end(ctx); err != nil {
 			return err
 		}

@@ -126,7 +126,11 @@ func (x *exchanger) endpoint() *exchange.Endpoint {
 func ownMessage(program string, in desired.GatewayInput, gateway *cluster.Gateway) exchange.Message {
 	m := exchange.Message{Version: exchange.Version, Program: program, Features: []string{featureMTU, v1beta1.FeatureKeys}, MTU: in.OwnMTU()}
 	if c := in.Configuration(); c != nil {
-		m.Networks = exchange.NewNetworks(c.Local.Pod, c.Local.External)
+		own := c.Own
+		if len(own.Pod) == 0 { // an older controller's
+			own = c.Local
+		}
+		m.Networks = exchange.NewNetworks(own.Pod, own.External)
 	}
 	if gateway != nil && gateway.Reached != nil {
 		m.Endpoint = exchange.NewEndpoint(gateway.Reached.Addresses, gateway.Reached.Port)
@@ -226,21 +230,38 @@ func networksMatch(p *PeerStatus, c *cluster.Configuration) Condition {
 	if p == nil || p.Networks == nil || c == nil {
 		return Condition{}
 	}
+	// What the peer has withdrawn is not missed either.
+	counts := *c
+	counts.Followed = slices.DeleteFunc(slices.Clone(c.Followed), func(f cluster.Followed) bool { return !f.Withdrawn.IsZero() })
+	known, more := counts.Peer(), ""
+	if n := len(counts.Followed); n > 0 {
+		more = fmt.Sprintf(" and %d in its status.follow", n)
+	}
 	var differ []string
 	for _, kind := range []struct {
 		name          string
 		tells, writes []netip.Prefix
-	}{{"pod", p.Networks.Pod, c.Remote.Pod}, {"external", p.Networks.External, c.Remote.External}} {
+	}{{"pod", p.Networks.Pod, known.Pod}, {"external", p.Networks.External, known.External}} {
 		tells := slices.DeleteFunc(slices.Clone(kind.tells), func(n netip.Prefix) bool {
 			return !slices.ContainsFunc(c.Remote.All(), func(o netip.Prefix) bool { return o.Addr().BitLen() == n.Addr().BitLen() })
 		})
 		if !sameSet(tells, kind.writes) {
-			differ = append(differ, fmt.Sprintf("its %s networks are %s, and spec.remote.cidr.%s of %s is %s", kind.name, texts(tells), kind.name, c.Ref, texts(kind.writes)))
+			differ = append(differ, fmt.Sprintf("its %s networks are %s, and spec.remote.cidr.%s of %s%s is %s", kind.name, texts(tells), kind.name, c.Ref, more, texts(kind.writes)))
 		}
 	}
 	if len(differ) > 0 {
-		return Condition{v1beta1.ConditionNetworksMatch, "NetworksDiffer", "the gateway of the peer says that " + strings.Join(differ, "; ") +
-			": correct the Configuration, or delete it and run isthmusctl network connect again", false}
+		cure := "correct the Configuration, or delete it and run isthmusctl network connect again; isthmusctl peer follow has such networks count by themselves"
+		if len(c.Refused) > 0 {
+			var refused []string
+			for _, r := range c.Refused {
+				refused = append(refused, fmt.Sprintf("%v %s", r.CIDR, r.Why))
+			}
+			cure = "this cluster does not follow these: " + strings.Join(refused, "; ") + ": correct that there, write the network into the Configuration, or allow it by isthmusctl peer follow"
+		}
+		return Condition{v1beta1.ConditionNetworksMatch, "NetworksDiffer", "the gateway of the peer says that " + strings.Join(differ, "; ") + ": " + cure, false}
+	}
+	if more != "" {
+		return Condition{v1beta1.ConditionNetworksMatch, "Followed", "the networks that the peer tells are those of " + c.Ref.String() + more, true}
 	}
 	return Condition{v1beta1.ConditionNetworksMatch, "Same", "the networks that the peer tells are those of " + c.Ref.String(), true}
 }

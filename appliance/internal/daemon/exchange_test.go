@@ -57,6 +57,36 @@ func TestNetworksMatch(t *testing.T) {
 	}
 }
 
+// TestNetworksFollowed: what is followed is not missed, what has been withdrawn is no longer,
+// and what is refused is said with the reason.
+func TestNetworksFollowed(t *testing.T) {
+	c := cluster.Configuration{Meta: cluster.Meta{Ref: cluster.Ref{Kind: "Configuration", Namespace: "ns", Name: "rome"}}, Remote: networksOf([]string{"10.1.0.0/16"}, []string{"10.70.0.0/16"}), Follow: &cluster.Follow{}}
+	more, gone := netip.MustParsePrefix("10.64.0.0/16"), netip.MustParsePrefix("10.65.0.0/16")
+	for _, tt := range []struct {
+		name       string
+		tells      []string
+		followed   []cluster.Followed
+		refused    []cluster.Refused
+		want, says string
+	}{
+		{"nothing", []string{"10.1.0.0/16"}, nil, nil, "Same", "are those of Configuration ns/rome"},
+		{"not yet", []string{"10.1.0.0/16", "10.64.0.0/16"}, nil, nil, "NetworksDiffer", "isthmusctl peer follow has such networks count"},
+		{"one", []string{"10.64.0.0/16", "10.1.0.0/16"}, []cluster.Followed{{CIDR: more}}, nil, "Followed", "are those of Configuration ns/rome and 1 in its status.follow"},
+		{"one that was withdrawn", []string{"10.1.0.0/16"}, []cluster.Followed{{CIDR: gone, Withdrawn: time.Now()}}, nil, "Same", ""},
+		{"and one more", []string{"10.64.0.0/16", "10.1.0.0/16"}, []cluster.Followed{{CIDR: more}, {CIDR: gone, Withdrawn: time.Now()}}, nil, "Followed", "and 1 in its status.follow"},
+		{"refused", []string{"10.64.0.0/16", "10.1.0.0/16", "10.0.0.0/16"}, []cluster.Followed{{CIDR: more}}, []cluster.Refused{{CIDR: netip.MustParsePrefix("10.0.0.0/16"), Why: "overlaps Network liqo/pod-cidr (10.0.0.0/16)"}},
+			"NetworksDiffer", "this cluster does not follow these: 10.0.0.0/16 overlaps Network liqo/pod-cidr (10.0.0.0/16): correct that there"},
+	} {
+		n := networksOf(tt.tells, []string{"10.70.0.0/16"})
+		c.Followed, c.Refused = tt.followed, tt.refused
+		got := networksMatch(&PeerStatus{Message: exchange.Message{Networks: exchange.NewNetworks(n.Pod, n.External)}}, &c)
+		assert.Check(t, is.Equal(got.Reason, tt.want), "%s: %s", tt.name, got.Message)
+		assert.Check(t, is.Contains(got.Message, tt.says), tt.name)
+		assert.Check(t, is.Equal(got.OK, tt.want != "NetworksDiffer"), tt.name)
+		assert.Check(t, is.Len(c.Followed, len(tt.followed)), tt.name)
+	}
+}
+
 // TestShown: whatever the peer tells and however often, what is written of it changes at
 // most twice a minute, and is the latest in the end.
 func TestShown(t *testing.T) {
@@ -120,7 +150,8 @@ func TestExchange(t *testing.T) {
 		api.set(func(v *kube.GatewayView) {
 			v.Input.Configurations[0].Local = networksOf([]string{"10.2.0.0/16"}, nil)
 			if s.c.Mode == cluster.Server {
-				v.Input.Configurations[0].Local = networksOf([]string{"10.1.0.0/16", "10.9.0.0/16"}, nil)
+				// What is, and not what is written.
+				v.Input.Configurations[0].Own = networksOf([]string{"10.1.0.0/16", "10.9.0.0/16"}, nil)
 				v.Gateway = &cluster.Gateway{Reached: &cluster.Endpoint{Addresses: []string{milanAddr.String(), "gw.milan.example"}, Port: 51840}}
 			} else {
 				s.cfg.MTU = 1300

@@ -42,6 +42,9 @@ func Configuration(o *v1beta1.Configuration) (cluster.Configuration, []cluster.I
 		c.Local = cidrs("spec.local", o.Spec.Local.CIDR)
 	}
 	c.Remote = cidrs("spec.remote", o.Spec.Remote.CIDR)
+	if o.Status.Local != nil {
+		c.Own = cidrs("status.local", o.Status.Local.CIDR)
+	}
 	if o.Status.Remote != nil {
 		remapped := cidrs("status.remote", o.Status.Remote.CIDR)
 		complete := !slices.ContainsFunc(r.invalid, func(e cluster.InvalidError) bool {
@@ -50,6 +53,10 @@ func Configuration(o *v1beta1.Configuration) (cluster.Configuration, []cluster.I
 		if complete && len(remapped.Pod) == len(c.Remote.Pod) && len(remapped.External) == len(c.Remote.External) {
 			c.Remapped = remapped
 		}
+	}
+	c.Follow = follow(o.Annotations)
+	if f := o.Status.Follow; f != nil {
+		c.Followed, c.Refused = followed(r, f)
 	}
 	configured := apimeta.FindStatusCondition(o.Status.Conditions, v1beta1.ConditionNetworkCIDRsConfigured)
 	c.Configured = configured != nil && configured.Status == metav1.ConditionTrue && configured.ObservedGeneration == o.Generation

@@ -242,7 +242,8 @@ func matters(old, updated any) bool {
 		a := a.(*networkingv1beta1.Configuration)
 		was, blocked := a.Annotations[networkingv1beta1.AnnotationBlocked]
 		is, blocks := b.Annotations[networkingv1beta1.AnnotationBlocked]
-		return was != is || blocked != blocks || !equality.Semantic.DeepEqual(a.Status.Remote, b.Status.Remote)
+		return was != is || blocked != blocks || !equality.Semantic.DeepEqual(a.Status.Remote, b.Status.Remote) ||
+			!equality.Semantic.DeepEqual(a.Status.Local, b.Status.Local) || !equality.Semantic.DeepEqual(a.Status.Follow, b.Status.Follow)
 	}
 	return false
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -154,7 +153,6 @@ func accept(b *Both, o *Options) Step {
 	}
 	if len(f.Clients) == 0 {
 		c := b.newClient(Local, o, o.Endpoint)
-		c.Annotations = maps.Clone(c.Annotations) // the other objects' are the same
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, v1beta1.AnnotationInvitation, o.Invitation.ID)
 		s.Changes = append(s.Changes, Change{On: Local, Deed: Create, Object: c})
 		return s

@@ -157,6 +157,9 @@ func configure(b *Both, o *Options, s *Step) []Change {
 		want := v1beta1.ClusterConfigCIDR{Pod: other.Pod, External: other.External}
 		if len(f.Configurations) == 0 {
 			c := &v1beta1.Configuration{ObjectMeta: b.meta(on, o)}
+			for k, v := range o.Follow[on].Annotations() {
+				metav1.SetMetaDataAnnotation(&c.ObjectMeta, k, v)
+			}
 			c.Spec.Remote.CIDR = want
 			out = append(out, Change{On: on, Deed: Create, Object: c})
 			continue
@@ -167,6 +170,7 @@ func configure(b *Both, o *Options, s *Step) []Change {
 		d.add("spec.remote.cidr.pod", join(c.Spec.Remote.CIDR.Pod), join(want.Pod), func() { c.Spec.Remote.CIDR.Pod = want.Pod })
 		d.add("spec.remote.cidr.external", join(c.Spec.Remote.CIDR.External), join(want.External), func() { c.Spec.Remote.CIDR.External = want.External })
 		out = append(out, d.resolve(on, s)...)
+		b.follow(on, c, o.Follow[on], s)
 	}
 	return out
 }

@@ -105,3 +105,44 @@ func TestWriteRefuses(t *testing.T) {
 		})
 	}
 }
+
+// TestFollow: either side's Configuration says what it lets the other side add, and one that
+// is there and says something else is named.
+func TestFollow(t *testing.T) {
+	o := dialOptions()
+	o.Annotations = map[string]string{"team": "7"}
+	o.Follow[Remote] = Follow{Ranges: []string{"10.64.0.0/10", "fd64::/16"}, Max: 2}
+	both, err := Write(ends(), [2]Keys{{make([]byte, 32), make([]byte, 32)}, {make([]byte, 32), make([]byte, 32)}}, o)
+	assert.NilError(t, err)
+	for on, want := range []map[string]string{
+		Local:  {"team": "7"},
+		Remote: {"team": "7", v1beta1.AnnotationFollow: "10.64.0.0/10,fd64::/16", v1beta1.AnnotationFollowMax: "2"},
+	} {
+		for _, object := range append(both[on].Objects, both[on].Secret) {
+			if _, is := object.(*v1beta1.Configuration); is {
+				assert.DeepEqual(t, object.GetAnnotations(), want)
+			} else {
+				assert.DeepEqual(t, object.GetAnnotations(), map[string]string{"team": "7"})
+			}
+		}
+	}
+
+	var b Both
+	b[Local].Identity, b[Remote].Identity = Identity{ID: "rome"}, Identity{ID: "milan"}
+	b[Remote].Cluster.Isthmusctl = "isthmusctl --context milan"
+	c := &v1beta1.Configuration{}
+	for _, tt := range []struct{ has, want string }{
+		{"10.64.0.0/10", ""},
+		{"", "leave the flag out and run isthmusctl --context milan peer follow rome --range 10.64.0.0/10"},
+		{"10.65.0.0/16", "peer follow rome"},
+	} {
+		c.Annotations = map[string]string{v1beta1.AnnotationFollow: tt.has}
+		var s Step
+		b.follow(Remote, c, Follow{Ranges: []string{"10.64.0.0/10"}}, &s)
+		b.follow(Remote, c, Follow{}, &s)
+		assert.Equal(t, len(s.Problems) == 0, tt.want == "", tt.has)
+		if tt.want != "" {
+			assert.Assert(t, strings.Contains(s.Problems[0].Fix, tt.want), s.Problems[0].Fix)
+		}
+	}
+}

@@ -74,6 +74,9 @@ const (
 	FlagClientAddress           = "gw-client-address"
 	FlagClientPort              = "gw-client-port"
 	FlagMTU                     = "mtu"
+	FlagFollow                  = "follow"
+	FlagRemoteFollow            = "remote-follow"
+	FlagFollowMax               = "follow-max"
 )
 
 // A Template is what gateways are made from. An empty Namespace is that of the
@@ -98,6 +101,8 @@ type Options struct {
 	Address        string // to dial in place of the server's own
 	DialPort       int32
 	MTU            int
+	// Follow says, by side, what its Configuration lets the other side add.
+	Follow [2]Follow
 	// Given are the flags that were given.
 	Given map[string]bool
 

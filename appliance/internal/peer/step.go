@@ -2,6 +2,7 @@ package peer
 
 import (
 	"fmt"
+	"maps"
 	"strings"
 	"time"
 
@@ -95,7 +96,7 @@ func (b *Both) ref(on Side, o client.Object) Ref {
 // CLI's names.
 func (b *Both) meta(on Side, o *Options) metav1.ObjectMeta {
 	peer := b[on.other()].ID
-	m := metav1.ObjectMeta{Namespace: b[on].Namespace.Name, Name: peer, Labels: map[string]string{}, Annotations: o.Annotations}
+	m := metav1.ObjectMeta{Namespace: b[on].Namespace.Name, Name: peer, Labels: map[string]string{}, Annotations: maps.Clone(o.Annotations)}
 	for k, v := range o.Labels {
 		m.Labels[k] = v
 	}

@@ -241,7 +241,7 @@ func notTrue(kind string, o client.Object, conditions []metav1.Condition) []stri
 }
 
 // networks are those of a Configuration, with the names that this cluster has for
-// them, index by index.
+// them, index by index, and those that are followed.
 func networks(c v1beta1.Configuration) []Network {
 	var out []Network
 	var here v1beta1.ClusterConfigCIDR
@@ -258,6 +258,11 @@ func networks(c v1beta1.Configuration) []Network {
 				n.Here = string(part.here[i])
 			}
 			out = append(out, n)
+		}
+	}
+	if f := c.Status.Follow; f != nil {
+		for _, n := range f.Networks {
+			out = append(out, Network{Kind: n.Type, CIDR: string(n.CIDR), Here: string(n.CIDR)})
 		}
 	}
 	return out

@@ -129,3 +129,12 @@ func TestBlockedKey(t *testing.T) {
 		assert.Equal(t, p.Blocked, tt.want != "")
 	}
 }
+
+// What the peer has only told is listed behind what is written.
+func TestFollowed(t *testing.T) {
+	c := v1beta1.Configuration{ObjectMeta: about("rome", "kubectl-create")}
+	c.Spec.Remote.CIDR.Pod = []v1beta1.CIDR{"10.0.0.0/16"}
+	c.Status.Follow = &v1beta1.ConfigurationFollow{Networks: []v1beta1.FollowedNetwork{{Type: "pod", CIDR: "10.64.0.0/16"}}}
+	assert.DeepEqual(t, List(Objects{Configurations: []v1beta1.Configuration{c}})[0].Networks,
+		[]Network{{Kind: "pod", CIDR: "10.0.0.0/16"}, {Kind: "pod", CIDR: "10.64.0.0/16", Here: "10.64.0.0/16"}})
+}

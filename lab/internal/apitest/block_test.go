@@ -46,6 +46,39 @@ func (p *pair) blocks() {
 	assert.Check(p.t, is.Contains(p.milan.run("peer", "unblock", "rome"), "rome is not blocked: nothing to do."))
 }
 
+// follows lets a peer add networks, looks at that, and takes it back.
+func (p *pair) follows() {
+	p.does("init")
+	defer p.does("reset", "--wait")
+	annotations := func() map[string]string { return p.milan.list(p.t.Context(), "Configuration")[0].GetAnnotations() }
+	for _, args := range [][]string{{"--max", "2"}, {"--none", "--forget"}, {"--range", "10.64.0.0/10", "--none"}} {
+		_, errs, err := p.milan.try(append([]string{"peer", "follow", "rome"}, args...)...)
+		assert.Check(p.t, err != nil)
+		assert.Check(p.t, is.Contains(errs, "give --range, with or without --max"))
+	}
+	_, errs, err := p.milan.try("peer", "follow", "rome", "--range", "10.64.0.1/10")
+	assert.Check(p.t, err != nil)
+	assert.Check(p.t, is.Contains(errs, `--range "10.64.0.1/10" is not a range`))
+	assert.Check(p.t, is.Contains(p.milan.run("peer", "follow", "rome"), "rome adds no networks by telling them."))
+	assert.Check(p.t, is.Contains(p.milan.run("peer", "follow", "rome", "--range", "10.64.0.0/10,fd64::/16", "--max", "2"), "rome may add 2 networks in 10.64.0.0/10,fd64::/16"))
+	assert.Equal(p.t, annotations()["networking.liqo.io/follow"], "10.64.0.0/10,fd64::/16")
+	assert.Equal(p.t, annotations()["networking.liqo.io/follow-max"], "2")
+	until(p.t, "the controller has read it", func() bool {
+		_, is, _ := unstructured.NestedMap(p.milan.list(p.t.Context(), "Configuration")[0].Object, "status", "follow")
+		return is
+	})
+	assert.Check(p.t, is.Contains(p.milan.run("peer", "follow", "rome", "--forget"), "rome has withdrawn nothing"))
+	// Another run of the same keeps it.
+	p.does("init")
+	assert.Equal(p.t, annotations()["networking.liqo.io/follow-max"], "2")
+	assert.Check(p.t, is.Contains(p.milan.run("peer", "follow", "rome", "--none"), "rome adds no networks"))
+	assert.Equal(p.t, annotations()["networking.liqo.io/follow"], "")
+	p.milan.kubectl("", "annotate", "configuration", "rome", "-n", "liqo-tenant-rome", "networking.liqo.io/follow=everything")
+	until(p.t, "what can't be read is told", func() bool {
+		return strings.Contains(p.milan.kubectl("", "get", "configuration", "rome", "-n", "liqo-tenant-rome", "-o", "jsonpath={.status.conditions[?(@.type==\"NetworkCIDRsConfigured\")]}"), `\"everything\" has a part`)
+	})
+}
+
 // blocksKey blocks a key, which stays blocked when the peering is made anew.
 func (p *pair) blocksKey() {
 	const none = "No key is blocked.\n"

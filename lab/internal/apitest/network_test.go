@@ -109,6 +109,7 @@ func TestNetwork(t *testing.T) {
 		{"by a user with the rights that the role names, and no others", (*pair).leastRights},
 		{"by an invitation, with the rights that the two roles name, and no others", (*pair).leastInvitations},
 		{"a peer is blocked, and let in again", (*pair).blocks},
+		{"a peer is followed", (*pair).follows},
 		{"a key is blocked, whatever has it", (*pair).blocksKey},
 		{"killed after any write, the next run ends in the same objects", (*pair).killed},
 		{"what can't be done is taken back, and nothing else", (*pair).takesBack},

@@ -66,6 +66,16 @@ func remapsOf(cluster, remote string, c unstructured.Unstructured) []remap {
 			}
 		}
 	}
+	// What it follows of what the peer tells, it calls what the peer does.
+	followed, _, _ := unstructured.NestedSlice(c.Object, "status", "follow", "networks")
+	for _, n := range followed {
+		n, _ := n.(map[string]any)
+		kind, _, _ := unstructured.NestedString(n, "type")
+		text, _, _ := unstructured.NestedString(n, "cidr")
+		if p, err := netip.ParsePrefix(text); err == nil {
+			out = append(out, remap{cluster: cluster, remote: remote, object: "Configuration " + c.GetNamespace() + "/" + c.GetName(), kind: kind, original: p, remapped: p})
+		}
+	}
 	return out
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"gotest.tools/v3/assert"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -18,6 +19,23 @@ func clusterWith(name string, networks ...string) world.ClusterSpec {
 		p = append(p, netip.MustParsePrefix(n))
 	}
 	return world.ClusterSpec{Name: name, PodCIDR: p[0], ServiceCIDR: p[1], ExternalCIDR: p[2], InternalCIDR: p[3], LAN: p[4]}
+}
+
+// TestRemapsOf: a cluster calls networks what its Configuration says, and what it follows by
+// the peer's own name.
+func TestRemapsOf(t *testing.T) {
+	cidrs := func(pod ...any) map[string]any { return map[string]any{"cidr": map[string]any{"pod": pod}} }
+	c := unstructured.Unstructured{Object: map[string]any{
+		"spec": map[string]any{"remote": cidrs("10.0.0.0/24")},
+		"status": map[string]any{"remote": cidrs("10.2.0.0/24"), "follow": map[string]any{"networks": []any{
+			map[string]any{"type": "pod", "cidr": "10.0.1.0/24"}, map[string]any{"type": "external", "cidr": "x"},
+		}}},
+	}}
+	var got []string
+	for _, r := range remapsOf("rome", "milan", c) {
+		got = append(got, r.kind+" "+r.original.String()+" is "+r.remapped.String())
+	}
+	assert.DeepEqual(t, got, []string{"pod 10.0.0.0/24 is 10.2.0.0/24", "pod 10.0.1.0/24 is 10.0.1.0/24"})
 }
 
 // TestCheckRemap: milan calls a network of rome by another one.

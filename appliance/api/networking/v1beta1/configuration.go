@@ -34,12 +34,59 @@ type ConfigurationSpec struct {
 	Remote ClusterConfig `json:"remote,omitempty"`
 }
 
+// FollowedNetwork is a network that only the gateway of the peer has told, by which this
+// cluster reaches it besides those of spec.remote.
+type FollowedNetwork struct {
+	// Type of the network: pod or external.
+	// +kubebuilder:validation:Enum=pod;external
+	Type string `json:"type"`
+	// CIDR of it, as both clusters call it: it is never remapped.
+	CIDR CIDR `json:"cidr"`
+	// WithdrawnAt is when the peer was first seen to tell its networks without this one,
+	// which is followed for 10 minutes more. Absent: the peer tells it.
+	// +optional
+	WithdrawnAt *metav1.Time `json:"withdrawnAt,omitempty"`
+	// ObservedGeneration of the spec with which it is followed. What the peer has withdrawn
+	// ends when that changes.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+}
+
+// RefusedNetwork is a network that the peer tells and this cluster does not follow.
+type RefusedNetwork struct {
+	// CIDR of it, as the peer calls it.
+	CIDR CIDR `json:"cidr"`
+	// Message says why.
+	Message string `json:"message"`
+}
+
+// ConfigurationFollow is what has come of the annotation networking.liqo.io/follow.
+type ConfigurationFollow struct {
+	// Networks of the peer besides those of spec.remote.
+	// +optional
+	// +kubebuilder:validation:MaxItems=128
+	Networks []FollowedNetwork `json:"networks,omitempty"`
+	// Refused are networks that the peer tells and that are neither in spec.remote nor
+	// followed.
+	// +optional
+	// +kubebuilder:validation:MaxItems=128
+	Refused []RefusedNetwork `json:"refused,omitempty"`
+}
+
 // ConfigurationStatus says how this cluster sees the other one.
 type ConfigurationStatus struct {
 	// Remote has, index by index, the networks by which this cluster reaches
 	// those of spec.remote.
 	// +optional
 	Remote *ClusterConfig `json:"remote,omitempty"`
+	// Local has the networks of this cluster as they are now, whatever spec.local says. The
+	// gateway tells them its peer.
+	// +optional
+	Local *ClusterConfig `json:"local,omitempty"`
+	// Follow is what this cluster has taken over of the networks that the peer tells. Absent:
+	// the annotation networking.liqo.io/follow does not allow it any.
+	// +optional
+	Follow *ConfigurationFollow `json:"follow,omitempty"`
 	// Conditions of the configuration, among them NetworkCIDRsConfigured.
 	// +optional
 	// +listType=map

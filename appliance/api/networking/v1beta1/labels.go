@@ -75,6 +75,15 @@ const (
 	// AnnotationBlocked is on a Configuration whose peer is cut off: whatever its value
 	// is, which says by whom, when and why.
 	AnnotationBlocked = "networking.liqo.io/blocked"
+	// AnnotationFollow is on a Configuration whose peer may have networks besides those of
+	// spec.remote, as its gateway tells them: the ranges that these have to be in, with
+	// commas between. AnnotationFollowMax is how many it may have (default
+	// DefaultFollowMax). What the peer had withdrawn by the time of AnnotationForget
+	// (RFC 3339) is not followed any longer. They are no fields, for a client that does
+	// not know a field drops it when it updates an object.
+	AnnotationFollow    = "networking.liqo.io/follow"
+	AnnotationFollowMax = "networking.liqo.io/follow-max"
+	AnnotationForget    = "networking.liqo.io/forget-withdrawn-by"
 	// AnnotationInvitation is on a GatewayClient that isthmusctl peer accept has made: the ID
 	// of the invitation. A run that was ended goes on with it.
 	AnnotationInvitation = "networking.liqo.io/invitation-id"
@@ -108,6 +117,13 @@ const (
 	// AnnotationRolled is on the Deployment of a gateway that was Connected when a
 	// rollout replaced its pod, and has not been since: when that was (RFC 3339).
 	AnnotationRolled = "networking.liqo.io/rolled-while-connected"
+)
+
+// How many networks of a peer are followed: if nothing else is written, and at most, which
+// is what a gateway can tell (package exchange).
+const (
+	DefaultFollowMax = 4
+	MaxFollowMax     = 64
 )
 
 // Names of the cluster-ID ConfigMap (label and key), as the public CLI finds it.
