@@ -103,6 +103,7 @@ func (gw *gateway) readRotation(ctx context.Context) error {
 	// it is the gateway's own, and the informer may be behind.
 	if fresh || reflect.ValueOf(s.State).IsZero() && !reflect.ValueOf(r.secret.State).IsZero() {
 		r.state = s.State
+		notify(gw.repair) // the files may be as they were
 	}
 	r.secret = *s
 	return nil

@@ -164,3 +164,30 @@ func TestRotation(t *testing.T) {
 		}
 	}
 }
+
+// Keys that somebody has put back count at once: the files, which the gateway looks at, may
+// never have had others.
+func TestKeysPutBack(t *testing.T) {
+	secret := newMemoryRotation()
+	gw := &gateway{cfg: GatewayConfig{Rotation: secret}, rotating: newRotating(secret, false), repair: make(chan struct{}, 1)}
+	read := func() (pass bool) {
+		assert.NilError(t, gw.readRotation(t.Context()))
+		select {
+		case <-gw.repair:
+			return true
+		default:
+			return false
+		}
+	}
+	order := &rotation.Order{ID: "00000000000000aa", At: time.Now(), From: invitation.Key{1}, To: invitation.Key{2}}
+	secret.set(func(s *rotation.Secret) {
+		s.Order, s.State = order, rotation.State{Own: &rotation.Attempt{ID: order.ID, At: order.At, Phase: rotation.Committed}}
+	})
+	read()
+	assert.DeepEqual(t, *gw.rotating.state.Private(order), order.To)
+	assert.Assert(t, !read())
+	secret.set(func(s *rotation.Secret) { s.Order, s.State = nil, rotation.State{} })
+	assert.Assert(t, read())
+	assert.Assert(t, gw.rotating.state.Private(gw.rotating.secret.Order) == nil)
+	assert.Assert(t, !read())
+}
