@@ -206,7 +206,7 @@ func (h *handovers) keep(ctx context.Context, g *rotating, private *invitation.K
 			return err
 		}
 	}
-	return h.keepPeer(ctx, l)
+	return h.keepPeer(ctx, g, l)
 }
 
 func (h *handovers) keepSecret(ctx context.Context, g *rotating, private, shared *invitation.Key) error {
@@ -227,8 +227,11 @@ func (h *handovers) keepSecret(ctx context.Context, g *rotating, private, shared
 	return h.update(ctx, g.keys, data)
 }
 
-func (h *handovers) keepPeer(ctx context.Context, l *rotation.Learned) error {
-	i := slices.IndexFunc(h.o.PublicKeys, func(k v1beta1.PublicKey) bool { return string(k.UID) == l.Over.UID })
+func (h *handovers) keepPeer(ctx context.Context, g *rotating, l *rotation.Learned) error {
+	// It is the gateway that says which one: it speaks of its own peer only.
+	i := slices.IndexFunc(h.o.PublicKeys, func(k v1beta1.PublicKey) bool {
+		return string(k.UID) == l.Over.UID && k.Namespace == g.gateway.GetNamespace() && k.Labels[v1beta1.LabelRemoteClusterID] == g.remoteID
+	})
 	if i < 0 || h.o.PublicKeys[i].Generation != l.Over.Generation {
 		return nil // somebody has written another key, which counts
 	}
@@ -252,6 +255,10 @@ func (h *handovers) keepPeer(ctx context.Context, l *rotation.Learned) error {
 	return nil
 }
 
+// wishTime is how old a wish may be that is the first one that the controller knows of: who
+// deletes the Secret of a rotation, or restores a gateway, does not wish for it again.
+const wishTime = 10 * time.Minute
+
 // wish begins what the gateway's annotation asks for, once, or what is due.
 func (h *handovers) wish(g *rotating, want *rotation.Secret) (*rotation.Wish, []keyChange, error) {
 	no := func(id, format string, args ...any) (*rotation.Wish, []keyChange, error) {
@@ -266,6 +273,8 @@ func (h *handovers) wish(g *rotating, want *rotation.Secret) (*rotation.Wish, []
 		case err != nil:
 			return no(text, "annotation %s: %v", v1beta1.AnnotationRotate, err)
 		case w.ID == want.Recorded.Wish: // it was done
+		case h.o.Now.Sub(w.At) > wishTime && want.Recorded.Wish == "": // what it wished for was recorded in a Secret that is gone
+			return no(w.ID, "annotation %s is of %s, older than %v: begin again", v1beta1.AnnotationRotate, w.At.UTC().Format(time.RFC3339), wishTime)
 		case g.ownKeys:
 			return no(w.ID, "the keys are in the Secret %s, which spec.secretRef names: who has made it changes them", g.keys.Name)
 		case busy:

@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -44,6 +46,8 @@ const (
 	// firstRead is how long the first pass waits for the Secret once all other objects are
 	// read: without it, the tunnel has the keys of the volume, which may be older.
 	firstRead = time.Second
+	// writeTime is how long storing a step may take: the API server may drop what is sent.
+	writeTime = 5 * time.Second
 	// proofTime is how long a new key waits for a handshake before WireGuard begins anew:
 	// that of before the process began proves nothing.
 	proofTime = 2 * time.Second
@@ -56,9 +60,16 @@ type rotating struct {
 	came   chan struct{} // yields after a pass, and after a message of the peer
 
 	mu     sync.Mutex
+	read   bool            // whether the Secret has been
 	secret rotation.Secret // as it was read last
 	state  rotation.State  // what counts: stored, or taken back
-	heard  *rotation.Message
+	stored rotation.State  // what the Secret has, as far as is known: that is told
+	// unclear is what may have been stored, though the API server did not say so; nil: nothing.
+	unclear *rotation.State
+	// shook is when there was a handshake with the keys that are tried: it decides, however
+	// long it takes to store that.
+	shook time.Time
+	heard *rotation.Message
 	// Of the last pass: the PublicKey that counts, and the public keys in use.
 	over    rotation.PublicKeyRef
 	keys    []invitation.Key
@@ -98,15 +109,22 @@ func (gw *gateway) readRotation(ctx context.Context) error {
 	r := gw.rotating
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	fresh := reflect.ValueOf(r.secret).IsZero()
 	// The controller takes the state away when somebody has replaced the keys. Otherwise
 	// it is the gateway's own, and the informer may be behind.
-	if fresh || reflect.ValueOf(s.State).IsZero() && !reflect.ValueOf(r.secret.State).IsZero() {
-		r.state = s.State
+	reset := reflect.ValueOf(s.State).IsZero() && !reflect.ValueOf(r.secret.State).IsZero()
+	if !r.read || reset || r.unclear != nil && sameState(s.State, *r.unclear) {
+		r.state, r.stored, r.unclear = s.State, s.State, nil
 		notify(gw.repair) // the files may be as they were
 	}
-	r.secret = *s
+	r.read, r.secret = true, *s
 	return nil
+}
+
+// sameState compares states of which one was stored.
+func sameState(a, b rotation.State) bool {
+	x, errX := json.Marshal(a)
+	y, errY := json.Marshal(b)
+	return errX == nil && errY == nil && bytes.Equal(x, y)
 }
 
 // runRotation takes part in changes of keys until ctx is done.
@@ -165,28 +183,62 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 	if trying(before) && f.Order != nil {
 		f.Handshake = gw.handshakeWith(f.Order.To, proved, tried)
 	}
-	next := before.Next(f)
-	if reflect.DeepEqual(next, before) {
-		return false, nil
-	}
-	err = r.api.Write(ctx, next)
-	switch {
-	case err == nil:
-	case trying(before) && next.Own.Phase == rotation.Aborted:
-		next.Theirs, next.Learned = before.Theirs, before.Learned
-	case apierrors.IsConflict(err):
-		return false, nil // the informer is behind; what it learns leads to the next step
-	default:
-		return false, err
+	next := before.Next(r.decided(f, trying(before)))
+	if trying(before) && next.Own.Phase == rotation.Aborted {
+		back := before
+		back.Own, back.Ended = next.Own, next.Ended
+		gw.setRotation(before, back)
+		before, changed = back, true
 	}
 	r.mu.Lock()
-	r.state = next
+	same := reflect.DeepEqual(next, r.stored)
 	r.mu.Unlock()
+	if same {
+		return changed, nil
+	}
+	in, cancel := context.WithTimeout(ctx, writeTime)
+	defer cancel()
+	if err = r.api.Write(in, next); err != nil {
+		if apierrors.IsConflict(err) { // the informer is behind; what it learns leads to the next step
+			return changed, nil
+		}
+		r.mu.Lock()
+		r.unclear = &next
+		r.mu.Unlock()
+		return changed, err
+	}
+	r.mu.Lock()
+	r.stored, r.unclear = next, nil
+	r.mu.Unlock()
+	if !reflect.DeepEqual(next, before) {
+		gw.setRotation(before, next)
+		changed = true
+	}
+	return changed, nil
+}
+
+// decided remembers the first handshake with the keys that are tried.
+func (r *rotating) decided(f rotation.Facts, trying bool) rotation.Facts {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !trying {
+		r.shook = time.Time{}
+	} else if r.shook.IsZero() {
+		r.shook = f.Handshake
+	}
+	f.Handshake = r.shook
+	return f
+}
+
+// setRotation has the tunnel and the peer follow a step.
+func (gw *gateway) setRotation(before, next rotation.State) {
+	gw.rotating.mu.Lock()
+	gw.rotating.state = next
+	gw.rotating.mu.Unlock()
 	gw.logRotation(before, next)
 	notify(gw.repair)
 	notify(gw.exchange.news)
 	gw.tell(false)
-	return true, err
 }
 
 func trying(s rotation.State) bool { return s.Own != nil && s.Own.Phase == rotation.Trying }
@@ -337,7 +389,7 @@ func (gw *gateway) rotationApplied(in desired.GatewayInput) {
 func (r *rotating) tell() *rotation.Message {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	m := r.state.Tell(r.secret.Order)
+	m := r.stored.Tell(r.secret.Order)
 	if c := r.state.Candidate(r.over); c == nil || netstate.Key(*c.Key) != r.added {
 		m.Ready = "" // a handshake with it would be lost
 	}

@@ -191,3 +191,45 @@ func TestKeysPutBack(t *testing.T) {
 	assert.Assert(t, gw.rotating.state.Private(gw.rotating.secret.Order) == nil)
 	assert.Assert(t, !read())
 }
+
+// TestNothingToRotate: where there was no rotation, and none is accepted, what is read leads to
+// no pass after the first, each of which reads it again.
+func TestNothingToRotate(t *testing.T) {
+	secret := newMemoryRotation()
+	secret.set(func(s *rotation.Secret) { *s = rotation.Secret{} })
+	gw := &gateway{cfg: GatewayConfig{Rotation: secret}, rotating: newRotating(secret, false), repair: make(chan struct{}, 1)}
+	for i := range 3 {
+		assert.NilError(t, gw.readRotation(t.Context()))
+		select {
+		case <-gw.repair:
+			assert.Equal(t, i, 0, "it was read, and another pass is made")
+		default:
+		}
+	}
+}
+
+// TestStoredWithoutAnAnswer: what the API server has stored without saying so counts as soon as
+// it is read. The controller goes by it already.
+func TestStoredWithoutAnAnswer(t *testing.T) {
+	secret := newMemoryRotation()
+	gw := &gateway{cfg: GatewayConfig{Rotation: secret}, rotating: newRotating(secret, false), repair: make(chan struct{}, 1)}
+	r := gw.rotating
+	at := func(p rotation.Phase) rotation.State {
+		return rotation.State{Own: &rotation.Attempt{ID: "00000000000000aa", At: time.Now().Round(0), Phase: p}}
+	}
+	trying, committed, other := at(rotation.Trying), at(rotation.Committed), at(rotation.Aborted)
+	secret.set(func(s *rotation.Secret) { s.State = trying })
+	assert.NilError(t, gw.readRotation(t.Context()))
+	r.unclear = &committed
+
+	for _, tt := range []struct {
+		stored rotation.State
+		want   rotation.Phase
+	}{{trying, rotation.Trying}, {other, rotation.Trying}, {committed, rotation.Committed}} {
+		secret.set(func(s *rotation.Secret) { s.State = tt.stored })
+		assert.NilError(t, gw.readRotation(t.Context()))
+		assert.Equal(t, r.state.Own.Phase, tt.want)
+		assert.Equal(t, r.stored.Own.Phase, tt.want)
+	}
+	assert.Assert(t, r.unclear == nil)
+}

@@ -184,15 +184,15 @@ func (s State) lead(f Facts) State {
 		}
 	case Trying:
 		switch {
-		case waited >= Trial:
-			return s.end(f.Now, Aborted, fmt.Sprintf("there was no handshake with the new keys within %v: the old ones are in use again", Trial))
-		case f.Handshake.After(s.Own.Since):
+		case f.Handshake.After(s.Own.Since): // which decides, even if that could not be stored in time
 			s.Committed = s.Own.ID
 			own := *s.Own
 			own.Took = f.Handshake.Sub(f.Tried)
 			s.Own = &own
 			s.Learned = s.learn(s.Own.Over, nil, f.Order.PresharedKey)
 			return s.end(f.Now, Committed, "")
+		case waited >= Trial:
+			return s.end(f.Now, Aborted, fmt.Sprintf("there was no handshake with the new keys within %v: the old ones are in use again", Trial))
 		}
 	}
 	return s
@@ -244,6 +244,8 @@ func (s State) follow(f Facts) State {
 		return refuse("that cluster has blocked the new key: begin again, which makes another one")
 	case has(f.Keys, o.Key):
 		return refuse("the new key is in use already")
+	case o.PresharedKey == nil && s.Learned != nil && s.Learned.Over == f.Over && s.Learned.PresharedKey != nil:
+		return refuse("it has no pre-shared key, and the peering has had one since a moment ago: begin again")
 	case f.Over == (PublicKeyRef{}):
 		return s // it is on its way, or the peer is not one any more
 	case s.ready(), s.Theirs != nil && s.Theirs.Phase == Committed && f.Recorded != s.Theirs.ID:
