@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -191,7 +192,7 @@ func (p *planner) followPeers(peers []*peerNetwork, held []*peerNetwork, waiting
 		}
 		others := slices.DeleteFunc(slices.Clone(held), func(x *peerNetwork) bool { return x.peer == peer })
 		in := followInput{config: peer.config, told: p.told(peer), now: p.s.Now, holder: func(cidr netip.Prefix) string {
-			return p.holder(cidr, slices.Concat(peers, others))
+			return cmp.Or(p.holder(cidr, slices.Concat(peers, others)), p.reached(cidr, peer))
 		}}
 		var again time.Time
 		if peer.follow, again = follow(in); !again.IsZero() {
@@ -205,6 +206,54 @@ func (p *planner) followPeers(peers []*peerNetwork, held []*peerNetwork, waiting
 		p.tellOfFollowed(peer)
 	}
 	return peers
+}
+
+// reached says which single address that this cluster has, or reaches by another way, is in a
+// network that a peer tells: of its nodes beyond those that the Node says, of pods wherever
+// their addresses are from, of the hosts that IPs stand for, and of other peers' gateways.
+// The peer is not trusted with these, as who writes spec.remote is. Empty: none.
+func (p *planner) reached(cidr netip.Prefix, by *peering) string {
+	for _, n := range p.s.InternalNodes {
+		for _, a := range append([]netip.Addr{n.Local, n.Remote, n.VTEP.IP}, n.Addresses...) {
+			if cidr.Contains(a) {
+				return fmt.Sprintf("an address of node %s (%v)", n.Name, a)
+			}
+		}
+	}
+	for _, pod := range p.s.Pods {
+		if i := slices.IndexFunc(pod.IPs, cidr.Contains); i >= 0 && pod.Running && !pod.HostNetwork {
+			return fmt.Sprintf("an address of %v (%v)", pod.Ref, pod.IPs[i])
+		}
+	}
+	for _, ip := range p.s.IPs {
+		if cidr.Contains(ip.IP) {
+			return fmt.Sprintf("spec.ip of %v (%v)", ip.Ref, ip.IP)
+		}
+	}
+	in := func(list []string) (string, bool) {
+		i := slices.IndexFunc(list, func(text string) bool {
+			a, err := netip.ParseAddr(text)
+			return err == nil && cidr.Contains(a.Unmap())
+		})
+		if i < 0 {
+			return "", false
+		}
+		return list[i], true
+	}
+	for _, g := range p.s.GatewayClients {
+		if at, is := in(g.Addresses); is && g.RemoteID != by.id {
+			return fmt.Sprintf("the endpoint of cluster %s (%s)", g.RemoteID, at)
+		}
+	}
+	for _, c := range p.s.Connections {
+		if c.RemoteID == by.id || c.Peer == nil || c.Peer.Endpoint == nil {
+			continue
+		}
+		if at, is := in(c.Peer.Endpoint.Addresses); is {
+			return fmt.Sprintf("the endpoint of cluster %s (%s)", c.RemoteID, at)
+		}
+	}
+	return ""
 }
 
 // peeringsOf returns those of a list of networks, in its order.

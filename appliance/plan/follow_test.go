@@ -243,3 +243,27 @@ func TestFollowGivesWay(t *testing.T) {
 	assert.DeepEqual(t, get[*v1beta1.Configuration](w, "liqo-tenant-rome", "rome").Status.Local.CIDR.Pod, []v1beta1.CIDR{"10.10.0.0/16", "10.64.128.0/17"})
 	assert.DeepEqual(t, get[*v1beta1.Configuration](w, "liqo-tenant-rome", "rome").Spec.Local.CIDR.Pod, []v1beta1.CIDR{"10.10.0.0/16"})
 }
+
+// TestFollowKeepsOff: a peer can't take over single addresses that this cluster has, or reaches
+// by another way, by telling a network around them.
+func TestFollowKeepsOff(t *testing.T) {
+	w, tells := following(t, allowed("0.0.0.0/0"))
+	w.namespace("paris")
+	w.configure("paris", "10.30.0.0/16", "10.73.0.0/16")
+	w.client("paris").Spec.Endpoint.Addresses = []string{"203.0.113.7"}
+	w.ip("nas", "192.168.7.7", false)
+	w.settle()
+	get[*v1beta1.InternalNode](w, "", "node-1").Status.Addresses = []v1beta1.IP{"192.168.50.1"}
+	for _, tt := range []struct{ tells, refused string }{
+		{"192.168.50.0/24", "overlaps an address of node node-1 (192.168.50.1)"},
+		{"192.168.7.0/24", "overlaps spec.ip of IP default/nas (192.168.7.7)"},
+		{"203.0.113.0/24", "overlaps the endpoint of cluster paris (203.0.113.7)"},
+		{"192.168.60.0/24", ""},
+	} {
+		tells(v1beta1.CIDR(tt.tells))
+		w.settle()
+		got, refused := follows(w)
+		assert.Check(t, is.Contains(refused, tt.refused))
+		assert.Check(t, is.Equal(strings.Contains(got, tt.tells), tt.refused == ""), got)
+	}
+}

@@ -291,7 +291,7 @@ func (c *confirmer) late(by time.Duration) {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.trial.excuse(by)
+	c.trial.excuse(time.Now(), by)
 	c.log.Info("this process did not run for a while: the API server may not have been silent", "for", by.Round(time.Millisecond))
 }
 

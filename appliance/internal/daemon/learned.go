@@ -184,10 +184,10 @@ func (gw *gateway) goElsewhere(ctx context.Context, told *exchange.Endpoint, fro
 		pause(ctx, gw.prober.Hurry()) // until a pass lets in what comes from there
 	}
 	gw.log.Info("the peer tells the place where it is dialled no more: it is dialled at another one", "endpoint", to, "was", from)
-	began := time.Now()
 	if !gw.dial(to) {
 		return
 	}
+	began := time.Now() // what was answered before came from the former place
 	for ctx.Err() == nil && time.Since(began) < backAfter {
 		pause(ctx, gw.prober.Hurry())
 		if last := gw.prober.Status().LastReply; last.After(began) {

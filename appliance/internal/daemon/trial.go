@@ -134,9 +134,14 @@ func (t *trial) hear(now time.Time, answers bool) bool {
 }
 
 // excuse takes a time out of the trial in which nobody asked, since the process did not run:
-// it was stopped, or its machine was. No silence of the API server is in it.
-func (t *trial) excuse(d time.Duration) {
-	t.since, t.heard = t.since.Add(d), t.heard.Add(d)
+// it was stopped, or its machine was. No silence of the API server is in it. What happened
+// after that time is not moved beyond now.
+func (t *trial) excuse(now time.Time, d time.Duration) {
+	for _, at := range []*time.Time{&t.since, &t.heard} {
+		if *at = at.Add(d); at.After(now) {
+			*at = now
+		}
+	}
 }
 
 // conclude ends the trial.

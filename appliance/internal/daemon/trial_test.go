@@ -48,6 +48,8 @@ func TestTrial(t *testing.T) {
 			versions{older: true}, versions{}, versions{fresh: true}, true},
 		{"a trial is no shorter for it", []event{{0, "begin"}, {0.1, "applied"}, {3, "answer"}, {10, "stopped for 6 s"}, {11, "answer"}},
 			versions{older: true}, versions{}, versions{fresh: true}, false},
+		{"what came after it is not moved into the future", []event{{0, "begin"}, {9.9, "applied"}, {10, "stopped for 6 s"}, {15, "silence"}},
+			versions{older: true}, versions{}, versions{fresh: true}, true},
 		{"an outage is no shorter for it", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {12, "stopped for 6 s"}, {15.2, "silence"}},
 			versions{older: true}, versions{}, versions{fresh: true}, true},
 		{"without it the API server answers: it stays out", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {6.2, "answer"}},
@@ -90,7 +92,7 @@ func TestTrial(t *testing.T) {
 				case "answer", "silence":
 					tr.hear(now, e.what == "answer")
 				case "stopped for 6 s":
-					tr.excuse(6 * time.Second)
+					tr.excuse(now, 6*time.Second)
 				case "deleted":
 					tr.keep(versions{older: true})
 				}

@@ -175,7 +175,7 @@ func ownSabotages() []ownSabotage {
 		{"selftest-breaks", ""},
 		{"looks: plant on milan/gateway: : selftest-nothing", `it stayed green: nothing of the scenario depends on plant`},
 		{"sabotages: plant on milan/gateway: : selftest-nothing", `it stayed green: nothing of the scenario depends on plant`},
-		{"selftest-else", `"milan/web reaches rome/web by tcp" failed at "something is done and the pod answers", instead of "rome/web sees milan/web"`},
+		{"selftest-else", `"milan/web reaches rome/web by tcp" failed at "something is done and the pod answers" \((?s:.*)\), instead of "rome/web sees milan/web"`},
 		{"selftest-lock", `an action failed at "something is done and the pod answers"`},
 		{"service-nodeport-routing", `it stayed green: nothing of the scenario depends on withhold`},
 		{"selftest-stream", `it stayed green: nothing of the scenario depends on plant`},
