@@ -201,7 +201,11 @@ func (n *network) run(ctx context.Context, action peer.Action) error {
 		if err := peerError(asRefused(n.options.Check())); err != nil {
 			return err
 		}
-		for side, flag := range []string{peer.FlagFollow, peer.FlagRemoteFollow} {
+		flags := []string{peer.FlagFollow, peer.FlagRemoteFollow}
+		if err := peer.CheckMax(n.followMax, peer.FlagFollowMax, flags, n.options.Follow[:]...); err != nil {
+			return err
+		}
+		for side, flag := range flags {
 			n.options.Follow[side].Max = n.followMax
 			if err := n.options.Follow[side].Check(flag, peer.FlagFollowMax); err != nil {
 				return err

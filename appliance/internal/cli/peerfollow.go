@@ -85,8 +85,8 @@ func (f *follow) change(o *v1beta1.Configuration, r *followResult) bool {
 	var changed bool
 	switch {
 	case len(f.Ranges) > 0:
-		for annotation, text := range f.Annotations() {
-			changed = set(annotation, text) || changed
+		for _, annotation := range []string{v1beta1.AnnotationFollow, v1beta1.AnnotationFollowMax} {
+			changed = set(annotation, f.Annotations()[annotation]) || changed
 		}
 	case f.none:
 		for _, annotation := range []string{v1beta1.AnnotationFollow, v1beta1.AnnotationFollowMax, v1beta1.AnnotationForget} {

@@ -60,6 +60,8 @@ func TestFollowChange(t *testing.T) {
 		{"ranges", follow{Follow: peer.Follow{Ranges: []string{"10.64.0.0/10", "10.32.0.0/16"}, Max: 2}}, nil,
 			map[string]string{v1beta1.AnnotationFollow: "10.64.0.0/10,10.32.0.0/16", v1beta1.AnnotationFollowMax: "2"}, true, "rome may add 2 networks in 10.64.0.0/10,10.32.0.0/16 by telling them.\n"},
 		{"the same again", follow{Follow: peer.Follow{Ranges: []string{"10.64.0.0/10"}}}, some, some, false, "rome may add 4 networks in 10.64.0.0/10"},
+		{"without a number, which was another one", follow{Follow: peer.Follow{Ranges: []string{"10.64.0.0/10"}}},
+			map[string]string{v1beta1.AnnotationFollow: "10.64.0.0/10", v1beta1.AnnotationFollowMax: "64"}, map[string]string{v1beta1.AnnotationFollow: "10.64.0.0/10"}, true, "rome may add 4 networks"},
 		{"none", follow{none: true}, some, map[string]string{"other": "x"}, true, "rome adds no networks by telling them."},
 		{"none of none", follow{none: true}, nil, nil, false, "rome adds no networks"},
 		{"forget", follow{forget: true}, some, map[string]string{v1beta1.AnnotationFollow: "10.64.0.0/10", "other": "x", v1beta1.AnnotationForget: "2026-03-14T12:00:07Z"}, true,

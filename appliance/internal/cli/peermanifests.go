@@ -122,6 +122,14 @@ func (m *manifests) run(ctx context.Context) error {
 	o.Client.APIVersion, o.Client.Kind = version, "WgGatewayClientTemplate"
 	var ends [2]peer.End
 	var keys [2]peer.Keys
+	var flags []string
+	for side, e := range m.ends {
+		flags = append(flags, e.name+"-"+peer.FlagFollow)
+		o.Follow[side] = peer.Follow{Ranges: e.follow}
+	}
+	if err := peer.CheckMax(m.followMax, peer.FlagFollowMax, flags, o.Follow[:]...); err != nil {
+		return err
+	}
 	for side, e := range m.ends {
 		o.Follow[side] = peer.Follow{Ranges: e.follow, Max: m.followMax}
 		err := o.Follow[side].Check(e.name+"-"+peer.FlagFollow, peer.FlagFollowMax)

@@ -2,7 +2,9 @@ package peer
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -41,12 +43,25 @@ func (f Follow) Annotations() map[string]string {
 	return out
 }
 
+// CheckMax says what is wrong with a number that was given for several sides: it has to be for
+// one that may add networks at all.
+func CheckMax(limit int, maxFlag string, flags []string, sides ...Follow) error {
+	if limit == 0 || slices.ContainsFunc(sides, func(f Follow) bool { return len(f.Ranges) > 0 }) {
+		return nil
+	}
+	return fmt.Errorf("--%s %d is about networks that a side may add, and none may: give --%s", maxFlag, limit, strings.Join(flags, " or --"))
+}
+
 // follow finds where a Configuration that is there says something else.
 func (b *Both) follow(on Side, c *v1beta1.Configuration, f Follow, s *Step) {
-	for k, want := range f.Annotations() {
-		if have := c.Annotations[k]; have != want {
-			s.problem("objects", b.ref(on, c).String(), fmt.Sprintf("leave the flag out and run %s peer follow %s --range %s", b[on].Cluster.Isthmusctl, b[on.other()].ID, strings.Join(f.Ranges, ",")),
-				"it is there, and its annotation %s is %q, while %q was asked for", k, have, want)
+	command := fmt.Sprintf("leave the flag out and run %s peer follow %s --range %s", b[on].Cluster.Isthmusctl, b[on.other()].ID, strings.Join(f.Ranges, ","))
+	if f.Max > 0 {
+		command += fmt.Sprintf(" --max %d", f.Max)
+	}
+	asked := f.Annotations()
+	for _, k := range slices.Sorted(maps.Keys(asked)) {
+		if have := c.Annotations[k]; have != asked[k] {
+			s.problem("objects", b.ref(on, c).String(), command, "it is there, and its annotation %s is %q, while %q was asked for", k, have, asked[k])
 		}
 	}
 }

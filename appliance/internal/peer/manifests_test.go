@@ -145,4 +145,16 @@ func TestFollow(t *testing.T) {
 			assert.Assert(t, strings.Contains(s.Problems[0].Fix, tt.want), s.Problems[0].Fix)
 		}
 	}
+
+	// Only the number is another one, and the command says it.
+	var s Step
+	c.Annotations = map[string]string{v1beta1.AnnotationFollow: "10.64.0.0/10", v1beta1.AnnotationFollowMax: "9"}
+	b.follow(Remote, c, Follow{Ranges: []string{"10.64.0.0/10"}, Max: 2}, &s)
+	assert.Equal(t, len(s.Problems), 1)
+	assert.Assert(t, strings.HasSuffix(s.Problems[0].Fix, " --range 10.64.0.0/10 --max 2"), s.Problems[0].Fix)
+
+	flags := []string{FlagFollow, FlagRemoteFollow}
+	assert.ErrorContains(t, CheckMax(2, FlagFollowMax, flags, Follow{}, Follow{}), "--follow-max 2 is about networks that a side may add, and none may: give --follow or --remote-follow")
+	assert.NilError(t, CheckMax(2, FlagFollowMax, flags, Follow{}, Follow{Ranges: []string{"10.64.0.0/10"}}))
+	assert.NilError(t, CheckMax(0, FlagFollowMax, flags, Follow{}, Follow{}))
 }
