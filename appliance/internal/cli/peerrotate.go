@@ -79,6 +79,7 @@ type gatewayObject struct {
 	client.Object
 	resource string
 	keys     *corev1.ObjectReference // nil: there are none yet
+	own      string                  // spec.secretRef: the user's own keys; empty: ours
 }
 
 // gatewayOf returns the gateway of the peer with this ID.
@@ -95,10 +96,10 @@ func (c *cluster) gatewayOf(ctx context.Context, id string) (gatewayObject, erro
 	}
 	var out []gatewayObject
 	for i := range servers.Items {
-		out = append(out, gatewayObject{&servers.Items[i], "gatewayservers", servers.Items[i].Status.SecretRef})
+		out = append(out, gatewayObject{&servers.Items[i], "gatewayservers", servers.Items[i].Status.SecretRef, servers.Items[i].Spec.SecretRef.Name})
 	}
 	for i := range clients.Items {
-		out = append(out, gatewayObject{&clients.Items[i], "gatewayclients", clients.Items[i].Status.SecretRef})
+		out = append(out, gatewayObject{&clients.Items[i], "gatewayclients", clients.Items[i].Status.SecretRef, clients.Items[i].Spec.SecretRef.Name})
 	}
 	if len(out) != 1 {
 		return gatewayObject{}, fmt.Errorf("the cluster at %s has %d gateways of a peer %q, and this command is for one: see isthmusctl peer list", c.config.Host, len(out), id)
@@ -115,10 +116,13 @@ func (p *program) rotate(ctx context.Context, id string, f rotateFlags) error {
 	if err != nil {
 		return err
 	}
-	if !f.allowLoss {
-		if err := c.canAgree(ctx, g, id); err != nil {
-			return err
-		}
+	var conn v1beta1.Connection
+	key := client.ObjectKey{Namespace: g.GetNamespace(), Name: plan.GatewayName(g.GetName())}
+	if err := c.client.Get(ctx, key, &conn); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("Connection %s: %w", key, err)
+	}
+	if err := canRotate(g, &conn, id, f.allowLoss); err != nil {
+		return fmt.Errorf("nothing was changed: %w", err)
 	}
 	rights := []access.Right{{Verb: "patch", Group: v1beta1.GroupVersion.Group, Resource: g.resource, Namespace: g.GetNamespace()}}
 	if f.allowLoss && g.keys != nil { // to say what the new public key is
@@ -173,21 +177,22 @@ func (p *program) rotate(ctx context.Context, id string, f rotateFlags) error {
 	return err
 }
 
-// canAgree returns why the gateways can't agree on keys.
-func (c *cluster) canAgree(ctx context.Context, g gatewayObject, id string) error {
-	var conn v1beta1.Connection
-	key := client.ObjectKey{Namespace: g.GetNamespace(), Name: plan.GatewayName(g.GetName())}
-	if err := c.client.Get(ctx, key, &conn); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("Connection %s: %w", key, err)
-	}
+// canRotate returns why the keys of a gateway can't be changed now, or not together with the
+// peer.
+func canRotate(g gatewayObject, conn *v1beta1.Connection, id string, allowLoss bool) error {
 	const alone = "--allow-loss changes the key of this side alone"
+	r := conn.Status.Rotation
 	switch {
-	case conn.AgreesOnKeys():
+	case g.own != "":
+		return fmt.Errorf("the keys of the gateway are in Secret %s/%s, which spec.secretRef names: whoever has made it changes them there", g.GetNamespace(), g.own)
+	case allowLoss && r != nil && r.By == v1beta1.RotationByUs && (r.Phase == string(rotation.Waiting) || r.Phase == string(rotation.Trying)):
+		return fmt.Errorf("the gateway is changing its keys already, together with %s: wait until status.rotation of Connection %s/%s is Committed or Aborted, %v at most", id, conn.Namespace, conn.Name, rotation.Patience+rotation.Trial)
+	case allowLoss, conn.AgreesOnKeys():
 		return nil
 	case conn.Status.Value != v1beta1.Connected:
-		return fmt.Errorf("nothing was changed: the gateways of this cluster and %s are not connected (%s), so they can't agree on new keys: see isthmusctl peer list; %s", id, cmp.Or(string(conn.Status.Value), "no status"), alone)
+		return fmt.Errorf("the gateways of this cluster and %s are not connected (%s), so they can't agree on new keys: see isthmusctl peer list; %s", id, cmp.Or(string(conn.Status.Value), "no status"), alone)
 	}
-	return fmt.Errorf("nothing was changed: the gateway of %s has not said that it takes part in changes of keys: it is one of another system or of an older Isthmus, or has just been connected; %s", id, alone)
+	return fmt.Errorf("the gateway of %s has not said that it takes part in changes of keys: it is one of another system or of an older Isthmus, or has just been connected; %s", id, alone)
 }
 
 // publicKeyOf returns the public key of a gateway.
