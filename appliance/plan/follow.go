@@ -18,6 +18,10 @@ import (
 // runs there has this time to go elsewhere, and a peer that is mistaken to correct itself.
 const followWithdrawn = 10 * time.Minute
 
+// refusedTold is how many networks an event names: its text has room for 1024 bytes (the
+// validation of events.k8s.io/v1 Event.note).
+const refusedTold = 4
+
 // followed is what has come of the networks that a peer tells.
 type followed struct {
 	networks []cluster.Followed
@@ -304,8 +308,15 @@ func (p *planner) tellOfFollowed(peer *peering) {
 	if len(counts) > 0 {
 		p.event(c.Ref, Normal, ReasonFollowed, fmt.Sprintf("cluster %s has told its networks %s, which count besides those of spec.remote", peer.id, strings.Join(counts, ", ")))
 	}
-	for _, r := range peer.follow.refused {
-		p.event(c.Ref, Warning, ReasonNotFollowed, fmt.Sprintf("cluster %s tells its network %v, which is not followed: it %s", peer.id, r.CIDR, r.Why))
+	if refused := peer.follow.refused; len(refused) > 0 {
+		var texts []string
+		for _, r := range refused[:min(len(refused), refusedTold)] {
+			texts = append(texts, fmt.Sprintf("%v, which %s", r.CIDR, r.Why))
+		}
+		if more := len(refused) - len(texts); more > 0 {
+			texts = append(texts, fmt.Sprintf("and %d more, which status.follow has", more))
+		}
+		p.event(c.Ref, Warning, ReasonNotFollowed, fmt.Sprintf("cluster %s tells networks that are not followed: %s; isthmusctl peer follow %s shows what it may add", peer.id, strings.Join(texts, "; "), peer.id))
 	}
 }
 
