@@ -250,13 +250,14 @@ func networksMatch(p *PeerStatus, c *cluster.Configuration) Condition {
 		}
 	}
 	if len(differ) > 0 {
-		cure := "correct the Configuration, or delete it and run isthmusctl network connect again; isthmusctl peer follow has such networks count by themselves"
+		allow := "isthmusctl peer follow " + c.RemoteID + " --range RANGE"
+		cure := "correct the Configuration, delete it and run isthmusctl network connect again, or let the peer add networks: " + allow
 		if len(c.Refused) > 0 {
 			var refused []string
 			for _, r := range c.Refused {
 				refused = append(refused, fmt.Sprintf("%v %s", r.CIDR, r.Why))
 			}
-			cure = "this cluster does not follow these: " + strings.Join(refused, "; ") + ": correct that there, write the network into the Configuration, or allow it by isthmusctl peer follow"
+			cure = "this cluster does not follow these: " + strings.Join(refused, "; ") + ": have the cluster of the peer use other networks, write them into the Configuration, or allow them: " + allow + " --max N"
 		}
 		return Condition{v1beta1.ConditionNetworksMatch, "NetworksDiffer", "the gateway of the peer says that " + strings.Join(differ, "; ") + ": " + cure, false}
 	}

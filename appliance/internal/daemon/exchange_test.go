@@ -60,7 +60,7 @@ func TestNetworksMatch(t *testing.T) {
 // TestNetworksFollowed: what is followed is not missed, what has been withdrawn is no longer,
 // and what is refused is said with the reason.
 func TestNetworksFollowed(t *testing.T) {
-	c := cluster.Configuration{Meta: cluster.Meta{Ref: cluster.Ref{Kind: "Configuration", Namespace: "ns", Name: "rome"}}, Remote: networksOf([]string{"10.1.0.0/16"}, []string{"10.70.0.0/16"}), Follow: &cluster.Follow{}}
+	c := cluster.Configuration{Meta: cluster.Meta{Ref: cluster.Ref{Kind: "Configuration", Namespace: "ns", Name: "rome"}}, RemoteID: "rome", Remote: networksOf([]string{"10.1.0.0/16"}, []string{"10.70.0.0/16"}), Follow: &cluster.Follow{}}
 	more, gone := netip.MustParsePrefix("10.64.0.0/16"), netip.MustParsePrefix("10.65.0.0/16")
 	for _, tt := range []struct {
 		name       string
@@ -70,12 +70,12 @@ func TestNetworksFollowed(t *testing.T) {
 		want, says string
 	}{
 		{"nothing", []string{"10.1.0.0/16"}, nil, nil, "Same", "are those of Configuration ns/rome"},
-		{"not yet", []string{"10.1.0.0/16", "10.64.0.0/16"}, nil, nil, "NetworksDiffer", "isthmusctl peer follow has such networks count"},
+		{"not yet", []string{"10.1.0.0/16", "10.64.0.0/16"}, nil, nil, "NetworksDiffer", "or let the peer add networks: isthmusctl peer follow rome --range RANGE"},
 		{"one", []string{"10.64.0.0/16", "10.1.0.0/16"}, []cluster.Followed{{CIDR: more}}, nil, "Followed", "are those of Configuration ns/rome and 1 in its status.follow"},
 		{"one that was withdrawn", []string{"10.1.0.0/16"}, []cluster.Followed{{CIDR: gone, Withdrawn: time.Now()}}, nil, "Same", ""},
 		{"and one more", []string{"10.64.0.0/16", "10.1.0.0/16"}, []cluster.Followed{{CIDR: more}, {CIDR: gone, Withdrawn: time.Now()}}, nil, "Followed", "and 1 in its status.follow"},
 		{"refused", []string{"10.64.0.0/16", "10.1.0.0/16", "10.0.0.0/16"}, []cluster.Followed{{CIDR: more}}, []cluster.Refused{{CIDR: netip.MustParsePrefix("10.0.0.0/16"), Why: "overlaps Network liqo/pod-cidr (10.0.0.0/16)"}},
-			"NetworksDiffer", "this cluster does not follow these: 10.0.0.0/16 overlaps Network liqo/pod-cidr (10.0.0.0/16): correct that there"},
+			"NetworksDiffer", "this cluster does not follow these: 10.0.0.0/16 overlaps Network liqo/pod-cidr (10.0.0.0/16): have the cluster of the peer use other networks, write them into the Configuration, or allow them: isthmusctl peer follow rome --range RANGE --max N"},
 	} {
 		n := networksOf(tt.tells, []string{"10.70.0.0/16"})
 		c.Followed, c.Refused = tt.followed, tt.refused

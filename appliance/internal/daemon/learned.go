@@ -156,28 +156,33 @@ func (gw *gateway) toldResolvers(e *exchange.Endpoint) []*resolver {
 // one in use.
 const backAfter = 10 * time.Second
 
+// firstTold returns the first place that the peer tells and whose address is known. It waits a
+// while for that of a name; invalid: there is none.
+func (gw *gateway) firstTold(ctx context.Context, told *exchange.Endpoint) netip.AddrPort {
+	for began := time.Now(); ctx.Err() == nil; pause(ctx, gw.prober.Hurry()) {
+		for _, r := range gw.toldResolvers(told) {
+			if at := r.endpoint(); at.IsValid() {
+				return at
+			}
+		}
+		if time.Since(began) >= placePatience {
+			break
+		}
+	}
+	return netip.AddrPort{}
+}
+
 // goElsewhere dials the peer at the first place that it tells, since it tells the one in use
 // no more, and goes back to that if there is no answer. A new handshake costs what is on the
 // way; without one, what the peer still sends from the former place would lead WireGuard back
 // there.
 func (gw *gateway) goElsewhere(ctx context.Context, told *exchange.Endpoint, from netip.AddrPort) {
-	deadline := time.Now().Add(placePatience)
-	var to netip.AddrPort
-	for !to.IsValid() { // a name is looked up
-		for _, r := range gw.toldResolvers(told) {
-			if to = r.endpoint(); to.IsValid() {
-				break
-			}
-		}
-		if !to.IsValid() && !time.Now().Before(deadline) {
-			gw.log.Warn("the peer tells the place where it is dialled no more, and no other one is known: it is dialled there still", "endpoint", from, "told", places(told.Addresses, told.Port))
-			return
-		}
-		if !to.IsValid() {
-			pause(ctx, gw.prober.Hurry())
-		}
-	}
-	if to == from || ctx.Err() != nil {
+	to := gw.firstTold(ctx, told)
+	switch {
+	case ctx.Err() != nil || to == from:
+		return
+	case !to.IsValid():
+		gw.log.Warn("the peer tells the place where it is dialled no more, and no other one is known: it is dialled there still", "endpoint", from, "told", places(told.Addresses, told.Port))
 		return
 	}
 	if to.Port() != from.Port() {

@@ -52,11 +52,12 @@ type PublicKey struct {
 	Status PublicKeyStatus `json:"status,omitempty"`
 }
 
-// Current returns the key of the remote gateway, and the fingerprint of the pre-shared one;
-// empty: there is none. A key that was learned counts until somebody writes another one: the
-// spec says one that was learned too when two clusters are connected again. A pre-shared key
-// that was learned is in no spec, and in the Secrets of both gateways until they agree on
-// another one. learned reports whether one of the two is.
+// Current returns the key of the remote gateway, and the fingerprint of the pre-shared one,
+// which is empty where the peering has none. What the gateways have agreed on (status.learned)
+// counts until somebody writes another key into the spec. The same key in the spec is no other
+// one: that is what connecting the clusters again writes. A pre-shared key that was agreed on
+// counts on, for it is in the Secrets of both gateways until they agree on the next. learned
+// reports whether anything of status.learned counts.
 func (k *PublicKey) Current() (key []byte, presharedKey string, learned bool) {
 	l := k.Status.Learned
 	switch {
