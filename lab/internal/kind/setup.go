@@ -89,16 +89,16 @@ func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world
 	if err := writeProgram(ctx, controlPlane, programDir+"/"+multiCall, []byte(multiCallScript)); err != nil {
 		return err
 	}
-	if administered(s.Topology) { // beside the API server
-		programs, err := given(s.BinDir)
-		if err != nil {
+	programs, err := given(s.BinDir)
+	if err != nil {
+		return err
+	}
+	for _, p := range programs { // beside the API server
+		if err := copyProgram(ctx, controlPlane, filepath.Join(s.BinDir, p), programDir+"/"+p); err != nil {
 			return err
 		}
-		for _, p := range programs {
-			if err := copyProgram(ctx, controlPlane, filepath.Join(s.BinDir, p), programDir+"/"+p); err != nil {
-				return err
-			}
-		}
+	}
+	if installs(s.Topology) {
 		if err := copyChart(ctx, controlPlane, s.ChartDir); err != nil {
 			return err
 		}
@@ -411,9 +411,9 @@ func flannel(ctx context.Context, n node, _ []node, c topology.Cluster, binDir s
 // operatorPrograms are what the administrator of a cluster works with.
 var operatorPrograms = []string{deploy.ByIsthmusctl, deploy.ByHelm}
 
-// administered tells whether administrators work on a topology's control planes:
-// they install, or connect what is not connected from the start.
-func administered(t *topology.Topology) bool {
+// installs tells whether administrators install on a topology's control planes, or
+// connect what is not connected from the start.
+func installs(t *topology.Topology) bool {
 	return t.Install != topology.InstallChart || slices.ContainsFunc(t.Peerings, func(p topology.Peering) bool { return p.Absent })
 }
 

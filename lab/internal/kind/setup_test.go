@@ -10,8 +10,8 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// TestAdministered: who works beside the API server finds the programs there.
-func TestAdministered(t *testing.T) {
+// TestInstalls: who installs beside the API server finds the chart there.
+func TestInstalls(t *testing.T) {
 	const cluster = "{ nodes: 1, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 }"
 	const two = "clusters: { milan: " + cluster + ", rome: " + cluster + " }\n"
 	for _, tt := range []struct {
@@ -23,7 +23,7 @@ func TestAdministered(t *testing.T) {
 		{"installed by isthmusctl", "install: isthmusctl\n" + two, true},
 		{"installed later", "install: none\n" + two, true},
 	} {
-		assert.Equal(t, administered(parse(t, tt.topology)), tt.want, tt.name)
+		assert.Equal(t, installs(parse(t, tt.topology)), tt.want, tt.name)
 	}
 }
 
