@@ -121,6 +121,10 @@ type GatewayInput struct {
 	Handover *Handover
 	// PeerNext is another key that the peer may have by now; nil: there is none.
 	PeerNext *PeerNext
+	// PeerFormer is the key that the peer had before, for its repair only; nil: there is none.
+	PeerFormer *PeerFormer
+	// Repairs says that the peer knows this gateway by its former key only.
+	Repairs bool
 	// PeerEndpoint is where the peer is: for a client what its GatewayClient
 	// says, resolved; for a server invalid, for its WireGuard learns it.
 	PeerEndpoint netip.AddrPort

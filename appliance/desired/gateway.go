@@ -126,6 +126,7 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 		RPFilter:    rpFilterLoose,
 	})
 	h.state.Addresses = append(h.state.Addresses, netstate.Address{Dev: TunnelInterface, Prefix: own})
+	h.control(in)
 	h.hops[peer] = hop{via: peer, dev: TunnelInterface, onLink: true}
 
 	wg := netstate.WireGuard{Dev: TunnelInterface, PublicKey: in.PublicKey}
@@ -149,7 +150,7 @@ func (h *host) tunnel(in GatewayInput, c *cluster.Configuration) {
 		}
 		slices.SortFunc(p.AllowedIPs, comparePrefix)
 		p.AllowedIPs = slices.Compact(p.AllowedIPs)
-		wg.Peers = in.eitherKey(p)
+		wg.Peers = in.formerKey(in.eitherKey(p))
 	}
 	h.state.WireGuard = append(h.state.WireGuard, wg)
 }

@@ -74,6 +74,7 @@ func (h *host) refusePeersAtNode(in NodeInput) {
 //	nft add rule … ct direction reply accept
 //	nft add rule … iifname liqo-tunnel ip saddr 169.254.18.2 ip daddr 169.254.18.1 udp dport 12345 accept
 //	nft add rule … iifname liqo-tunnel ip saddr 169.254.18.2 ip daddr 169.254.18.1 tcp dport 12347 accept
+//	nft add rule … iifname liqo-tunnel ip saddr 169.254.18.6 ip daddr 169.254.18.5 tcp dport 12347 accept; a peer with a former key
 //	nft add rule … iifname liqo-tunnel ip saddr 169.254.18.2 ip daddr 169.254.18.1 meta l4proto icmp accept
 //	nft add rule … iifname liqo-tunnel counter drop
 //	nft add rule … udp dport 51840 accept; a client: udp sport 30840
@@ -103,6 +104,11 @@ func (h *host) refusePeersAtGateway(in GatewayInput) {
 	if in.Handover == nil {
 		exchange := netstate.Match{Dir: "dst", Ports: netstate.PortRange{From: ExchangePort, To: ExchangePort}}
 		rules = append(rules, accept("exchange", append(slices.Clone(ends), netstate.Match{L4Proto: "tcp"}, exchange)...))
+		if in.PeerFormer != nil {
+			own, peer := ControlAddresses(in.Mode)
+			rules = append(rules, accept("control", fromTunnel, netstate.Match{Dir: "src", Addr: netstate.AddrRange{From: peer, To: peer}},
+				netstate.Match{Dir: "dst", Addr: netstate.AddrRange{From: own.Addr(), To: own.Addr()}}, netstate.Match{L4Proto: "tcp"}, exchange))
+		}
 		rules = append(rules, accept("ping", append(slices.Clone(ends), netstate.Match{L4Proto: "icmp"})...))
 	}
 	rules = append(rules, drop(in.RemoteID, fromTunnel))

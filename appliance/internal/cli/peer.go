@@ -21,7 +21,7 @@ func (p *program) peerCommand() *cobra.Command {
 		Short: "Invite other clusters, look at peerings, write them to files, change their keys, cut peers off, and follow what they tell",
 	}
 	cmd.AddCommand(p.peerListCommand(), p.peerInviteCommand(), p.peerAcceptCommand(), p.peerRemoveCommand(), p.peerManifestsCommand(),
-		p.peerBlockCommand(), p.peerUnblockCommand(), p.peerRotateCommand(), p.peerFollowCommand())
+		p.peerBlockCommand(), p.peerUnblockCommand(), p.peerRotateCommand(), p.peerRepairCommand(), p.peerFollowCommand())
 	return cmd
 }
 

@@ -43,7 +43,8 @@ type rotateResult struct {
 // rotateFlags are those of peer rotate.
 type rotateFlags struct {
 	share, allowLoss, wait, yes bool
-	timeout                     time.Duration
+	rotation.Manner
+	timeout time.Duration
 }
 
 func (p *program) peerRotateCommand() *cobra.Command {
@@ -68,10 +69,17 @@ The key of the other side's gateway is changed by the same command there.`,
 	}
 	cmd.Flags().BoolVar(&f.share, "psk", false, "give the peering a pre-shared key if it has none; one that it has is changed anyway")
 	cmd.Flags().BoolVar(&f.allowLoss, "allow-loss", false, "change the key pair without asking the peer: there is no connection until its administrator has written the new public key, which is printed")
+	f.add(cmd)
+	cmd.MarkFlagsMutuallyExclusive("allow-loss", "compromised") // nobody is asked, so nobody is told
+	return cmd
+}
+
+// add adds the flags that rotate and repair have in common.
+func (f *rotateFlags) add(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&f.Compromised, "compromised", false, "the keys before are in other hands: the other side forgets them at once, so they are of no use for isthmusctl peer repair")
 	cmd.Flags().BoolVar(&f.wait, "wait", false, "wait until it is known what came of it")
 	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "do not ask whether to go on")
 	cmd.Flags().DurationVar(&f.timeout, "timeout", rotation.Patience+2*rotation.Trial, "longest `time` to wait")
-	return cmd
 }
 
 // A gatewayObject is the GatewayServer or GatewayClient of a peering.
@@ -121,7 +129,7 @@ func (p *program) rotate(ctx context.Context, id string, f rotateFlags) error {
 	if err := c.client.Get(ctx, key, &conn); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("Connection %s: %w", key, err)
 	}
-	if err := canRotate(g, &conn, id, f.allowLoss); err != nil {
+	if err := canRotate(g, &conn, id, f); err != nil {
 		return fmt.Errorf("nothing was changed: %w", err)
 	}
 	rights := []access.Right{{Verb: "patch", Group: v1beta1.GroupVersion.Group, Resource: g.resource, Namespace: g.GetNamespace()}}
@@ -144,6 +152,9 @@ func (p *program) rotate(ctx context.Context, id string, f rotateFlags) error {
 	cost := fmt.Sprintf("Between the two switches some packets to and from %s are lost (16 and 22 of 1,000 a second were measured); connections live on.", id)
 	if f.allowLoss {
 		cost = fmt.Sprintf("There is no connection to %s until its administrator has written the new public key of this cluster's gateway.", id)
+	}
+	if f.Repair {
+		cost = fmt.Sprintf("For 24 hours after a change of keys the gateway of %s knows the key that this one had before: by that the two agree on new keys. It costs nothing, since they are not connected.", id)
 	}
 	fmt.Fprintln(p.err, cost)
 	if !f.yes && !p.json && isTerminal(p.in) {
@@ -179,15 +190,19 @@ func (p *program) rotate(ctx context.Context, id string, f rotateFlags) error {
 
 // canRotate returns why the keys of a gateway can't be changed now, or not together with the
 // peer.
-func canRotate(g gatewayObject, conn *v1beta1.Connection, id string, allowLoss bool) error {
+func canRotate(g gatewayObject, conn *v1beta1.Connection, id string, f rotateFlags) error {
 	const alone = "--allow-loss changes the key of this side alone"
 	r := conn.Status.Rotation
 	switch {
 	case g.own != "":
 		return fmt.Errorf("the keys of the gateway are in Secret %s/%s, which spec.secretRef names: whoever has made it changes them there", g.GetNamespace(), g.own)
-	case allowLoss && r != nil && r.By == v1beta1.RotationByUs && (r.Phase == string(rotation.Waiting) || r.Phase == string(rotation.Trying)):
+	case f.Repair && conn.Status.Value == v1beta1.Connected:
+		return fmt.Errorf("the gateways of this cluster and %s are connected, so each knows the key of the other: isthmusctl peer rotate %s changes them", id, id)
+	case f.Repair:
+		return nil
+	case f.allowLoss && r != nil && r.By == v1beta1.RotationByUs && (r.Phase == string(rotation.Waiting) || r.Phase == string(rotation.Trying)):
 		return fmt.Errorf("the gateway is changing its keys already, together with %s: wait until status.rotation of Connection %s/%s is Committed or Aborted, %v at most", id, conn.Namespace, conn.Name, rotation.Patience+rotation.Trial)
-	case allowLoss, conn.AgreesOnKeys():
+	case f.allowLoss, conn.AgreesOnKeys():
 		return nil
 	case conn.Status.Value != v1beta1.Connected:
 		return fmt.Errorf("the gateways of this cluster and %s are not connected (%s), so they can't agree on new keys: see isthmusctl peer list; %s", id, cmp.Or(string(conn.Status.Value), "no status"), alone)
@@ -215,7 +230,7 @@ func (c *cluster) wishFor(ctx context.Context, g gatewayObject, f rotateFlags) (
 		return "", err
 	}
 	now := time.Now().UTC().Truncate(time.Second)
-	text, err := rotation.Wish{ID: id, By: c.user(ctx), At: now, Share: f.share, Alone: f.allowLoss}.Text()
+	text, err := rotation.Wish{ID: id, By: c.user(ctx), At: now, Share: f.share, Alone: f.allowLoss, Manner: f.Manner}.Text()
 	if err != nil {
 		return "", err
 	}

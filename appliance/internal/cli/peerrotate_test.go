@@ -7,6 +7,7 @@ import (
 	is "gotest.tools/v3/assert/cmp"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/rotation"
 )
 
 // Who has asked is told what came of it, what it cost, and what is left to do.
@@ -39,23 +40,26 @@ func TestCanRotate(t *testing.T) {
 		}
 		return c
 	}
+	alone, repair := rotateFlags{allowLoss: true}, rotateFlags{Manner: rotation.Manner{Repair: true}}
 	for _, c := range []struct {
-		name      string
-		own       string
+		name, own string
 		conn      *v1beta1.Connection
-		allowLoss bool
+		flags     rotateFlags
 		want      string // the error; empty: none
 	}{
-		{"not connected", "", connection(v1beta1.ConnectionError, "", ""), false, "are not connected"},
-		{"of another system", "", connection(v1beta1.Connected, "", ""), false, "has not said that it takes part"},
-		{"with loss", "", connection(v1beta1.ConnectionError, "", ""), true, ""},
-		{"with loss, while they agree", "", connection(v1beta1.Connected, v1beta1.RotationByUs, "Waiting"), true, "Connection liqo-tenant-rome/gw-rome is Committed or Aborted, 2m30s at most"},
-		{"with loss, after that", "", connection(v1beta1.Connected, v1beta1.RotationByUs, "Aborted"), true, ""},
-		{"with loss, while the peer waits for its own", "", connection(v1beta1.Connected, v1beta1.RotationByPeer, "Ready"), true, ""},
-		{"the user's own keys", "mine", connection(v1beta1.Connected, "", ""), false, "in Secret liqo-tenant-rome/mine, which spec.secretRef names"},
-		{"the user's own keys, with loss", "mine", connection(v1beta1.Connected, "", ""), true, "in Secret liqo-tenant-rome/mine, which spec.secretRef names"},
+		{"not connected", "", connection(v1beta1.ConnectionError, "", ""), rotateFlags{}, "are not connected"},
+		{"of another system", "", connection(v1beta1.Connected, "", ""), rotateFlags{}, "has not said that it takes part"},
+		{"with loss", "", connection(v1beta1.ConnectionError, "", ""), alone, ""},
+		{"with loss, while they agree", "", connection(v1beta1.Connected, v1beta1.RotationByUs, "Waiting"), alone, "Connection liqo-tenant-rome/gw-rome is Committed or Aborted, 2m30s at most"},
+		{"with loss, after that", "", connection(v1beta1.Connected, v1beta1.RotationByUs, "Aborted"), alone, ""},
+		{"with loss, while the peer waits for its own", "", connection(v1beta1.Connected, v1beta1.RotationByPeer, "Ready"), alone, ""},
+		{"the user's own keys", "mine", connection(v1beta1.Connected, "", ""), rotateFlags{}, "in Secret liqo-tenant-rome/mine, which spec.secretRef names"},
+		{"the user's own keys, with loss", "mine", connection(v1beta1.Connected, "", ""), alone, "in Secret liqo-tenant-rome/mine, which spec.secretRef names"},
+		{"repair", "", connection(v1beta1.ConnectionError, "", ""), repair, ""},
+		{"repair of what is connected", "", connection(v1beta1.Connected, "", ""), repair, "isthmusctl peer rotate rome changes them"},
+		{"repair of the user's own keys", "mine", connection(v1beta1.ConnectionError, "", ""), repair, "which spec.secretRef names"},
 	} {
-		err := canRotate(gateway(c.own), c.conn, "rome", c.allowLoss)
+		err := canRotate(gateway(c.own), c.conn, "rome", c.flags)
 		if c.want == "" {
 			assert.Check(t, err, c.name)
 			continue

@@ -327,7 +327,7 @@ func (h *handovers) begin(ctx context.Context, g *rotating, want *rotation.Secre
 		return []keyChange{{v1beta1.RotationByUs, reasonKeysRotated, fmt.Sprintf(
 			"the gateway has a new key pair, as %s wished; the peer was not asked, so there is no connection until its PublicKey says %s", cmp.Or(w.By, "somebody"), publicText(next)), false}}, nil
 	}
-	order := &rotation.Order{ID: w.ID, At: h.o.Now, From: from, To: next}
+	order := &rotation.Order{ID: w.ID, At: h.o.Now, From: from, To: next, Manner: w.Manner}
 	if want.Order != nil && !order.At.After(want.Order.At) {
 		order.At = want.Order.At.Add(time.Second) // the clock was put back
 	}

@@ -28,7 +28,7 @@ func (w *world) testRotation(server *v1beta1.GatewayServer, key *v1beta1.PublicK
 
 	const own, theirs = "00000000000000aa", "00000000000000bb"
 	wish := func(id string, alone bool) {
-		text, err := rotation.Wish{ID: id, By: "jane", At: time.Now(), Alone: alone}.Text()
+		text, err := rotation.Wish{ID: id, By: "jane", At: time.Now(), Alone: alone, Manner: rotation.Manner{Compromised: true}}.Text()
 		assert.NilError(w.t, err)
 		w.patch(server, fmt.Sprintf(`{"metadata":{"annotations":{%q:%q}}}`, v1beta1.AnnotationRotate, text))
 	}
@@ -37,6 +37,7 @@ func (w *world) testRotation(server *v1beta1.GatewayServer, key *v1beta1.PublicK
 	order := *w.rotation(secret).Order
 	assert.Assert(w.t, w.get(keys))
 	assert.Equal(w.t, order.ID, own)
+	assert.Equal(w.t, order.Manner, rotation.Manner{Compromised: true})
 	assert.DeepEqual(w.t, keys.Data[v1beta1.PrivateKeyField], order.From[:])
 	assert.Assert(w.t, order.PresharedKey != nil && order.To != order.From)
 

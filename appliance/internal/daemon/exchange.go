@@ -359,14 +359,14 @@ func (gw *gateway) listenToPeer(ctx context.Context) error {
 	own, _ := desired.TunnelAddresses(gw.cfg.Mode)
 	once := newOnce(gw.log)
 	for ctx.Err() == nil {
-		once.report("listen to the peer", gw.takeCalls(ctx, netip.AddrPortFrom(own.Addr(), desired.ExchangePort)))
+		once.report("listen to the peer", gw.takeCalls(ctx, netip.AddrPortFrom(own.Addr(), desired.ExchangePort), gw.calls, gw.talk))
 		pause(ctx, tellLeast) // the tunnel may not have its address yet
 	}
 	return nil
 }
 
 // takeCalls takes one connection after the other, as slowly as is agreed: there is one peer.
-func (gw *gateway) takeCalls(ctx context.Context, at netip.AddrPort) error {
+func (gw *gateway) takeCalls(ctx context.Context, at netip.AddrPort, calls func(net.Conn) bool, talk func(context.Context, net.Conn) error) error {
 	l, err := gw.listenInTunnel(ctx, at)
 	if err != nil {
 		return err
@@ -381,11 +381,11 @@ func (gw *gateway) takeCalls(ctx context.Context, at netip.AddrPort) error {
 			}
 			return err
 		}
-		if !gw.calls(c) {
+		if !calls(c) {
 			c.Close() // at once and without a word: a pod must not keep the peer waiting
 			continue
 		}
-		if err := gw.talk(ctx, c); err != nil && ctx.Err() == nil {
+		if err := talk(ctx, c); err != nil && ctx.Err() == nil {
 			gw.log.Info("an exchange that the peer began has failed", "err", err)
 		}
 		pause(ctx, tellLeast)
@@ -396,8 +396,12 @@ func (gw *gateway) takeCalls(ctx context.Context, at netip.AddrPort) error {
 // connection: pods of this cluster reach the address, too.
 func (gw *gateway) calls(c net.Conn) bool {
 	_, peer := desired.TunnelAddresses(gw.cfg.Mode)
+	return isFrom(c, peer) && gw.wantsPeer()
+}
+
+func isFrom(c net.Conn, peer netip.Addr) bool {
 	from, ok := c.RemoteAddr().(*net.TCPAddr)
-	return ok && from.AddrPort().Addr().Unmap() == peer && gw.wantsPeer()
+	return ok && from.AddrPort().Addr().Unmap() == peer
 }
 
 // talk is one exchange, and what comes of it. It ends the connection.

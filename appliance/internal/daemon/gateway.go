@@ -304,6 +304,8 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 	if gw.rotating != nil {
 		gw.waitRotation(ctx)
 		g.run("rotation", func() error { return gw.runRotation(ctx) })
+		g.run("repair", func() error { return gw.runRepair(ctx) })
+		g.run("repair of the peer", func() error { return gw.listenToFormer(ctx) })
 	}
 	return agent.Run(ctx, agent.Config[desired.GatewayInput]{
 		Source: source[desired.GatewayInput]{
@@ -412,7 +414,12 @@ func (gw *gateway) podIP() netip.Addr {
 // have two.
 func (gw *gateway) peer() (kernel.PeerStatus, bool) {
 	peers, err := gw.ns.Peers(desired.TunnelInterface)
-	if err != nil || len(peers) == 0 {
+	if err != nil {
+		return kernel.PeerStatus{}, false
+	}
+	former := gw.formerKey()
+	peers = slices.DeleteFunc(peers, func(p kernel.PeerStatus) bool { return p.PublicKey == former })
+	if len(peers) == 0 {
 		return kernel.PeerStatus{}, false
 	}
 	return slices.MaxFunc(peers, func(a, b kernel.PeerStatus) int { return a.LastHandshake.Compare(b.LastHandshake) }), true

@@ -195,12 +195,17 @@ func (gw *gateway) listenInTunnel(ctx context.Context, at netip.AddrPort) (l net
 }
 
 // dialInTunnel dials a TCP port of the gateway at the other end.
-func (gw *gateway) dialInTunnel(ctx context.Context, port uint16) (c net.Conn, err error) {
+func (gw *gateway) dialInTunnel(ctx context.Context, port uint16) (net.Conn, error) {
 	_, peer := desired.TunnelAddresses(gw.cfg.Mode)
+	return gw.dialFromGateway(ctx, netip.AddrPortFrom(peer, port))
+}
+
+// dialFromGateway dials a TCP port out of the network namespace that has the tunnel.
+func (gw *gateway) dialFromGateway(ctx context.Context, to netip.AddrPort) (c net.Conn, err error) {
 	err = gw.ns.Do(func() (err error) {
 		d := net.Dialer{Timeout: dialTime}
 		d.SetMultipathTCP(false)
-		c, err = d.DialContext(ctx, "tcp", netip.AddrPortFrom(peer, port).String())
+		c, err = d.DialContext(ctx, "tcp", to.String())
 		return err
 	})
 	return c, err

@@ -200,6 +200,17 @@ func (k *keyring) preshared() privateKey {
 	return k.shared
 }
 
+// shares returns the pre-shared key; nil: there is none.
+func (k *keyring) shares() *invitation.Key {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.preshared() == (privateKey{}) {
+		return nil
+	}
+	key := invitation.Key(k.preshared().Bytes)
+	return &key
+}
+
 // lend has another private key used than the gateway's own; nil ends that.
 func (k *keyring) lend(key *invitation.Key) {
 	k.mu.Lock()

@@ -278,6 +278,7 @@ func (gw *gateway) rehandshake(o *outage, peer kernel.PeerStatus, now time.Time)
 		gw.log.Warn("no new handshake", "err", err)
 		notify(gw.repair)
 	}
+	gw.rehandshakeFormer(endpoint)
 	gw.lookUp()
 	o.handshakes++
 	o.rx, o.heard = 0, now // WireGuard counts from the beginning

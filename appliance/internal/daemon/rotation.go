@@ -74,6 +74,8 @@ type rotating struct {
 	over    rotation.PublicKeyRef
 	keys    []invitation.Key
 	blocked cluster.BlockedKeys
+	current rotation.Peer
+	former  netstate.Key // of the peer, for its repair; zero: none
 	peer    netstate.Key // of the PublicKey, or what was learned since
 	// inUse: the last handshake of the peer was with its next key.
 	inUse bool
@@ -177,7 +179,7 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 	before, tried, proved := r.state, r.tried, r.proved
 	f := rotation.Facts{
 		Now: time.Now().Round(0), Order: r.secret.Order, Accept: r.secret.Rules.Accept, Recorded: r.secret.Recorded.Theirs,
-		Yields: r.yields, Heard: r.heard, Over: r.over, Keys: r.keys, Blocked: r.blocked, Tried: tried,
+		Yields: r.yields, Heard: r.heard, Over: r.over, Current: r.current, Keys: r.keys, Blocked: r.blocked, Tried: tried,
 	}
 	r.mu.Unlock()
 	if trying(before) && f.Order != nil {
@@ -334,12 +336,16 @@ func (gw *gateway) rotate(in *desired.GatewayInput) {
 	} else if r.tried.IsZero() {
 		r.tried = time.Now()
 	}
-	r.over, r.keys, r.blocked = rotation.PublicKeyRef{}, nil, in.BlockedKeys
+	r.over, r.keys, r.blocked, r.current, r.former = rotation.PublicKeyRef{}, nil, in.BlockedKeys, rotation.Peer{}, netstate.Key{}
 	if i := in.CountingKey(); i >= 0 {
 		in.PublicKeys = slices.Clone(in.PublicKeys)
 		k := &in.PublicKeys[i]
 		r.over = rotation.PublicKeyRef{UID: k.UID, Generation: k.Generation}
+		if k.PresharedKey != "" {
+			r.current.PresharedKey = gw.keys.shares()
+		}
 		if p := r.state.Peer(order, r.over); p != nil {
+			r.current.PresharedKey = p.PresharedKey
 			if p.Key != nil {
 				k.Key = p.Key[:]
 			}
@@ -352,7 +358,18 @@ func (gw *gateway) rotate(in *desired.GatewayInput) {
 			in.PresharedKey = fingerprint
 		}
 		r.peer = netstate.Key(k.Key)
-		r.keys = append(r.keys, invitation.Key(k.Key))
+		r.current.Key = (*invitation.Key)(k.Key)
+		r.keys = append(r.keys, *r.current.Key)
+	}
+	in.Repairs = r.state.Repairs(order)
+	if f := r.state.Former; f != nil && f.Over == r.over {
+		r.former = netstate.Key(f.Key)
+		in.PeerFormer = &desired.PeerFormer{Key: r.former}
+		if f.PresharedKey != nil {
+			in.PeerFormer.PresharedKey = netstate.FingerprintOf(*f.PresharedKey)
+			keys.shared[r.former] = privateKey{*f.PresharedKey}
+		}
+		r.keys = append(r.keys, f.Key)
 	}
 	if c := r.state.Candidate(r.over); c != nil {
 		in.PeerNext = &desired.PeerNext{Key: netstate.Key(*c.Key), InUse: r.inUse}

@@ -96,40 +96,57 @@ func (s *rotatingSide) start(t *testing.T) {
 	s.stop = inNS(t, s.ns, func(ctx context.Context) error { return RunGateway(ctx, cfg) })
 }
 
+// A rotatingPair is two gateways that are joined by a wire.
+type rotatingPair struct {
+	t              *testing.T
+	server, client *rotatingSide
+	private        map[string][]byte // by mode
+}
+
+func newRotatingPair(t *testing.T) *rotatingPair {
+	milan, rome := nettest.Another(t), nettest.Another(t)
+	implementation(t, milan)
+	wire(t, milan, rome, milanAddr, romeAddr)
+	p := &rotatingPair{
+		t:      t,
+		server: &rotatingSide{ns: milan, c: child{Mode: cluster.Server, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto}, secret: newMemoryRotation()},
+		client: &rotatingSide{ns: rome, c: child{Mode: cluster.Client, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto, Endpoint: milanAddr.String()}, secret: newMemoryRotation()},
+	}
+	serverKey, clientKey := writeKeys(t, p.server.c.KeysDir), writeKeys(t, p.client.c.KeysDir)
+	p.private = map[string][]byte{cluster.Server: serverKey.Bytes(), cluster.Client: clientKey.Bytes()}
+	p.server.c.PeerKey, p.client.c.PeerKey = clientKey.PublicKey().Bytes(), serverKey.PublicKey().Bytes()
+	p.server.start(t)
+	p.client.start(t)
+	return p
+}
+
+// connected waits until both gateways say so.
+func (p *rotatingPair) connected() {
+	p.t.Helper()
+	for _, s := range []*rotatingSide{p.server, p.client} {
+		within(p.t, 15*time.Second, func() error {
+			if st := s.conn.get(); st.Value != "Connected" {
+				return fmt.Errorf("%s: %+v", s.c.Mode, st)
+			}
+			return nil
+		})
+	}
+}
+
 // TestRotation changes the key pair of the server and then of the client, each with a
 // pre-shared key, and asks what it costs: what is lost of 1,000 packets a second is for the
 // scenario keys-rotate.
 func TestRotation(t *testing.T) {
 	nettest.Need(t, "ip")
-	milan, rome := nettest.Another(t), nettest.Another(t)
-	implementation(t, milan)
-	wire(t, milan, rome, milanAddr, romeAddr)
-	server := &rotatingSide{ns: milan, c: child{Mode: cluster.Server, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto}, secret: newMemoryRotation()}
-	client := &rotatingSide{ns: rome, c: child{Mode: cluster.Client, KeysDir: t.TempDir(), StateDir: t.TempDir(), Implementation: kernel.Auto, Endpoint: milanAddr.String()}, secret: newMemoryRotation()}
-	serverKey, clientKey := writeKeys(t, server.c.KeysDir), writeKeys(t, client.c.KeysDir)
-	server.c.PeerKey, client.c.PeerKey = clientKey.PublicKey().Bytes(), serverKey.PublicKey().Bytes()
-	sides := []*rotatingSide{server, client}
-	for _, s := range sides {
-		s.start(t)
-	}
-	connected := func() {
-		t.Helper()
-		for _, s := range sides {
-			within(t, 15*time.Second, func() error {
-				if st := s.conn.get(); st.Value != "Connected" {
-					return fmt.Errorf("%s: %+v", s.c.Mode, st)
-				}
-				return nil
-			})
-		}
-	}
-	connected()
-	ping := through(t, rome)
+	p := newRotatingPair(t)
+	p.connected()
+	server, client := p.server, p.client
+	ping := through(t, client.ns)
 
 	for i, c := range []struct {
 		from, to *rotatingSide
 		private  []byte
-	}{{server, client, serverKey.Bytes()}, {client, server, clientKey.Bytes()}} {
+	}{{server, client, p.private[cluster.Server]}, {client, server, p.private[cluster.Client]}} {
 		id := fmt.Sprintf("%016x", i+1)
 		shared := invitation.Key{byte(i + 1), 7}
 		c.from.secret.set(func(s *rotation.Secret) {
@@ -159,7 +176,7 @@ func TestRotation(t *testing.T) {
 		st := c.from.conn.get().Rotation
 		assert.Equal(t, st.ID, id)
 		assert.Equal(t, st.Phase, string(rotation.Committed))
-		for _, s := range sides {
+		for _, s := range []*rotatingSide{server, client} {
 			s.secret.set(func(s *rotation.Secret) { s.Recorded = rotation.Recorded{Own: id, Theirs: id} })
 		}
 	}

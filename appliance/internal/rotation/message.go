@@ -30,6 +30,8 @@ type Offer struct {
 	// Key is public. PresharedKey is secret: it is for the tunnel only.
 	Key          invitation.Key  `json:"key"`
 	PresharedKey *invitation.Key `json:"presharedKey,omitempty"`
+	// Compromised says that nothing of the keys before is to be kept.
+	Compromised bool `json:"compromised,omitempty"`
 }
 
 // A Refusal says why an offer is not taken.

@@ -36,6 +36,8 @@ const (
 	Patience = 2 * time.Minute
 	// Trial is how long new keys are in use without a handshake.
 	Trial = 30 * time.Second
+	// Kept is how long the key that a peer has changed is known, for its repair only.
+	Kept = 24 * time.Hour
 	// Told is after how long the peer knows how a rotation ended: gateways tell each other
 	// what is new, and all of it every 30 s.
 	Told = 30 * time.Second
@@ -73,6 +75,17 @@ type Order struct {
 	To   invitation.Key `json:"to"`
 	// PresharedKey is to be that of the peering; nil: it is to have none.
 	PresharedKey *invitation.Key `json:"presharedKey,omitempty"`
+	Manner
+}
+
+// A Manner is what is particular about a rotation.
+type Manner struct {
+	// Repair says that the peer takes the key in use for the repair only: it has been told
+	// of a later one, which this side has lost.
+	Repair bool `json:"repair,omitempty"`
+	// Compromised says that the keys before are in other hands: the peer is to forget them
+	// at once.
+	Compromised bool `json:"compromised,omitempty"`
 }
 
 // A PublicKeyRef is an object as it was when something was learned about what it says. What
@@ -104,6 +117,16 @@ type Change struct {
 	Phase        Phase           `json:"phase"`
 	Since        time.Time       `json:"since"` // of the phase, by the own clock
 	Over         PublicKeyRef    `json:"over"`
+	Compromised  bool            `json:"compromised,omitempty"`
+}
+
+// A Former key is the one that the peer had before its last rotation. It takes no data, and
+// no more than an offer comes with it: a peer that has lost its later keys has this one.
+type Former struct {
+	Key          invitation.Key  `json:"key"`
+	PresharedKey *invitation.Key `json:"presharedKey,omitempty"`
+	Since        time.Time       `json:"since"` // when it was superseded
+	Over         PublicKeyRef    `json:"over"`
 }
 
 // Learned is what the last rotation that was committed, of either side, has changed about
@@ -120,6 +143,7 @@ type State struct {
 	Own     *Attempt `json:"own,omitempty"`
 	Theirs  *Change  `json:"theirs,omitempty"`
 	Learned *Learned `json:"learned,omitempty"`
+	Former  *Former  `json:"former,omitempty"`
 	// Committed is the ID of the last own rotation that was, and Ended the time of the
 	// order of the last one that ended, however it did. The peer learns by them how the
 	// one that it is ready for ended: no other one can be committed before it knows.
@@ -146,6 +170,8 @@ type Facts struct {
 	Handshake, Tried time.Time
 	// Over is the PublicKey of the peer that counts.
 	Over PublicKeyRef
+	// Current is what WireGuard knows of the peer.
+	Current Peer
 	// Keys are public ones that no offer may name: of this side, and the peer's own.
 	Keys []invitation.Key
 	// Blocked are those that this cluster has nothing to do with.
@@ -155,7 +181,15 @@ type Facts struct {
 // Next takes one step. What it returns is to be stored before anything of it is done or
 // told, except that keys may be taken back before.
 func (s State) Next(f Facts) State {
-	return s.follow(f).lead(f)
+	return s.follow(f).forget(f).lead(f)
+}
+
+// forget drops the former key of the peer once it is of no use.
+func (s State) forget(f Facts) State {
+	if s.Former != nil && (f.Now.Sub(s.Former.Since) >= Kept || f.Over != PublicKeyRef{} && f.Over != s.Former.Over || blocked(f.Blocked, s.Former.Key)) {
+		s.Former = nil
+	}
+	return s
 }
 
 // lead goes on with what this side has begun.
@@ -175,6 +209,8 @@ func (s State) lead(f Facts) State {
 		switch {
 		case f.Heard != nil && f.Heard.Refused != nil && f.Heard.Refused.ID == s.Own.ID:
 			return s.end(f.Now, Aborted, "the peer refuses: "+f.Heard.Refused.Reason)
+		case waited >= Patience && f.Order.Repair:
+			return s.end(f.Now, Aborted, fmt.Sprintf("the peer's gateway has not taken the key of this one within %v: it keeps a key that was changed for %v, and not one that was compromised; connect the two clusters again", Patience, Kept))
 		case waited >= Patience:
 			return s.end(f.Now, Aborted, fmt.Sprintf("the peer's gateway has not said within %v that it has stored the new key: see whether the two are connected, and whether the peer runs a version of Isthmus that rotates keys", Patience))
 		case f.Heard != nil && f.Heard.Ready == s.Own.ID && !s.ready():
@@ -218,6 +254,10 @@ func (s State) follow(f Facts) State {
 		switch {
 		case f.Heard.Committed == change.ID:
 			change.Phase = Committed
+			s.Former = nil
+			if !change.Compromised && f.Current.Key != nil {
+				s.Former = &Former{*f.Current.Key, f.Current.PresharedKey, f.Now, change.Over}
+			}
 			s.Learned = s.learn(change.Over, &change.Key, change.PresharedKey)
 		case !f.Heard.Ended.Before(change.At): // that, or a later one
 			change.Phase = Aborted
@@ -253,7 +293,7 @@ func (s State) follow(f Facts) State {
 	case s.Own != nil && (s.Own.Phase == Trying || s.Own.Phase == Waiting && !f.Yields):
 		return s
 	}
-	s.Theirs = &Change{ID: o.ID, At: o.At, Key: o.Key, PresharedKey: o.PresharedKey, Phase: Ready, Since: f.Now, Over: f.Over}
+	s.Theirs = &Change{ID: o.ID, At: o.At, Key: o.Key, PresharedKey: o.PresharedKey, Phase: Ready, Since: f.Now, Over: f.Over, Compromised: o.Compromised}
 	return s
 }
 
@@ -283,7 +323,7 @@ func (s State) Tell(order *Order) Message {
 	}
 	if s.Own.Phase == Trying || s.Own.Phase == Waiting && !s.ready() {
 		if key, err := order.To.Public(); err == nil {
-			m.Offer = &Offer{ID: order.ID, At: order.At, Key: key, PresharedKey: order.PresharedKey}
+			m.Offer = &Offer{ID: order.ID, At: order.At, Key: key, PresharedKey: order.PresharedKey, Compromised: order.Compromised}
 		}
 	}
 	return m
@@ -334,6 +374,11 @@ func (s State) Candidate(over PublicKeyRef) *Peer {
 		return nil
 	}
 	return &Peer{&s.Theirs.Key, s.Theirs.PresharedKey}
+}
+
+// Repairs reports whether this side has nothing but its former key to begin with.
+func (s State) Repairs(order *Order) bool {
+	return order != nil && order.Repair && s.Own != nil && s.Own.ID == order.ID && s.Own.Phase == Waiting
 }
 
 // NewID returns the ID of a new rotation.

@@ -143,6 +143,63 @@ func TestFollow(t *testing.T) {
 	}
 }
 
+// The key before is kept for a day, unless it was compromised or counts no more.
+func TestFormer(t *testing.T) {
+	key, psk := &invitation.Key{3}, shared(3)
+	ready := func(compromised bool) State {
+		return State{Theirs: &Change{ID: first, At: at(time.Hour), Key: invitation.Key{1, 1}, Phase: Ready, Over: over, Compromised: compromised}}
+	}
+	kept := State{Former: &Former{Key: *key, PresharedKey: psk, Since: start, Over: over}}
+	committed := &Message{Committed: first, Ended: at(time.Hour)}
+	blocks := cluster.BlockedKeys{{Fingerprint: cluster.FingerprintOf(key[:])}}
+	for _, c := range []struct {
+		name  string
+		state State
+		facts Facts
+		want  bool
+	}{
+		{"a rotation", ready(false), Facts{Heard: committed}, true},
+		{"of a key that was compromised", ready(true), Facts{Heard: committed}, false},
+		{"one that was aborted", ready(false), Facts{Heard: &Message{Ended: at(time.Hour)}}, false},
+		{"a day later", kept, Facts{Now: at(Kept)}, false},
+		{"a moment before that", kept, Facts{Now: at(Kept - 1)}, true},
+		{"somebody has written another key", kept, Facts{Over: PublicKeyRef{"u", 2}}, false},
+		{"blocked", kept, Facts{Blocked: blocks}, false},
+		{"the peer's key is not known for a moment", kept, Facts{Over: PublicKeyRef{UID: "-"}}, true},
+	} {
+		c.facts.Accept, c.facts.Current = true, Peer{key, psk}
+		switch c.facts.Over.UID {
+		case "":
+			c.facts.Over = over
+		case "-":
+			c.facts.Over = PublicKeyRef{}
+		}
+		if c.facts.Now.IsZero() {
+			c.facts.Now = at(1)
+		}
+		got := c.state.Next(c.facts)
+		assert.Check(t, is.Equal(got.Former != nil, c.want), c.name)
+		if got.Former != nil {
+			assert.Check(t, is.DeepEqual(got.Former.Key, *key), c.name)
+			assert.Check(t, is.DeepEqual(got.Former.PresharedKey, psk), c.name)
+		}
+	}
+}
+
+// A repair is one until the peer is ready.
+func TestRepair(t *testing.T) {
+	o := order(first, 1)
+	o.Repair = true
+	s := State{}.Next(Facts{Now: start, Order: o, Over: over})
+	assert.Check(t, s.Repairs(o))
+	assert.Check(t, !s.Repairs(order(first, 1)))
+	assert.Check(t, !s.Repairs(nil))
+	assert.Check(t, !s.Next(Facts{Now: start, Order: o, Over: over, Heard: &Message{Ready: first}}).Repairs(o))
+	s = s.Next(Facts{Now: at(Patience), Order: o, Over: over})
+	assert.Check(t, is.Contains(s.Own.Reason, "connect the two clusters again"))
+	assert.Check(t, !s.Repairs(o))
+}
+
 // What was learned counts until somebody writes another key.
 func TestLearnedUntilSpecChanges(t *testing.T) {
 	s := State{}.Next(Facts{Now: start, Accept: true, Over: over, Heard: &Message{Offer: offer(first, 1)}})

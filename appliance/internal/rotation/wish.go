@@ -19,6 +19,7 @@ type Wish struct {
 	// Alone says that the key pair is changed without asking the peer, which then has to
 	// be told by other means.
 	Alone bool `json:"alone,omitempty"`
+	Manner
 }
 
 // Text returns the wish as the annotation has it.

@@ -43,7 +43,7 @@ const engineVariable = "KIND_EXPERIMENTAL_PROVIDER"
 
 // engineTime is how long an engine may take to say its version: a socket that
 // nobody serves may keep the client waiting.
-const engineTime = 10 * time.Second
+const engineTime = time.Minute
 
 // FindEngine returns the engine that kind shall use: the one that the user
 // names, or the first one that answers. kind itself is content with a client
