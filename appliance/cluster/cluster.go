@@ -232,6 +232,19 @@ type Configuration struct {
 	Block   string
 }
 
+// Ours are the networks of this cluster: as they are, where that is known, and as spec.local
+// says otherwise. That is written once, so it does not have what was added later.
+func (c *Configuration) Ours() CIDRs {
+	ours := c.Own
+	if len(ours.Pod) == 0 {
+		ours.Pod = c.Local.Pod
+	}
+	if len(ours.External) == 0 {
+		ours.External = c.Local.External
+	}
+	return ours
+}
+
 // All returns the pod networks and the external networks.
 func (c CIDRs) All() []netip.Prefix {
 	return append(append([]netip.Prefix{}, c.Pod...), c.External...)

@@ -290,7 +290,7 @@ func (h *host) close(c *cluster.Configuration) {
 		ipv6 = ipv6 || a.Prefix.Addr().Is6()
 	}
 	if c != nil {
-		for _, p := range append(c.Remote.All(), c.Local.All()...) {
+		for _, p := range append(c.Remote.All(), c.Ours().All()...) {
 			ipv6 = ipv6 || p.Addr().Is6()
 		}
 	}

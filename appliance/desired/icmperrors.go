@@ -175,17 +175,18 @@ func (h *host) ownErrors(c *cluster.Configuration) []netstate.Chain {
 //	nft add rule … oifname liqo-tunnel ip saddr != { ours } icmp type { errors } ip saddr set 10.70.0.0
 func (h *host) errorSources(in GatewayInput, c *cluster.Configuration) []netstate.FirewallRule {
 	own, _ := TunnelAddresses(in.Mode)
+	local := c.Ours()
 	var rules []netstate.FirewallRule
 	for _, v6 := range []bool{false, true} {
 		is := func(p netip.Prefix) bool { return p.Addr().Is6() == v6 }
-		i := slices.IndexFunc(c.Local.External, is)
+		i := slices.IndexFunc(local.External, is)
 		if i < 0 {
 			if slices.ContainsFunc(c.Remote.All(), is) {
 				h.warn(c.Meta, "spec.local.cidr.external: is empty, so path MTU discovery towards the remote cluster does not work; write the external CIDR of this cluster")
 			}
 			continue
 		}
-		ours := append(c.Local.All(), hostPrefix(own.Addr()))
+		ours := append(local.All(), hostPrefix(own.Addr()))
 		ours = slices.DeleteFunc(ours, func(p netip.Prefix) bool { return !is(p) })
 		slices.SortFunc(ours, comparePrefix)
 		rule := netstate.FirewallRule{
@@ -195,7 +196,7 @@ func (h *host) errorSources(in GatewayInput, c *cluster.Configuration) []netstat
 				{ICMPError: true},
 			},
 			Counter: true,
-			Action:  netstate.Action{Kind: netstate.SetSource, To: hostPrefix(c.Local.External[i].Masked().Addr())},
+			Action:  netstate.Action{Kind: netstate.SetSource, To: hostPrefix(local.External[i].Masked().Addr())},
 		}
 		if v6 {
 			rule.Name = "icmpv6-errors"

@@ -108,7 +108,7 @@ func (h *host) translatePrefixes(in GatewayInput, c *cluster.Configuration) {
 	}
 	var local []netip.Prefix
 	if c != nil {
-		local = c.Local.All()
+		local = c.Ours().All()
 	}
 	for _, a := range in.internal() {
 		local = append(local, hostPrefix(a))

@@ -126,10 +126,7 @@ func (x *exchanger) endpoint() *exchange.Endpoint {
 func ownMessage(program string, in desired.GatewayInput, gateway *cluster.Gateway) exchange.Message {
 	m := exchange.Message{Version: exchange.Version, Program: program, Features: []string{featureMTU, v1beta1.FeatureKeys}, MTU: in.OwnMTU()}
 	if c := in.Configuration(); c != nil {
-		own := c.Own
-		if len(own.Pod) == 0 { // an older controller's
-			own = c.Local
-		}
+		own := c.Ours()
 		m.Networks = exchange.NewNetworks(own.Pod, own.External)
 	}
 	if gateway != nil && gateway.Reached != nil {
