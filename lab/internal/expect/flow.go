@@ -23,7 +23,7 @@ type Flow struct {
 	Whole  bool          `lab:"whole" doc:"since the stream was opened, not only since the step began"`
 	Alive  bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
 	For    time.Duration `lab:"for" min:"10ms" max:"10m" doc:"it is watched so long since the step began; default: as long as gap takes"`
-	Silent time.Duration `lab:"silent" min:"10ms" max:"10m" doc:"nothing has come back since the step began, for so long at least, and it was not reset"`
+	Silent time.Duration `lab:"silent" min:"10ms" max:"10m" doc:"nothing has come back since the step began, for so long at least, longer on a busy machine, and it was not reset"`
 	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp); an emulated machine may lose as many times more as its steps are longer"`
 	// LostFor is for what costs time, not messages: a busy machine takes longer for it.
 	LostFor time.Duration `lab:"lostFor" min:"1ms" max:"10m" doc:"at most as many messages since the step began as are sent in this time, more on a busy machine (udp)"`
@@ -102,6 +102,8 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	// other labs of the run began; a step's average has little of that.
 	gap := max(row.longer(e.Gap), row.longerBetween(e.Gap, s.gapEnd.Add(-s.gap-freshness), s.gapEnd))
 	enough := max(e.For, watch(e.Gap, freshness))
+	// What would end a silence takes longer there, too.
+	silence := row.longer(e.Silent)
 	if e.countsLost() {
 		enough += prober.LateTime
 	}
@@ -118,8 +120,8 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	case e.Silent > 0 && s.received > 0:
 		res.Got, res.Final = "it speaks", true
 		res.Why = fmt.Sprintf("%d messages have come back since the step began", s.received)
-	case e.Silent > 0 && (s.reports < 2 || time.Since(row.StepStarted) < e.Silent):
-		res.Why, res.Pending = "it has been watched for less than "+e.Silent.String(), true
+	case e.Silent > 0 && (s.reports < 2 || time.Since(row.StepStarted) < silence):
+		res.Why, res.Pending = "it has been watched for less than "+silence.Round(time.Millisecond).String(), true
 	case e.Silent > 0:
 		res.OK = true
 	case s.reports < 2 || s.received == 0:
