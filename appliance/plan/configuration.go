@@ -11,6 +11,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/internal/exchange"
 )
 
 // clusterID is the form of a cluster ID: a DNS label.
@@ -175,6 +176,9 @@ func (p *planner) writeConfigurations() {
 		local := p.local.cidrs()
 		if len(local.Pod) > 0 {
 			o.Status.Local = &v1beta1.ClusterConfig{CIDR: v1beta1.ClusterConfigCIDR{Pod: apiCIDRs(local.Pod), External: apiCIDRs(local.External)}}
+			if err := exchange.CheckNetworks("status.local.cidr", local.Pod, local.External); err != nil {
+				p.remark(c.Meta, Warning, ReasonNotTold, "%v, so the gateway tells cluster %s none of them, and it can follow no further one: make fewer Networks, each of a wider range", err, c.RemoteID)
+			}
 		}
 		if peer := p.lookup(c.RemoteID); peer != nil && peer.ready && peer.config.Ref == c.Ref {
 			o.Status.Remote = &v1beta1.ClusterConfig{CIDR: v1beta1.ClusterConfigCIDR{

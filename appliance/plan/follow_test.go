@@ -13,6 +13,7 @@ import (
 
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/exchange"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
@@ -242,6 +243,24 @@ func TestFollowGivesWay(t *testing.T) {
 	// And the gateway tells the peer of it.
 	assert.DeepEqual(t, get[*v1beta1.Configuration](w, "liqo-tenant-rome", "rome").Status.Local.CIDR.Pod, []v1beta1.CIDR{"10.10.0.0/16", "10.64.128.0/17"})
 	assert.DeepEqual(t, get[*v1beta1.Configuration](w, "liqo-tenant-rome", "rome").Spec.Local.CIDR.Pod, []v1beta1.CIDR{"10.10.0.0/16"})
+}
+
+// More networks than a gateway can tell are not told, and that is said.
+func TestTooManyToTell(t *testing.T) {
+	w := peered(t)
+	for i := range exchange.MaxNetworks {
+		more := get[*ipamv1alpha1.Network](w, "liqo", v1beta1.NetworkTypePod).DeepCopy()
+		more.Name, more.Spec.CIDR, more.Status = fmt.Sprint("pod-cidr-", i), v1beta1.CIDR(fmt.Sprintf("10.65.%d.0/24", i)), ipamv1alpha1.NetworkStatus{}
+		if i == exchange.MaxNetworks-1 {
+			r := w.settle()
+			assert.Assert(t, !slices.ContainsFunc(r.Events, func(e plan.Event) bool { return e.Reason == plan.ReasonNotTold }))
+		}
+		w.create(more)
+	}
+	r := w.settle()
+	i := slices.IndexFunc(r.Events, func(e plan.Event) bool { return e.Reason == plan.ReasonNotTold })
+	assert.Assert(t, i >= 0, "%v", r.Events)
+	assert.Assert(t, is.Contains(r.Events[i].Message, "status.local.cidr.pod: has 33 networks; it can have 32, so the gateway tells cluster rome none of them"))
 }
 
 // TestFollowKeepsOff: a peer can't take over single addresses that this cluster has, or reaches

@@ -53,6 +53,7 @@ const (
 	ReasonFollowed       = "NetworkFollowed"
 	ReasonNotFollowed    = "NetworkNotFollowed"
 	ReasonWithdrawn      = "NetworkWithdrawn"
+	ReasonNotTold        = "NetworksNotTold"
 	ReasonPlanFailed     = "PlanFailed"
 
 	ReasonOverlayUnsupported = "OverlayUnsupported"

@@ -13,6 +13,7 @@ package exchange
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -89,10 +90,16 @@ type Endpoint struct {
 // NewNetworks returns the networks of a cluster as they can be told; nil: they can't, for
 // there are too many, or some overlap. Some of them alone would be wrong.
 func NewNetworks(pod, external []netip.Prefix) *Networks {
-	if len(pod)+len(external) == 0 || checkNetworks("", pod) != nil || checkNetworks("", external) != nil {
+	if len(pod)+len(external) == 0 || CheckNetworks("", pod, external) != nil {
 		return nil
 	}
 	return &Networks{Pod: pod, External: external}
+}
+
+// CheckNetworks returns why the networks of a cluster can't be told, which are in the fields
+// pod and external of this one; nil: they can.
+func CheckNetworks(field string, pod, external []netip.Prefix) error {
+	return cmp.Or(checkNetworks(field+".pod", pod), checkNetworks(field+".external", external))
 }
 
 // NewEndpoint returns the first addresses of an endpoint that can be told. It returns nil if
