@@ -70,7 +70,7 @@ func compileGateway(in GatewayInput) *host {
 	h.hostGateway(in)
 	h.routes(in.Routes, func(labels map[string]string) bool { return gatewaySelectsRoute(labels, in.RemoteID, label) })
 	h.tables(in.Firewalls, func(labels map[string]string) bool { return gatewaySelectsFirewall(labels, in.RemoteID) },
-		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable, PrefixTranslationTable, NodesOnlyTable, UnknownPodsTable, PeersRefusedTable, HandoverTable})
+		[]string{ICMPErrorTable, InternalOnlyTable, OuterTable, PrefixTranslationTable, NodesOnlyTable, UnknownPodsTable, PeersRefusedTable, HandoverTable, ControlTable})
 	h.translatePrefixes(in, configuration)
 	h.keepMarks()
 	h.clampToTunnel()

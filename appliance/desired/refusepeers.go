@@ -104,7 +104,7 @@ func (h *host) refusePeersAtGateway(in GatewayInput) {
 	if in.Handover == nil {
 		exchange := netstate.Match{Dir: "dst", Ports: netstate.PortRange{From: ExchangePort, To: ExchangePort}}
 		rules = append(rules, accept("exchange", append(slices.Clone(ends), netstate.Match{L4Proto: "tcp"}, exchange)...))
-		if in.PeerFormer != nil {
+		if in.former() != nil {
 			own, peer := ControlAddresses(in.Mode)
 			rules = append(rules, accept("control", fromTunnel, netstate.Match{Dir: "src", Addr: netstate.AddrRange{From: peer, To: peer}},
 				netstate.Match{Dir: "dst", Addr: netstate.AddrRange{From: own.Addr(), To: own.Addr()}}, netstate.Match{L4Proto: "tcp"}, exchange))

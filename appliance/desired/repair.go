@@ -29,9 +29,24 @@ func ControlAddresses(mode string) (own netip.Prefix, peer netip.Addr) {
 	return netip.PrefixFrom(server, 30), client
 }
 
+// former returns the former key of the peer, where the tunnel is to take it; nil: it is not.
+func (in GatewayInput) former() *PeerFormer {
+	f := in.PeerFormer
+	if f == nil || in.Handover != nil || f.Key == in.PublicKey || in.PeerNext != nil && f.Key == in.PeerNext.Key {
+		return nil
+	}
+	if _, blocked := in.BlockedKeys.Of(f.Key[:]); blocked {
+		return nil
+	}
+	if i := in.CountingKey(); i < 0 || f.Key == netstate.Key(in.PublicKeys[i].Key) {
+		return nil
+	}
+	return f
+}
+
 // controlled reports whether the tunnel has addresses for repairs.
 func (in GatewayInput) controlled() bool {
-	return in.Handover == nil && (in.PeerFormer != nil || in.Repairs)
+	return in.former() != nil || in.Repairs && in.Handover == nil
 }
 
 // formerKey returns the peers of WireGuard, with the former key of this one, which has an
@@ -39,27 +54,18 @@ func (in GatewayInput) controlled() bool {
 // that has nothing but its former key.
 func (in GatewayInput) formerKey(peers []netstate.WireGuardPeer) []netstate.WireGuardPeer {
 	_, peer := ControlAddresses(in.Mode)
-	if in.Repairs && in.Handover == nil {
+	f := in.former()
+	switch {
+	case f != nil:
+		// A server that was restored does not know where the client is: the client comes.
+		return append(peers, netstate.WireGuardPeer{
+			PublicKey: f.Key, PresharedKey: f.PresharedKey, AllowedIPs: []netip.Prefix{hostPrefix(peer)},
+			Endpoint: peers[0].Endpoint, Keepalive: peers[0].Keepalive,
+		})
+	case in.controlled():
 		peers[0].AllowedIPs = append(peers[0].AllowedIPs, hostPrefix(peer))
-		return peers
 	}
-	f := in.PeerFormer
-	if f == nil || in.Handover != nil || f.Key == in.PublicKey {
-		return peers
-	}
-	if _, blocked := in.BlockedKeys.Of(f.Key[:]); blocked {
-		return peers
-	}
-	for _, p := range peers {
-		if p.PublicKey == f.Key {
-			return peers
-		}
-	}
-	// A server that was restored does not know where the client is: the client comes.
-	return append(peers, netstate.WireGuardPeer{
-		PublicKey: f.Key, PresharedKey: f.PresharedKey, AllowedIPs: []netip.Prefix{hostPrefix(peer)},
-		Endpoint: peers[0].Endpoint, Keepalive: peers[0].Keepalive,
-	})
+	return peers
 }
 
 // control gives the tunnel the address for repairs, and keeps what is from or to the one at

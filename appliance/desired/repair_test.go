@@ -1,6 +1,7 @@
 package desired_test
 
 import (
+	"slices"
 	"testing"
 
 	"gotest.tools/v3/assert"
@@ -84,6 +85,20 @@ func TestRepairs(t *testing.T) {
 	for _, r := range chain(t, state, desired.PeersRefusedTable, "input") {
 		assert.Check(t, r.Name != "control")
 	}
+}
+
+// Where both may repair, the former key of the peer has the address: nobody comes by it else.
+func TestBothRepair(t *testing.T) {
+	in := romeGateway()
+	former := netstate.Key{9}
+	in.Repairs, in.PeerFormer = true, &desired.PeerFormer{Key: former}
+	state, _ := desired.Gateway(in)
+	assert.NilError(t, state.Validate())
+	_, peer := desired.ControlAddresses(in.Mode)
+	peers := state.WireGuard[0].Peers
+	assert.Assert(t, is.Len(peers, 2))
+	assert.Check(t, !slices.Contains(texts(peers[0].AllowedIPs), peer.String()+"/32"))
+	assert.Check(t, is.DeepEqual(texts(peers[1].AllowedIPs), []string{peer.String() + "/32"}))
 }
 
 func has(list []netstate.Address, a netstate.Address) bool {

@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -40,7 +41,7 @@ type rotateResult struct {
 	PublicKey string `json:"publicKey,omitempty"`
 }
 
-// rotateFlags are those of peer rotate.
+// rotateFlags are those of peer rotate and peer repair.
 type rotateFlags struct {
 	share, allowLoss, wait, yes bool
 	rotation.Manner
@@ -153,6 +154,9 @@ func (p *program) rotate(ctx context.Context, id string, f rotateFlags) error {
 	if f.allowLoss {
 		cost = fmt.Sprintf("There is no connection to %s until its administrator has written the new public key of this cluster's gateway.", id)
 	}
+	if f.Compromised {
+		cost += " Afterwards the keys of before are of no use for isthmusctl peer repair."
+	}
 	if f.Repair {
 		cost = fmt.Sprintf("For 24 hours after a change of keys the gateway of %s knows the key that this one had before: by that the two agree on new keys. It costs nothing, since they are not connected.", id)
 	}
@@ -198,6 +202,8 @@ func canRotate(g gatewayObject, conn *v1beta1.Connection, id string, f rotateFla
 		return fmt.Errorf("the keys of the gateway are in Secret %s/%s, which spec.secretRef names: whoever has made it changes them there", g.GetNamespace(), g.own)
 	case f.Repair && conn.Status.Value == v1beta1.Connected:
 		return fmt.Errorf("the gateways of this cluster and %s are connected, so each knows the key of the other: isthmusctl peer rotate %s changes them", id, id)
+	case f.Repair && slices.ContainsFunc(conn.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == v1beta1.ReasonBlocked }):
+		return fmt.Errorf("%s is cut off here, so its gateway can't be reached: isthmusctl peer unblock %s", id, id)
 	case f.Repair:
 		return nil
 	case f.allowLoss && r != nil && r.By == v1beta1.RotationByUs && (r.Phase == string(rotation.Waiting) || r.Phase == string(rotation.Trying)):

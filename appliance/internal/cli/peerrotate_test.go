@@ -5,6 +5,7 @@ import (
 
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/internal/rotation"
@@ -40,6 +41,8 @@ func TestCanRotate(t *testing.T) {
 		}
 		return c
 	}
+	blocked := connection(v1beta1.ConnectionError, "", "")
+	blocked.Status.Conditions = []metav1.Condition{{Type: "Connected", Reason: v1beta1.ReasonBlocked}}
 	alone, repair := rotateFlags{allowLoss: true}, rotateFlags{Manner: rotation.Manner{Repair: true}}
 	for _, c := range []struct {
 		name, own string
@@ -56,6 +59,7 @@ func TestCanRotate(t *testing.T) {
 		{"the user's own keys", "mine", connection(v1beta1.Connected, "", ""), rotateFlags{}, "in Secret liqo-tenant-rome/mine, which spec.secretRef names"},
 		{"the user's own keys, with loss", "mine", connection(v1beta1.Connected, "", ""), alone, "in Secret liqo-tenant-rome/mine, which spec.secretRef names"},
 		{"repair", "", connection(v1beta1.ConnectionError, "", ""), repair, ""},
+		{"repair, while the peer is cut off", "", blocked, repair, "isthmusctl peer unblock rome"},
 		{"repair of what is connected", "", connection(v1beta1.Connected, "", ""), repair, "isthmusctl peer rotate rome changes them"},
 		{"repair of the user's own keys", "mine", connection(v1beta1.ConnectionError, "", ""), repair, "which spec.secretRef names"},
 	} {

@@ -331,7 +331,8 @@ func (h *handovers) begin(ctx context.Context, g *rotating, want *rotation.Secre
 	if want.Order != nil && !order.At.After(want.Order.At) {
 		order.At = want.Order.At.Add(time.Second) // the clock was put back
 	}
-	if w.Share || len(g.keys.Data[v1beta1.PresharedKeyField]) > 0 {
+	// A peer that has a later pre-shared key, which this side has lost, takes no less than one.
+	if w.Share || w.Repair || len(g.keys.Data[v1beta1.PresharedKeyField]) > 0 {
 		shared, err := invitation.NewKey(rand.Reader)
 		if err != nil {
 			return nil, err

@@ -2,9 +2,12 @@ package daemon
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/internal/exchange"
@@ -52,7 +55,9 @@ func (gw *gateway) runRepair(ctx context.Context) error {
 		if gw.rotating.repairs() {
 			c, err := gw.dialFromGateway(ctx, netip.AddrPortFrom(peer, desired.ExchangePort))
 			if err == nil {
-				err = gw.talkOfKeys(ctx, c)
+				err = gw.talkOfKeys(ctx, c, rotation.State.TellRepair, func(r *rotating, m rotation.Message) {
+					r.answer = &rotation.Message{Ready: m.Ready, Refused: m.Refused}
+				})
 			}
 			once.report("repair", err)
 		}
@@ -64,33 +69,44 @@ func (gw *gateway) runRepair(ctx context.Context) error {
 // listenToFormer takes part in repairs of the peer, until ctx is done.
 func (gw *gateway) listenToFormer(ctx context.Context) error {
 	own, peer := desired.ControlAddresses(gw.cfg.Mode)
-	calls := func(c net.Conn) bool { return isFrom(c, peer) && gw.wantsPeer() }
+	calls := func(c net.Conn) bool {
+		return isFrom(c, peer) && gw.wantsPeer() && gw.formerKey() != netstate.Key{}
+	}
+	talk := func(ctx context.Context, c net.Conn) error {
+		return gw.talkOfKeys(ctx, c, func(s rotation.State, _ *rotation.Order) rotation.Message { return s.TellFormer() }, func(r *rotating, m rotation.Message) {
+			r.byFormer = &rotation.Message{Offer: m.Offer, Ended: m.Ended}
+		})
+	}
+	once := newOnce(gw.log)
 	for ctx.Err() == nil {
-		// There is no such address most of the time.
-		_ = gw.takeCalls(ctx, netip.AddrPortFrom(own.Addr(), desired.ExchangePort), calls, gw.talkOfKeys)
+		err := gw.takeCalls(ctx, netip.AddrPortFrom(own.Addr(), desired.ExchangePort), calls, talk)
+		if !errors.Is(err, unix.EADDRNOTAVAIL) { // there is no such address most of the time
+			once.report("listen to a peer with its key of before", err)
+		}
 		pause(ctx, tellAgain)
 	}
 	return nil
 }
 
-// talkOfKeys is one exchange about keys and nothing else: who has a former key of the peer
-// is told nothing of this cluster. It ends the connection.
-func (gw *gateway) talkOfKeys(ctx context.Context, c net.Conn) error {
+// talkOfKeys is one exchange about keys and nothing else: who has a former key is told
+// nothing of this cluster. It ends the connection.
+func (gw *gateway) talkOfKeys(ctx context.Context, c net.Conn, tell func(rotation.State, *rotation.Order) rotation.Message, hear func(*rotating, rotation.Message)) error {
 	defer c.Close()
 	defer context.AfterFunc(ctx, func() { c.Close() })()
 	if err := c.SetDeadline(time.Now().Add(tellTime)); err != nil {
 		return err
 	}
-	m, err := exchange.Meet(c, exchange.Message{Version: exchange.Version, Program: gw.exchange.says().Program, Keys: gw.rotating.tell()})
+	r := gw.rotating
+	m, err := exchange.Meet(c, exchange.Message{Version: exchange.Version, Program: repairProgram, Keys: r.tellBy(tell)})
 	if err != nil || m.Keys == nil {
 		return err
 	}
-	if gw.rotating.repairs() {
-		gw.rotating.hear(*m.Keys)
-	} else {
-		// That a rotation was committed, or that the peer is ready, is for those to say
-		// who have its key.
-		gw.rotating.hear(rotation.Message{Offer: m.Keys.Offer, Ended: m.Keys.Ended})
-	}
+	r.mu.Lock()
+	hear(r, *m.Keys)
+	r.mu.Unlock()
+	notify(r.came)
 	return nil
 }
+
+// repairProgram stands for the version of the program, which who has a former key is not told.
+const repairProgram = "repair"

@@ -70,6 +70,9 @@ type rotating struct {
 	// long it takes to store that.
 	shook time.Time
 	heard *rotation.Message
+	// byFormer is what somebody has told last who has the former key of the peer, and answer
+	// what the peer has answered to this side's.
+	byFormer, answer *rotation.Message
 	// Of the last pass: the PublicKey that counts, and the public keys in use.
 	over    rotation.PublicKeyRef
 	keys    []invitation.Key
@@ -179,11 +182,15 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 	before, tried, proved := r.state, r.tried, r.proved
 	f := rotation.Facts{
 		Now: time.Now().Round(0), Order: r.secret.Order, Accept: r.secret.Rules.Accept, Recorded: r.secret.Recorded.Theirs,
-		Yields: r.yields, Heard: r.heard, Over: r.over, Current: r.current, Keys: r.keys, Blocked: r.blocked, Tried: tried,
+		Yields: r.yields, Heard: r.heard, Former: r.byFormer, Answer: r.answer, Silent: gw.down(), Over: r.over, Current: r.current, Keys: r.keys, Blocked: r.blocked, Tried: tried,
 	}
 	r.mu.Unlock()
 	if trying(before) && f.Order != nil {
 		f.Handshake = gw.handshakeWith(f.Order.To, proved, tried)
+	}
+	if back := before.Forget(f); !reflect.DeepEqual(back, before) {
+		gw.setRotation(before, back)
+		before, changed = back, true
 	}
 	next := before.Next(r.decided(f, trying(before)))
 	if trying(before) && next.Own.Phase == rotation.Aborted {
@@ -362,7 +369,7 @@ func (gw *gateway) rotate(in *desired.GatewayInput) {
 		r.keys = append(r.keys, *r.current.Key)
 	}
 	in.Repairs = r.state.Repairs(order)
-	if f := r.state.Former; f != nil && f.Over == r.over {
+	if f := r.state.FormerKey(time.Now(), r.over, in.BlockedKeys); f != nil {
 		r.former = netstate.Key(f.Key)
 		in.PeerFormer = &desired.PeerFormer{Key: r.former}
 		if f.PresharedKey != nil {
@@ -403,10 +410,13 @@ func (gw *gateway) rotationApplied(in desired.GatewayInput) {
 }
 
 // tell returns what the peer is told; nil: nothing.
-func (r *rotating) tell() *rotation.Message {
+func (r *rotating) tell() *rotation.Message { return r.tellBy(rotation.State.Tell) }
+
+// tellBy returns what somebody is told of a state that is stored; nil: nothing.
+func (r *rotating) tellBy(tell func(rotation.State, *rotation.Order) rotation.Message) *rotation.Message {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	m := r.stored.Tell(r.secret.Order)
+	m := tell(r.stored, r.secret.Order)
 	if c := r.state.Candidate(r.over); c == nil || netstate.Key(*c.Key) != r.added {
 		m.Ready = "" // a handshake with it would be lost
 	}

@@ -38,6 +38,11 @@ const (
 	Trial = 30 * time.Second
 	// Kept is how long the key that a peer has changed is known, for its repair only.
 	Kept = 24 * time.Hour
+	// ahead is how far an offer may be in the future that comes by a former key: none of
+	// the peer's own would count before that time.
+	ahead = time.Hour
+	// putBack is how far a clock may be put back while a key that was changed is known.
+	putBack = time.Minute
 	// Told is after how long the peer knows how a rotation ended: gateways tell each other
 	// what is new, and all of it every 30 s.
 	Told = 30 * time.Second
@@ -118,10 +123,14 @@ type Change struct {
 	Since        time.Time       `json:"since"` // of the phase, by the own clock
 	Over         PublicKeyRef    `json:"over"`
 	Compromised  bool            `json:"compromised,omitempty"`
+	// ByFormer says that who offered it has a former key of the peer.
+	ByFormer bool `json:"byFormer,omitempty"`
 }
 
 // A Former key is the one that the peer had before its last rotation. It takes no data, and
-// no more than an offer comes with it: a peer that has lost its later keys has this one.
+// no more than an offer comes with it: a peer that has lost its later keys has this one. So
+// may somebody else, so nothing counts that comes with it while the peer answers, and it ends
+// nothing that the peer has begun with another key.
 type Former struct {
 	Key          invitation.Key  `json:"key"`
 	PresharedKey *invitation.Key `json:"presharedKey,omitempty"`
@@ -165,6 +174,12 @@ type Facts struct {
 	// yields and the other does not.
 	Yields bool
 	Heard  *Message // that the peer has told last; nil: nothing
+	// Former is what somebody has told last who has the former key of the peer: of that
+	// Offer and Ended count. Answer is what the peer has answered last to somebody who has
+	// the former key of this side, which this gateway is: of that Ready and Refused count.
+	Former, Answer *Message
+	// Silent says that the peer does not answer through the tunnel.
+	Silent bool
 	// Handshake is when there was the last one with the keys of the order; zero: none.
 	// Tried is since when those are in use.
 	Handshake, Tried time.Time
@@ -181,13 +196,29 @@ type Facts struct {
 // Next takes one step. What it returns is to be stored before anything of it is done or
 // told, except that keys may be taken back before.
 func (s State) Next(f Facts) State {
-	return s.follow(f).forget(f).lead(f)
+	return s.Forget(f).follow(f).lead(f)
 }
 
-// forget drops the former key of the peer once it is of no use.
-func (s State) forget(f Facts) State {
-	if s.Former != nil && (f.Now.Sub(s.Former.Since) >= Kept || f.Over != PublicKeyRef{} && f.Over != s.Former.Over || blocked(f.Blocked, s.Former.Key)) {
-		s.Former = nil
+// FormerKey returns the former key of the peer as long as it is known; nil: none is.
+func (s State) FormerKey(now time.Time, over PublicKeyRef, keys cluster.BlockedKeys) *Former {
+	f := s.Former
+	if f == nil || f.Over != over || now.Sub(f.Since) >= Kept || f.Since.Sub(now) > putBack || blocked(keys, f.Key) {
+		return nil
+	}
+	return f
+}
+
+// Forget drops the former key of the peer once it is of no use, and what came by it. That is
+// done before it is stored.
+func (s State) Forget(f Facts) State {
+	if s.Former == nil || f.Over == (PublicKeyRef{}) || s.FormerKey(f.Now, f.Over, f.Blocked) != nil {
+		return s
+	}
+	s.Former = nil
+	if s.ready() && s.Theirs.ByFormer {
+		change := *s.Theirs
+		change.Phase, change.Since = Aborted, f.Now
+		s.Theirs = &change
 	}
 	return s
 }
@@ -206,14 +237,15 @@ func (s State) lead(f Facts) State {
 	waited := f.Now.Sub(s.Own.Since)
 	switch s.Own.Phase {
 	case Waiting:
+		refused, ready := f.answered(s.Own.ID)
 		switch {
-		case f.Heard != nil && f.Heard.Refused != nil && f.Heard.Refused.ID == s.Own.ID:
-			return s.end(f.Now, Aborted, "the peer refuses: "+f.Heard.Refused.Reason)
+		case refused != "":
+			return s.end(f.Now, Aborted, "the peer refuses: "+refused)
 		case waited >= Patience && f.Order.Repair:
-			return s.end(f.Now, Aborted, fmt.Sprintf("the peer's gateway has not taken the key of this one within %v: it keeps a key that was changed for %v, and not one that was compromised; connect the two clusters again", Patience, Kept))
+			return s.end(f.Now, Aborted, fmt.Sprintf("the peer's gateway has not taken the key of this one within %v: see whether it runs, and whether UDP reaches it; it knows the key that this one had before for %v, and not after --compromised: if that is over, connect the two clusters again", Patience, Kept))
 		case waited >= Patience:
 			return s.end(f.Now, Aborted, fmt.Sprintf("the peer's gateway has not said within %v that it has stored the new key: see whether the two are connected, and whether the peer runs a version of Isthmus that rotates keys", Patience))
-		case f.Heard != nil && f.Heard.Ready == s.Own.ID && !s.ready():
+		case ready && !s.ready():
 			own := *s.Own
 			own.Phase, own.Since = Trying, f.Now
 			s.Own = &own
@@ -234,6 +266,21 @@ func (s State) lead(f Facts) State {
 	return s
 }
 
+// answered returns what the peer has said to an offer of this side: why it is refused, or
+// that the peer is ready for it.
+func (f Facts) answered(id string) (refused string, ready bool) {
+	for _, m := range []*Message{f.Heard, f.Answer} {
+		if m == nil {
+			continue
+		}
+		ready = ready || m.Ready == id
+		if m.Refused != nil && m.Refused.ID == id {
+			refused = m.Refused.Reason
+		}
+	}
+	return refused, ready
+}
+
 func (s State) end(now time.Time, how Phase, why string) State {
 	own := *s.Own
 	own.Phase, own.Since, own.Reason = how, now, why
@@ -246,31 +293,53 @@ func (s State) ready() bool { return s.Theirs != nil && s.Theirs.Phase == Ready 
 
 // follow goes on with what the peer has begun.
 func (s State) follow(f Facts) State {
-	if f.Heard == nil {
-		return s
-	}
 	if s.ready() {
-		change := *s.Theirs
-		switch {
-		case f.Heard.Committed == change.ID:
-			change.Phase = Committed
-			s.Former = nil
-			if !change.Compromised && f.Current.Key != nil {
-				s.Former = &Former{*f.Current.Key, f.Current.PresharedKey, f.Now, change.Over}
-			}
-			s.Learned = s.learn(change.Over, &change.Key, change.PresharedKey)
-		case !f.Heard.Ended.Before(change.At): // that, or a later one
-			change.Phase = Aborted
-		}
-		if change.Phase != Ready {
-			change.Since = f.Now
-		}
-		s.Theirs = &change
+		s = s.settle(f)
 	}
-	o := f.Heard.Offer
-	if o == nil || s.Theirs != nil && s.Theirs.ID == o.ID || s.Refused != nil && s.Refused.ID == o.ID {
+	if f.Silent { // what the peer has offered is no longer so
+		if f.Former != nil && f.Former.Offer != nil && s.FormerKey(f.Now, f.Over, f.Blocked) != nil {
+			s = s.take(f, f.Former.Offer, true)
+		}
+	} else if f.Heard != nil && f.Heard.Offer != nil {
+		s = s.take(f, f.Heard.Offer, false)
+	}
+	return s
+}
+
+// settle goes on with a change that this side is ready for.
+func (s State) settle(f Facts) State {
+	change := *s.Theirs
+	switch {
+	case f.Heard != nil && f.Heard.Committed == change.ID:
+		change.Phase = Committed
+		switch {
+		case change.Compromised:
+			s.Former = nil
+		case change.ByFormer: // the key that it replaces is lost, and that which led to it is not
+		case f.Current.Key != nil:
+			s.Former = &Former{*f.Current.Key, f.Current.PresharedKey, f.Now, change.Over}
+		default:
+			s.Former = nil
+		}
+		s.Learned = s.learn(change.Over, &change.Key, change.PresharedKey)
+	case f.Heard != nil && !f.Heard.Ended.Before(change.At), // that, or a later one
+		change.ByFormer && f.Former != nil && !f.Former.Ended.Before(change.At):
+		change.Phase = Aborted
+	default:
 		return s
 	}
+	change.Since = f.Now
+	s.Theirs = &change
+	return s
+}
+
+// take is ready for an offer, refuses it, or leaves it for later. What came by a former key
+// gives way to what did not, and that to a repair, while the peer is silent.
+func (s State) take(f Facts, o *Offer, byFormer bool) State {
+	if s.Theirs != nil && s.Theirs.ID == o.ID || s.Refused != nil && s.Refused.ID == o.ID {
+		return s
+	}
+	doubtful := s.Theirs != nil && s.Theirs.ByFormer && s.Theirs.Phase != Committed
 	refuse := func(reason string) State {
 		s.Refused = &Refusal{ID: o.ID, Reason: reason}
 		return s
@@ -278,7 +347,9 @@ func (s State) follow(f Facts) State {
 	switch {
 	case !f.Accept:
 		return refuse("in that cluster the value networking.keyRotation.accept is false: ask its administrator, or rotate with --allow-loss and tell them the new key")
-	case s.Theirs != nil && !o.At.After(s.Theirs.At):
+	case byFormer && o.At.Sub(f.Now) > ahead:
+		return refuse(fmt.Sprintf("the offer is of %s, and in that cluster it is %s: see whether the clocks of your nodes are right", o.At.UTC().Format(time.RFC3339), f.Now.UTC().Format(time.RFC3339)))
+	case s.Theirs != nil && !doubtful && !o.At.After(s.Theirs.At):
 		return refuse(fmt.Sprintf("the offer is of %s, and there was a later one, of %s: see whether the clocks of your nodes are right", o.At.UTC().Format(time.RFC3339), s.Theirs.At.UTC().Format(time.RFC3339)))
 	case blocked(f.Blocked, o.Key):
 		return refuse("that cluster has blocked the new key: begin again, which makes another one")
@@ -288,12 +359,15 @@ func (s State) follow(f Facts) State {
 		return refuse("it has no pre-shared key, and the peering has had one since a moment ago: begin again")
 	case f.Over == (PublicKeyRef{}):
 		return s // it is on its way, or the peer is not one any more
-	case s.ready(), s.Theirs != nil && s.Theirs.Phase == Committed && f.Recorded != s.Theirs.ID:
+	case s.ready() && !doubtful && !byFormer, s.Theirs != nil && s.Theirs.Phase == Committed && f.Recorded != s.Theirs.ID:
 		return s // one after the other
-	case s.Own != nil && (s.Own.Phase == Trying || s.Own.Phase == Waiting && !f.Yields):
+	case s.Own != nil && (s.Own.Phase == Trying || s.Own.Phase == Waiting && !f.Yields && !byFormer):
 		return s
 	}
-	s.Theirs = &Change{ID: o.ID, At: o.At, Key: o.Key, PresharedKey: o.PresharedKey, Phase: Ready, Since: f.Now, Over: f.Over, Compromised: o.Compromised}
+	s.Theirs = &Change{
+		ID: o.ID, At: o.At, Key: o.Key, PresharedKey: o.PresharedKey, Phase: Ready, Since: f.Now, Over: f.Over,
+		Compromised: o.Compromised, ByFormer: byFormer,
+	}
 	return s
 }
 
@@ -327,6 +401,22 @@ func (s State) Tell(order *Order) Message {
 		}
 	}
 	return m
+}
+
+// TellFormer returns what somebody is told who has the former key of the peer: what became of
+// an offer that came by it.
+func (s State) TellFormer() Message {
+	m := Message{Refused: s.Refused}
+	if s.ready() && s.Theirs.ByFormer {
+		m.Ready = s.Theirs.ID
+	}
+	return m
+}
+
+// TellRepair returns what the peer is told that takes the former key of this side only.
+func (s State) TellRepair(order *Order) Message {
+	m := s.Tell(order)
+	return Message{Offer: m.Offer, Ended: m.Ended}
 }
 
 // learn returns what is known of the peer after a rotation; without a key that is the one

@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -186,6 +187,72 @@ func TestFormer(t *testing.T) {
 	}
 }
 
+// Who has the former key may be somebody else than the peer. What comes by it counts while the
+// peer is silent, and gives way to what the peer says.
+func TestByFormer(t *testing.T) {
+	key := invitation.Key{3}
+	kept := State{Former: &Former{Key: key, Since: start, Over: over}}
+	with := func(change Change) State {
+		s := kept
+		change.ID, change.At, change.Key, change.Over = cmp.Or(change.ID, first), cmp.Or(change.At, at(time.Minute)), invitation.Key{1, 1}, over
+		s.Theirs = &change
+		return s
+	}
+	mine := Change{Phase: Ready, ByFormer: true}
+	offered := func(o *Offer) *Message { return &Message{Offer: o} }
+	late := offer(second, 2)
+	late.At = at(30 * time.Hour)
+	for _, c := range []struct {
+		name  string
+		state State
+		facts Facts
+		want  string // ID and phase of the peer's rotation, and whether it came by the former key
+		keeps bool   // the former key
+	}{
+		{"an offer", kept, Facts{Silent: true, Former: offered(offer(second, 0))}, second + " Ready true", true},
+		{"while the peer answers", kept, Facts{Former: offered(offer(second, 0))}, "", true},
+		{"without such a key", State{}, Facts{Silent: true, Former: offered(offer(second, 0))}, "", false},
+		{"a day later", kept, Facts{Silent: true, Former: offered(offer(second, 0)), Now: at(Kept)}, "", false},
+		{"the clock was put back", kept, Facts{Silent: true, Former: offered(offer(second, 0)), Now: at(-time.Hour)}, "", false},
+		{"of the future", kept, Facts{Silent: true, Former: offered(late)}, "", true},
+		{"the peer was about to change", with(Change{Phase: Ready}), Facts{Silent: true, Former: offered(offer(second, 1))}, second + " Ready true", true},
+		{"and is not silent", with(Change{Phase: Ready}), Facts{Former: offered(offer(second, 1))}, first + " Ready false", true},
+		{"an end of what the peer has begun", with(Change{Phase: Ready}), Facts{Silent: true, Former: &Message{Ended: at(time.Hour)}}, first + " Ready false", true},
+		{"that it is committed", with(mine), Facts{Silent: true, Former: &Message{Committed: first}}, first + " Ready true", true},
+		{"an end of what came by it", with(mine), Facts{Silent: true, Former: &Message{Ended: at(time.Hour)}}, first + " Aborted true", true},
+		{"an offer of the peer's own after that", with(Change{Phase: Ready, ByFormer: true, At: at(40 * time.Minute)}), Facts{Heard: offered(offer(second, 0))}, second + " Ready false", true},
+		{"what the peer had offered before", with(mine), Facts{Silent: true, Heard: offered(offer(second, 0))}, first + " Ready true", true},
+		{"the key is too old", with(mine), Facts{Now: at(Kept)}, first + " Aborted true", false},
+		{"the key is blocked", with(mine), Facts{Blocked: cluster.BlockedKeys{{Fingerprint: cluster.FingerprintOf(key[:])}}}, first + " Aborted true", false},
+		{"committed: it may be lost once more", with(mine), Facts{Heard: &Message{Committed: first}}, first + " Committed true", true},
+		{"committed, and compromised", with(Change{Phase: Ready, ByFormer: true, Compromised: true}), Facts{Heard: &Message{Committed: first}}, first + " Committed true", false},
+	} {
+		c.facts.Accept, c.facts.Over, c.facts.Current = true, over, Peer{&invitation.Key{4}, nil}
+		if c.facts.Now.IsZero() {
+			c.facts.Now = at(2)
+		}
+		got := c.state.Next(c.facts)
+		text := ""
+		if got.Theirs != nil {
+			text = fmt.Sprint(got.Theirs.ID, " ", got.Theirs.Phase, " ", got.Theirs.ByFormer)
+		}
+		assert.Check(t, is.Equal(text, c.want), c.name)
+		assert.Check(t, is.Equal(got.Former != nil, c.keeps), c.name)
+		if got.Former != nil {
+			assert.Check(t, is.Equal(got.Former.Key, key), c.name)
+		}
+	}
+
+	// Nothing of this side is told by it, and no key.
+	o := order(second, 1)
+	s := with(mine)
+	s.Own, s.Committed, s.Ended = &Attempt{ID: second, At: o.At, Phase: Waiting, Over: over}, second, at(0)
+	assert.Check(t, is.DeepEqual(s.TellFormer(), Message{Ready: first}))
+	s.Theirs = &Change{ID: first, Phase: Ready}
+	assert.Check(t, is.DeepEqual(s.TellFormer(), Message{}))
+	assert.Check(t, is.DeepEqual(kept.Next(Facts{Now: start, Order: o, Over: over}).TellRepair(o).Offer.ID, second))
+}
+
 // A repair is one until the peer is ready.
 func TestRepair(t *testing.T) {
 	o := order(first, 1)
@@ -194,7 +261,9 @@ func TestRepair(t *testing.T) {
 	assert.Check(t, s.Repairs(o))
 	assert.Check(t, !s.Repairs(order(first, 1)))
 	assert.Check(t, !s.Repairs(nil))
-	assert.Check(t, !s.Next(Facts{Now: start, Order: o, Over: over, Heard: &Message{Ready: first}}).Repairs(o))
+	assert.Check(t, !s.Next(Facts{Now: start, Order: o, Over: over, Answer: &Message{Ready: first}}).Repairs(o))
+	refused := s.Next(Facts{Now: start, Order: o, Over: over, Answer: &Message{Refused: &Refusal{first, "not today"}}})
+	assert.Check(t, is.Equal(refused.Own.Reason, "the peer refuses: not today"))
 	s = s.Next(Facts{Now: at(Patience), Order: o, Over: over})
 	assert.Check(t, is.Contains(s.Own.Reason, "connect the two clusters again"))
 	assert.Check(t, !s.Repairs(o))
