@@ -30,9 +30,10 @@ func ControlAddresses(mode string) (own netip.Prefix, peer netip.Addr) {
 }
 
 // former returns the former key of the peer, where the tunnel is to take it; nil: it is not.
+// It is not while this gateway has nothing but its own former key: the peer has its present one.
 func (in GatewayInput) former() *PeerFormer {
 	f := in.PeerFormer
-	if f == nil || in.Handover != nil || f.Key == in.PublicKey || in.PeerNext != nil && f.Key == in.PeerNext.Key {
+	if f == nil || in.Handover != nil || in.Repairs || f.Key == in.PublicKey || in.PeerNext != nil && f.Key == in.PeerNext.Key {
 		return nil
 	}
 	if _, blocked := in.BlockedKeys.Of(f.Key[:]); blocked {

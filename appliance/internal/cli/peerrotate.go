@@ -61,7 +61,10 @@ have the old ones again.
 
 One tunnel can't take data with both keys, so some packets are lost between the switch of one
 side and that of the other: 16 and 22 of 1,000 a second were measured. Connections live on.
-The key of the other side's gateway is changed by the same command there.`,
+The key of the other side's gateway is changed by the same command there.
+
+The other side knows the key before for 24 hours more, for isthmusctl peer repair, unless
+--compromised says that it is in other hands.`,
 		Example: example("isthmusctl peer rotate rome --wait", "isthmusctl peer rotate rome --psk --wait --yes"),
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -201,7 +204,7 @@ func canRotate(g gatewayObject, conn *v1beta1.Connection, id string, f rotateFla
 	case g.own != "":
 		return fmt.Errorf("the keys of the gateway are in Secret %s/%s, which spec.secretRef names: whoever has made it changes them there", g.GetNamespace(), g.own)
 	case f.Repair && conn.Status.Value == v1beta1.Connected:
-		return fmt.Errorf("the gateways of this cluster and %s are connected, so each knows the key of the other: isthmusctl peer rotate %s changes them", id, id)
+		return fmt.Errorf("the gateways of this cluster and %s are connected as far as is known: isthmusctl peer rotate %s changes their keys; if the key was restored just now, try again in 15 s", id, id)
 	case f.Repair && slices.ContainsFunc(conn.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == v1beta1.ReasonBlocked }):
 		return fmt.Errorf("%s is cut off here, so its gateway can't be reached: isthmusctl peer unblock %s", id, id)
 	case f.Repair:

@@ -60,7 +60,7 @@ func TestCanRotate(t *testing.T) {
 		{"the user's own keys, with loss", "mine", connection(v1beta1.Connected, "", ""), alone, "in Secret liqo-tenant-rome/mine, which spec.secretRef names"},
 		{"repair", "", connection(v1beta1.ConnectionError, "", ""), repair, ""},
 		{"repair, while the peer is cut off", "", blocked, repair, "isthmusctl peer unblock rome"},
-		{"repair of what is connected", "", connection(v1beta1.Connected, "", ""), repair, "isthmusctl peer rotate rome changes them"},
+		{"repair of what is connected", "", connection(v1beta1.Connected, "", ""), repair, "isthmusctl peer rotate rome changes their keys"},
 		{"repair of the user's own keys", "mine", connection(v1beta1.ConnectionError, "", ""), repair, "which spec.secretRef names"},
 	} {
 		err := canRotate(gateway(c.own), c.conn, "rome", c.flags)

@@ -70,7 +70,7 @@ func (gw *gateway) runRepair(ctx context.Context) error {
 func (gw *gateway) listenToFormer(ctx context.Context) error {
 	own, peer := desired.ControlAddresses(gw.cfg.Mode)
 	calls := func(c net.Conn) bool {
-		return isFrom(c, peer) && gw.wantsPeer() && gw.formerKey() != netstate.Key{}
+		return isFrom(c, peer) && gw.wantsPeer() && gw.down() && gw.formerKey() != netstate.Key{}
 	}
 	talk := func(ctx context.Context, c net.Conn) error {
 		return gw.talkOfKeys(ctx, c, func(s rotation.State, _ *rotation.Order) rotation.Message { return s.TellFormer() }, func(r *rotating, m rotation.Message) {

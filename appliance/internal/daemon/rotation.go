@@ -46,6 +46,9 @@ const (
 	// firstRead is how long the first pass waits for the Secret once all other objects are
 	// read: without it, the tunnel has the keys of the volume, which may be older.
 	firstRead = time.Second
+	// outdated is how long what a peer offers stands while it is silent: it may answer a
+	// moment after it has told the first time.
+	outdated = 5 * time.Second
 	// writeTime is how long storing a step may take: the API server may drop what is sent.
 	writeTime = 5 * time.Second
 	// proofTime is how long a new key waits for a handshake before WireGuard begins anew:
@@ -66,6 +69,8 @@ type rotating struct {
 	stored rotation.State  // what the Secret has, as far as is known: that is told
 	// unclear is what may have been stored, though the API server did not say so; nil: nothing.
 	unclear *rotation.State
+	// heardAt is when heard came.
+	heardAt time.Time
 	// shook is when there was a handshake with the keys that are tried: it decides, however
 	// long it takes to store that.
 	shook time.Time
@@ -80,7 +85,8 @@ type rotating struct {
 	current rotation.Peer
 	former  netstate.Key // of the peer, for its repair; zero: none
 	peer    netstate.Key // of the PublicKey, or what was learned since
-	// inUse: the last handshake of the peer was with its next key.
+	// next is the key that the peer is to have, and inUse: its last handshake was with that.
+	next  netstate.Key
 	inUse bool
 	// tried is since when the own next key may be in WireGuard, and proved that it is.
 	tried  time.Time
@@ -117,6 +123,9 @@ func (gw *gateway) readRotation(ctx context.Context) error {
 	// The controller takes the state away when somebody has replaced the keys. Otherwise
 	// it is the gateway's own, and the informer may be behind.
 	reset := reflect.ValueOf(s.State).IsZero() && !reflect.ValueOf(r.secret.State).IsZero()
+	if reset {
+		r.heard, r.answer = nil, nil // was said of what is no more
+	}
 	if !r.read || reset || r.unclear != nil && sameState(s.State, *r.unclear) {
 		r.state, r.stored, r.unclear = s.State, s.State, nil
 		notify(gw.repair) // the files may be as they were
@@ -178,11 +187,13 @@ func (r *rotating) busy() bool {
 // also while the API server is away.
 func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 	r := gw.rotating
+	silent := gw.down()
 	r.mu.Lock()
 	before, tried, proved := r.state, r.tried, r.proved
+	r.outdate(silent)
 	f := rotation.Facts{
 		Now: time.Now().Round(0), Order: r.secret.Order, Accept: r.secret.Rules.Accept, Recorded: r.secret.Recorded.Theirs,
-		Yields: r.yields, Heard: r.heard, Former: r.byFormer, Answer: r.answer, Silent: gw.down(), Over: r.over, Current: r.current, Keys: r.keys, Blocked: r.blocked, Tried: tried,
+		Yields: r.yields, Heard: r.heard, Former: r.byFormer, Answer: r.answer, Silent: silent, InUse: r.inUse, Over: r.over, Current: r.current, Keys: r.keys, Blocked: r.blocked, Tried: tried,
 	}
 	r.mu.Unlock()
 	if trying(before) && f.Order != nil {
@@ -224,6 +235,19 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 		changed = true
 	}
 	return changed, nil
+}
+
+// outdate forgets what is not so any more: what the peer has offered before it fell silent,
+// and what came by its former key before it answered again.
+func (r *rotating) outdate(silent bool) {
+	switch {
+	case !silent:
+		r.byFormer = nil
+	case r.heard != nil && time.Since(r.heardAt) > outdated:
+		heard := *r.heard
+		heard.Offer, heard.Ready = nil, ""
+		r.heard = &heard
+	}
 }
 
 // decided remembers the first handshake with the keys that are tried.
@@ -369,7 +393,8 @@ func (gw *gateway) rotate(in *desired.GatewayInput) {
 		r.keys = append(r.keys, *r.current.Key)
 	}
 	in.Repairs = r.state.Repairs(order)
-	if f := r.state.FormerKey(time.Now(), r.over, in.BlockedKeys); f != nil {
+	// Where this gateway has nothing but its own former key, the peer's has no place.
+	if f := r.state.FormerKey(time.Now(), r.over, in.BlockedKeys); f != nil && !in.Repairs {
 		r.former = netstate.Key(f.Key)
 		in.PeerFormer = &desired.PeerFormer{Key: r.former}
 		if f.PresharedKey != nil {
@@ -379,13 +404,16 @@ func (gw *gateway) rotate(in *desired.GatewayInput) {
 		r.keys = append(r.keys, f.Key)
 	}
 	if c := r.state.Candidate(r.over); c != nil {
+		if r.next != netstate.Key(*c.Key) {
+			r.next, r.inUse = netstate.Key(*c.Key), false
+		}
 		in.PeerNext = &desired.PeerNext{Key: netstate.Key(*c.Key), InUse: r.inUse}
 		if c.PresharedKey != nil {
 			in.PeerNext.PresharedKey = netstate.FingerprintOf(*c.PresharedKey)
 			keys.shared[in.PeerNext.Key] = privateKey{*c.PresharedKey}
 		}
 	} else {
-		r.inUse = false
+		r.next, r.inUse = netstate.Key{}, false
 	}
 	gw.keys.rotate(keys)
 	in.PublicKey, _ = gw.keys.publicKey()
@@ -429,7 +457,7 @@ func (r *rotating) tellBy(tell func(rotation.State, *rotation.Order) rotation.Me
 // hear takes what the peer tells, which has been checked.
 func (r *rotating) hear(m rotation.Message) {
 	r.mu.Lock()
-	r.heard = &m
+	r.heard, r.heardAt = &m, time.Now()
 	r.mu.Unlock()
 	notify(r.came)
 }

@@ -178,8 +178,9 @@ type Facts struct {
 	// Offer and Ended count. Answer is what the peer has answered last to somebody who has
 	// the former key of this side, which this gateway is: of that Ready and Refused count.
 	Former, Answer *Message
-	// Silent says that the peer does not answer through the tunnel.
-	Silent bool
+	// Silent says that the peer does not answer through the tunnel, and InUse that its last
+	// handshake was with the key that it is to have.
+	Silent, InUse bool
 	// Handshake is when there was the last one with the keys of the order; zero: none.
 	// Tried is since when those are in use.
 	Handshake, Tried time.Time
@@ -215,7 +216,7 @@ func (s State) Forget(f Facts) State {
 		return s
 	}
 	s.Former = nil
-	if s.ready() && s.Theirs.ByFormer {
+	if s.ready() && s.Theirs.ByFormer && !f.InUse {
 		change := *s.Theirs
 		change.Phase, change.Since = Aborted, f.Now
 		s.Theirs = &change
@@ -323,7 +324,8 @@ func (s State) settle(f Facts) State {
 		}
 		s.Learned = s.learn(change.Over, &change.Key, change.PresharedKey)
 	case f.Heard != nil && !f.Heard.Ended.Before(change.At), // that, or a later one
-		change.ByFormer && f.Former != nil && !f.Former.Ended.Before(change.At):
+		change.ByFormer && f.Former != nil && !f.Former.Ended.Before(change.At),
+		change.ByFormer && !f.Silent && !f.InUse: // the peer answers with its own key
 		change.Phase = Aborted
 	default:
 		return s
@@ -334,12 +336,14 @@ func (s State) settle(f Facts) State {
 }
 
 // take is ready for an offer, refuses it, or leaves it for later. What came by a former key
-// gives way to what did not, and that to a repair, while the peer is silent.
+// takes the place of another change only when nothing can come of that any more.
 func (s State) take(f Facts, o *Offer, byFormer bool) State {
 	if s.Theirs != nil && s.Theirs.ID == o.ID || s.Refused != nil && s.Refused.ID == o.ID {
 		return s
 	}
+	// When it was ordered says nothing where somebody else may have written that.
 	doubtful := s.Theirs != nil && s.Theirs.ByFormer && s.Theirs.Phase != Committed
+	over := byFormer && s.ready() && !f.InUse && f.Now.Sub(s.Theirs.Since) >= Patience+Trial
 	refuse := func(reason string) State {
 		s.Refused = &Refusal{ID: o.ID, Reason: reason}
 		return s
@@ -359,7 +363,7 @@ func (s State) take(f Facts, o *Offer, byFormer bool) State {
 		return refuse("it has no pre-shared key, and the peering has had one since a moment ago: begin again")
 	case f.Over == (PublicKeyRef{}):
 		return s // it is on its way, or the peer is not one any more
-	case s.ready() && !doubtful && !byFormer, s.Theirs != nil && s.Theirs.Phase == Committed && f.Recorded != s.Theirs.ID:
+	case s.ready() && !over, s.Theirs != nil && s.Theirs.Phase == Committed && f.Recorded != s.Theirs.ID:
 		return s // one after the other
 	case s.Own != nil && (s.Own.Phase == Trying || s.Own.Phase == Waiting && !f.Yields && !byFormer):
 		return s

@@ -194,7 +194,7 @@ func TestByFormer(t *testing.T) {
 	kept := State{Former: &Former{Key: key, Since: start, Over: over}}
 	with := func(change Change) State {
 		s := kept
-		change.ID, change.At, change.Key, change.Over = cmp.Or(change.ID, first), cmp.Or(change.At, at(time.Minute)), invitation.Key{1, 1}, over
+		change.ID, change.At, change.Key, change.Since, change.Over = first, cmp.Or(change.At, at(time.Minute)), invitation.Key{1, 1}, start, over
 		s.Theirs = &change
 		return s
 	}
@@ -215,15 +215,22 @@ func TestByFormer(t *testing.T) {
 		{"a day later", kept, Facts{Silent: true, Former: offered(offer(second, 0)), Now: at(Kept)}, "", false},
 		{"the clock was put back", kept, Facts{Silent: true, Former: offered(offer(second, 0)), Now: at(-time.Hour)}, "", false},
 		{"of the future", kept, Facts{Silent: true, Former: offered(late)}, "", true},
-		{"the peer was about to change", with(Change{Phase: Ready}), Facts{Silent: true, Former: offered(offer(second, 1))}, second + " Ready true", true},
+		{"the peer is about to change", with(Change{Phase: Ready}), Facts{Silent: true, Former: offered(offer(second, 1))}, first + " Ready false", true},
+		{"the peer was about to change", with(Change{Phase: Ready}), Facts{Silent: true, Former: offered(offer(second, 1)), Now: at(Patience + Trial)}, second + " Ready true", true},
+		{"and has done so", with(Change{Phase: Ready}), Facts{Silent: true, InUse: true, Former: offered(offer(second, 1)), Now: at(Patience + Trial)}, first + " Ready false", true},
+		{"another one at once", with(mine), Facts{Silent: true, Former: offered(offer(second, 1))}, first + " Ready true", true},
+		{"another one later", with(mine), Facts{Silent: true, Former: offered(offer(second, 1)), Now: at(Patience + Trial)}, second + " Ready true", true},
+		{"the peer answers again", with(mine), Facts{}, first + " Aborted true", true},
+		{"it answers with the new key", with(mine), Facts{InUse: true}, first + " Ready true", true},
 		{"and is not silent", with(Change{Phase: Ready}), Facts{Former: offered(offer(second, 1))}, first + " Ready false", true},
 		{"an end of what the peer has begun", with(Change{Phase: Ready}), Facts{Silent: true, Former: &Message{Ended: at(time.Hour)}}, first + " Ready false", true},
 		{"that it is committed", with(mine), Facts{Silent: true, Former: &Message{Committed: first}}, first + " Ready true", true},
 		{"an end of what came by it", with(mine), Facts{Silent: true, Former: &Message{Ended: at(time.Hour)}}, first + " Aborted true", true},
 		{"an offer of the peer's own after that", with(Change{Phase: Ready, ByFormer: true, At: at(40 * time.Minute)}), Facts{Heard: offered(offer(second, 0))}, second + " Ready false", true},
 		{"what the peer had offered before", with(mine), Facts{Silent: true, Heard: offered(offer(second, 0))}, first + " Ready true", true},
-		{"the key is too old", with(mine), Facts{Now: at(Kept)}, first + " Aborted true", false},
-		{"the key is blocked", with(mine), Facts{Blocked: cluster.BlockedKeys{{Fingerprint: cluster.FingerprintOf(key[:])}}}, first + " Aborted true", false},
+		{"the key is too old", with(mine), Facts{Silent: true, Now: at(Kept)}, first + " Aborted true", false},
+		{"and the new one is in use", with(mine), Facts{InUse: true, Now: at(Kept)}, first + " Ready true", false},
+		{"the key is blocked", with(mine), Facts{Silent: true, Blocked: cluster.BlockedKeys{{Fingerprint: cluster.FingerprintOf(key[:])}}}, first + " Aborted true", false},
 		{"committed: it may be lost once more", with(mine), Facts{Heard: &Message{Committed: first}}, first + " Committed true", true},
 		{"committed, and compromised", with(Change{Phase: Ready, ByFormer: true, Compromised: true}), Facts{Heard: &Message{Committed: first}}, first + " Committed true", false},
 	} {
