@@ -15,7 +15,7 @@ const ControlTable = "control"
 // may be a peer whose cluster was restored, can reach the exchange and nothing else.
 type PeerFormer struct {
 	Key netstate.Key
-	// PresharedKey stands for the key that belongs to it; zero: there is none.
+	// PresharedKey is the fingerprint of the pre-shared key that was used with it; zero: none was.
 	PresharedKey netstate.Fingerprint
 }
 

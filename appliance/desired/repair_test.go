@@ -46,7 +46,7 @@ func TestPeerFormer(t *testing.T) {
 			assert.Check(t, is.Equal(peers[1].PresharedKey, shared))
 			assert.Check(t, is.Equal(peers[1].Endpoint, peers[0].Endpoint))
 			assert.Check(t, is.DeepEqual(texts(peers[1].AllowedIPs), []string{peer.String() + "/32"}))
-			assert.Check(t, has(state.Addresses, netstate.Address{Dev: desired.TunnelInterface, Prefix: own}))
+			assert.Check(t, slices.Contains(state.Addresses, netstate.Address{Dev: desired.TunnelInterface, Prefix: own}))
 
 			forward := chain(t, state, desired.ControlTable, "forward")
 			assert.Assert(t, is.Len(forward, 2))
@@ -80,7 +80,7 @@ func TestRepairs(t *testing.T) {
 	assert.Assert(t, is.Len(peers, 1))
 	assert.Check(t, is.Len(peers[0].AllowedIPs, len(before.WireGuard[0].Peers[0].AllowedIPs)+1))
 	assert.Check(t, is.Contains(texts(peers[0].AllowedIPs), peer.String()+"/32"))
-	assert.Check(t, has(state.Addresses, netstate.Address{Dev: desired.TunnelInterface, Prefix: own}))
+	assert.Check(t, slices.Contains(state.Addresses, netstate.Address{Dev: desired.TunnelInterface, Prefix: own}))
 	// It begins, and is not called.
 	for _, r := range chain(t, state, desired.PeersRefusedTable, "input") {
 		assert.Check(t, r.Name != "control")
@@ -97,13 +97,4 @@ func TestRepairsWithFormer(t *testing.T) {
 	peers := state.WireGuard[0].Peers
 	assert.Assert(t, is.Len(peers, 1))
 	assert.Check(t, slices.Contains(texts(peers[0].AllowedIPs), peer.String()+"/32"))
-}
-
-func has(list []netstate.Address, a netstate.Address) bool {
-	for _, x := range list {
-		if x == a {
-			return true
-		}
-	}
-	return false
 }

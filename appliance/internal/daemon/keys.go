@@ -200,7 +200,7 @@ func (k *keyring) preshared() privateKey {
 	return k.shared
 }
 
-// shares returns the pre-shared key; nil: there is none.
+// shares returns the pre-shared key of the peering; nil: it has none.
 func (k *keyring) shares() *invitation.Key {
 	k.mu.Lock()
 	defer k.mu.Unlock()

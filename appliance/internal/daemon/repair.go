@@ -15,7 +15,8 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
-// formerKey returns the key that is known for the repair of the peer only; zero: there is none.
+// formerKey returns the key that the peer had before its last change of keys, while it is
+// taken for a repair; zero: none is.
 func (gw *gateway) formerKey() netstate.Key {
 	if gw.rotating == nil {
 		return netstate.Key{}

@@ -297,7 +297,7 @@ func (s State) follow(f Facts) State {
 	if s.ready() {
 		s = s.settle(f)
 	}
-	if f.Silent { // what the peer has offered is no longer so
+	if f.Silent { // what the peer had offered before does not count
 		if f.Former != nil && f.Former.Offer != nil && s.FormerKey(f.Now, f.Over, f.Blocked) != nil {
 			s = s.take(f, f.Former.Offer, true)
 		}
@@ -314,13 +314,13 @@ func (s State) settle(f Facts) State {
 	case f.Heard != nil && f.Heard.Committed == change.ID:
 		change.Phase = Committed
 		switch {
-		case change.Compromised:
+		case change.ByFormer && !change.Compromised:
+			// The peer has lost the key that this one replaces. It may be restored to its
+			// former key once more, so that key stays known.
+		case change.Compromised, f.Current.Key == nil:
 			s.Former = nil
-		case change.ByFormer: // the key that it replaces is lost, and that which led to it is not
-		case f.Current.Key != nil:
-			s.Former = &Former{*f.Current.Key, f.Current.PresharedKey, f.Now, change.Over}
 		default:
-			s.Former = nil
+			s.Former = &Former{*f.Current.Key, f.Current.PresharedKey, f.Now, change.Over}
 		}
 		s.Learned = s.learn(change.Over, &change.Key, change.PresharedKey)
 	case f.Heard != nil && !f.Heard.Ended.Before(change.At), // that, or a later one
@@ -343,7 +343,7 @@ func (s State) take(f Facts, o *Offer, byFormer bool) State {
 	}
 	// When it was ordered says nothing where somebody else may have written that.
 	doubtful := s.Theirs != nil && s.Theirs.ByFormer && s.Theirs.Phase != Committed
-	over := byFormer && s.ready() && !f.InUse && f.Now.Sub(s.Theirs.Since) >= Patience+Trial
+	replaces := byFormer && s.ready() && !f.InUse && f.Now.Sub(s.Theirs.Since) >= Patience+Trial
 	refuse := func(reason string) State {
 		s.Refused = &Refusal{ID: o.ID, Reason: reason}
 		return s
@@ -363,7 +363,7 @@ func (s State) take(f Facts, o *Offer, byFormer bool) State {
 		return refuse("it has no pre-shared key, and the peering has had one since a moment ago: begin again")
 	case f.Over == (PublicKeyRef{}):
 		return s // it is on its way, or the peer is not one any more
-	case s.ready() && !over, s.Theirs != nil && s.Theirs.Phase == Committed && f.Recorded != s.Theirs.ID:
+	case s.ready() && !replaces, s.Theirs != nil && s.Theirs.Phase == Committed && f.Recorded != s.Theirs.ID:
 		return s // one after the other
 	case s.Own != nil && (s.Own.Phase == Trying || s.Own.Phase == Waiting && !f.Yields && !byFormer):
 		return s
