@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	networkingv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 	corev1 "k8s.io/api/core/v1"
@@ -278,29 +276,9 @@ func (p *pod) sandbox() error {
 	p.mu.Unlock()
 	p.node.cfg.Registry.Add(p.registered(), p.exec)
 	if name := api.Annotations[networkingv1beta1.AnnotationNetNS]; api.Spec.HostNetwork && name != "" {
-		go p.findInner(filepath.Join(p.node.hostRoot(), "run/netns", filepath.Base(name)))
+		go p.followInner(filepath.Join(p.node.hostRoot(), "run/netns", filepath.Base(name)))
 	}
 	return p.writeEtc()
-}
-
-// findInner waits until the pod has made the network namespace that it works in,
-// so that the lab can look into it.
-func (p *pod) findInner(path string) {
-	for pause(p.life, 20*time.Millisecond) {
-		var fs unix.Statfs_t
-		if unix.Statfs(path, &fs) != nil || fs.Type != unix.NSFS_MAGIC {
-			continue
-		}
-		ns, err := os.Open(path)
-		if err != nil {
-			continue
-		}
-		p.node.cfg.Registry.setInner(p.registered(), ns)
-		<-p.life.Done()
-		<-p.gone
-		ns.Close()
-		return
-	}
 }
 
 // writeEtc writes the files of /etc that a kubelet manages. The lab has no

@@ -237,7 +237,8 @@ func (a *agent) captureEvery() time.Duration {
 }
 
 // podEvent starts and ends the captures of pods. The kubelet waits for it, so
-// no packet of a pod comes before its capture.
+// no packet of a pod comes before its capture. A gateway's pod that works in
+// another namespace from now on gets another capture.
 func (a *agent) podEvent(e pods.Event) {
 	pod := e.Pod
 	if pod.Own() == nil {
@@ -251,6 +252,7 @@ func (a *agent) podEvent(e pods.Event) {
 		}
 		a.mu.Unlock()
 		name := func() string { return podHost(pod, gatewaysByCluster(a.registry.Pods())) }
+		a.captures.End(pod.UID)
 		if err := a.captures.Start(pod.Own(), pod.UID, name, api); err != nil {
 			a.cfg.Logger.Error("no capture in pod", "pod", pod.Cluster+"/"+pod.Namespace+"/"+pod.Name, "err", err)
 		}
