@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
@@ -26,9 +28,24 @@ import (
 const fieldOwner = "isthmus-lab-scenario"
 
 // An undoList takes back what a row did, last first.
-type undoList []func(context.Context) error
+type undoList []undoing
 
-func (u *undoList) add(f func(context.Context) error) { *u = append(*u, f) }
+// An undoing takes back one thing.
+type undoing struct {
+	do     func(context.Context) error
+	object types.UID // of the object that goes back to what it was; "": it is about something else
+}
+
+func (u *undoList) add(f func(context.Context) error) { *u = append(*u, undoing{do: f}) }
+
+// addObject adds what makes an object what it was, unless the list has that
+// already: an object that was changed several times goes back at once, and nobody
+// acts upon what it was in between.
+func (u *undoList) addObject(object types.UID, f func(context.Context) error) {
+	if !slices.ContainsFunc(*u, func(e undoing) bool { return e.object == object }) {
+		*u = append(*u, undoing{f, object})
+	}
+}
 
 // undoTime ends undoing that hangs. Each part of it that waits has a bound of its
 // own.
@@ -40,7 +57,7 @@ func (u *undoList) run(ctx context.Context) error {
 	defer cancel()
 	var errs []error
 	for i := len(*u) - 1; i >= 0; i-- {
-		errs = append(errs, (*u)[i](ctx))
+		errs = append(errs, (*u)[i].do(ctx))
 	}
 	*u = nil
 	return errors.Join(errs...)
@@ -48,9 +65,10 @@ func (u *undoList) run(ctx context.Context) error {
 
 // name makes what was added after the first n say what it undoes.
 func (u undoList) name(n int, action scenario.Action) {
-	for i, f := range u[n:] {
-		u[n+i] = func(ctx context.Context) error {
-			if err := f(ctx); err != nil {
+	for i := range u[n:] {
+		do := u[n+i].do
+		u[n+i].do = func(ctx context.Context) error {
+			if err := do(ctx); err != nil {
 				return fmt.Errorf("undo %s: %w", action, err)
 			}
 			return nil
@@ -217,10 +235,11 @@ func (r *Runner) applyOne(ctx context.Context, cluster string, o *unstructured.U
 		return fmt.Errorf("cluster %s has %s %s/%s already, which this row would create: run it when that is gone; if a run that was killed has left it, delete it: kubectl delete %[2]s -n %[3]s %[4]s",
 			cluster, strings.ToLower(o.GetKind()), o.GetNamespace(), o.GetName())
 	}
-	if _, err := res.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: fieldOwner, Force: true}); err != nil {
+	after, err := res.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: fieldOwner, Force: true})
+	if err != nil {
 		return err
 	}
-	undo.add(func(ctx context.Context) error {
+	undo.addObject(after.GetUID(), func(ctx context.Context) error {
 		if !existed {
 			return r.remove(ctx, cluster, m, o.GetNamespace(), o.GetName())
 		}

@@ -225,3 +225,22 @@ func TestUndoFails(t *testing.T) {
 		"undo milan/node-1 is drained: the lab does not answer: agent\nthe policy is still there")
 	assert.Equal(t, len(undo), 0)
 }
+
+// TestUndoObjects: an object that a row has changed several times goes back at
+// once to what it was, at the place of the first change. One that was deleted and
+// made again is another one.
+func TestUndoObjects(t *testing.T) {
+	var order []string
+	undone := func(name string) func(context.Context) error {
+		return func(context.Context) error { order = append(order, name); return nil }
+	}
+	var undo undoList
+	undo.addObject("endpoint", undone("endpoint, as it was"))
+	undo.add(undone("command"))
+	undo.addObject("configuration", undone("configuration is removed"))
+	undo.addObject("endpoint", undone("endpoint, as the first step left it"))
+	undo.add(undone("another command"))
+	undo.addObject("endpoint made again", undone("endpoint made again is removed"))
+	assert.NilError(t, undo.run(t.Context()))
+	assert.DeepEqual(t, order, []string{"endpoint made again is removed", "another command", "configuration is removed", "command", "endpoint, as it was"})
+}

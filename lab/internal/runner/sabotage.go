@@ -464,7 +464,7 @@ func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.REST
 			return false, r.wake(ctx, sab.In)
 		})
 	}
-	*undo = append(undoList{back}, *undo...)
+	*undo = append(undoList{{do: back}}, *undo...)
 
 	unlabelled := probe.DeepCopy() // other policies refuse some labels
 	unlabelled.SetLabels(nil)
