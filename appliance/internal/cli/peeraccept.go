@@ -34,12 +34,16 @@ What they are asked for is the fingerprint of the gateway here, which is printed
 		Example: example(
 			"isthmusctl peer accept invitation.txt --wait",
 			"pbpaste | isthmusctl peer accept - --wait",
+			"",
+			"# The other side may add networks of this range later.",
+			"isthmusctl peer accept invitation.txt --follow 10.64.0.0/10",
 		),
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error { return a.accept(cmd.Context(), args[0]) },
 	}
 	f, o := cmd.Flags(), &a.options
 	a.flags(f)
+	a.followFlags(f)
 	f.DurationVar(&o.ApprovalTimeout, "approval-timeout", 0, "longest `time` that somebody on the other side may take to say yes; 0: until the invitation expires")
 	f.StringVar(&o.Client.Name, peer.FlagClientTemplate, peer.DefaultClientTemplate, "`name` of the gateway's template")
 	f.StringVar(&o.Client.Namespace, peer.FlagClientTemplateNamespace, "", "`namespace` of the gateway's template (default that of the installation)")
@@ -70,6 +74,9 @@ func (a *alone) accept(ctx context.Context, arg string) error {
 	}
 	i, err := invitation.Parse(text)
 	if err != nil {
+		return err
+	}
+	if err := a.checkFollow(); err != nil {
 		return err
 	}
 	if a.options.ApprovalTimeout < 0 {

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -59,6 +60,19 @@ there is anything else stays, and it is said what that is.`,
 func (a *alone) flags(f *pflag.FlagSet) {
 	f.DurationVar(&a.options.Timeout, "timeout", peer.DefaultTimeout, "longest `time` that all of it may take")
 	f.BoolVar(&a.options.Wait, "wait", false, "wait until the gateways have heard from each other, or are gone")
+}
+
+// followFlags add those that say what the peer may add to its networks.
+func (a *alone) followFlags(f *pflag.FlagSet) {
+	follow := &a.options.Follow[peer.Local]
+	f.StringSliceVar(&follow.Ranges, peer.FlagFollow, nil, "`range` of networks that the peer may add by telling them through the tunnel; several are separated by commas (default none)")
+	f.IntVar(&follow.Max, peer.FlagFollowMax, 0, fmt.Sprintf("`number` of networks that it may add (default %d)", v1beta1.DefaultFollowMax))
+}
+
+// checkFollow says what is wrong with what was given by them.
+func (a *alone) checkFollow() error {
+	follow := a.options.Follow[peer.Local]
+	return cmp.Or(peer.CheckMax(follow.Max, peer.FlagFollowMax, []string{peer.FlagFollow}, follow), follow.Check(peer.FlagFollow, peer.FlagFollowMax))
 }
 
 // config returns what a run about one side needs.

@@ -69,6 +69,7 @@ other side invite.`,
 	}
 	f, o := cmd.Flags(), &a.options
 	a.flags(f)
+	a.followFlags(f)
 	f.BoolVar(&a.list, "list", false, "show the invitations there are")
 	f.BoolVar(&a.revoke, "revoke", false, "end the invitation of ID, and take back what was made for it")
 	f.BoolVar(&o.Invitation.Approve, "approve", false, "wait for the answer, and make the peering only when you say yes")
@@ -88,6 +89,9 @@ other side invite.`,
 func (a *alone) invite(ctx context.Context, id string) error {
 	if a.lifetime <= 0 || a.lifetime > invitation.MaxLifetime {
 		return fmt.Errorf("--expires %v: write a time up to %v, such as %v", a.lifetime, invitation.MaxLifetime, invitation.DefaultLifetime)
+	}
+	if err := a.checkFollow(); err != nil {
+		return err
 	}
 	a.options.ServiceType = corev1.ServiceType(a.serviceType)
 	cfg, err := a.config(peer.Invite, id)

@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -143,7 +144,7 @@ func (h *handovers) invited(ctx context.Context, s *corev1.Secret) (time.Duratio
 	case known.Offer == nil || known.Offer.ID != rec.ID:
 		return again, h.hand(ctx, side, invitation.Handover{Offer: &invitation.Offer{ID: rec.ID, Key: rec.Key}})
 	case rec.Used != nil: // a pass that was ended before has not made it
-		if err := h.configure(ctx, side, rec.Used.Networks); err != nil {
+		if err := h.configure(ctx, side, rec.Used.Networks, rec.Follow); err != nil {
 			return again, err
 		}
 	}
@@ -192,7 +193,7 @@ func (h *handovers) judge(ctx context.Context, s *corev1.Secret, rec invitation.
 	}
 	h.log.Info("invitation answered", "peer", side.remoteID, "fingerprint", invitation.Fingerprint(known.Answer.Key), "verdict", reply.Verdict, "reason", reply.Reason)
 	if reply.Verdict == invitation.Accepted {
-		if err := h.configure(ctx, side, next.Used.Networks); err != nil {
+		if err := h.configure(ctx, side, next.Used.Networks, rec.Follow); err != nil {
 			return err
 		}
 	}
@@ -205,7 +206,7 @@ func (h *handovers) finish(ctx context.Context, s *corev1.Secret, rec invitation
 	if rec.PresharedKey == nil {
 		return errors.New("the invitation is used, and its pre-shared key is missing: revoke it, and invite again")
 	}
-	if err := h.configure(ctx, side, rec.Used.Networks); err != nil {
+	if err := h.configure(ctx, side, rec.Used.Networks, rec.Follow); err != nil {
 		return err
 	}
 	if err := h.share(ctx, side, *rec.PresharedKey); err != nil {
@@ -243,7 +244,7 @@ func (h *handovers) accepting(ctx context.Context, s *corev1.Secret, rec invitat
 	case !known.Delivered || known.Reply == nil || known.Reply.Verdict != invitation.Accepted:
 		return nil
 	}
-	if err := h.configure(ctx, side, known.Reply.Networks); err != nil {
+	if err := h.configure(ctx, side, known.Reply.Networks, rec.Follow); err != nil {
 		return err
 	}
 	if err := h.share(ctx, side, *known.Reply.PresharedKey); err != nil {
@@ -318,9 +319,11 @@ func (h *handovers) configuration(side *side, n invitation.Networks) cluster.Con
 	return cluster.Configuration{Meta: h.meta(side, "Configuration"), RemoteID: side.remoteID, Remote: cluster.CIDRs{Pod: n.Pod, External: n.External}}
 }
 
-// configure makes the Configuration of the peer, unless there is one.
-func (h *handovers) configure(ctx context.Context, side *side, n invitation.Networks) error {
+// configure makes the Configuration of the peer, with these annotations, unless there is
+// one.
+func (h *handovers) configure(ctx context.Context, side *side, n invitation.Networks, annotations map[string]string) error {
 	c := &v1beta1.Configuration{ObjectMeta: h.objectMeta(side)}
+	c.Annotations = maps.Clone(annotations)
 	for _, p := range n.Pod {
 		c.Spec.Remote.CIDR.Pod = append(c.Spec.Remote.CIDR.Pod, v1beta1.CIDR(p.String()))
 	}

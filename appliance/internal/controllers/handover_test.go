@@ -31,7 +31,7 @@ func (w *world) testInvitation() {
 	server.Spec.ServerTemplateRef = corev1.ObjectReference{APIVersion: v1beta1.GroupVersion.String(), Kind: "WgGatewayServerTemplate", Namespace: "liqo", Name: "wireguard-server"}
 	w.create(server)
 	ends := time.Now().Add(time.Hour).UTC().Truncate(time.Second)
-	rec := invitation.Record{ID: id, From: "milan", To: "genoa", Key: invitation.Key{9}, Expires: ends, Approve: true}
+	rec := invitation.Record{ID: id, From: "milan", To: "genoa", Key: invitation.Key{9}, Expires: ends, Approve: true, Follow: map[string]string{v1beta1.AnnotationFollow: "10.64.0.0/10"}}
 	own := w.record("genoa", server, rec)
 	w.create(own)
 
@@ -89,6 +89,7 @@ func (w *world) testInvitation() {
 	assert.DeepEqual(w.t, texts(first.Pod), []string{"10.0.0.0/16"})
 	assert.DeepEqual(w.t, texts(first.External), []string{"10.70.0.0/16"})
 	w.until("its networks are known", func() bool { return w.get(conf) && conf.Status.Remote != nil })
+	assert.Equal(w.t, conf.Annotations[v1beta1.AnnotationFollow], "10.64.0.0/10")
 	key := &v1beta1.PublicKey{ObjectMeta: w.at("genoa")}
 	assert.Check(w.t, !w.get(key), "its key is known before the temporary tunnel is gone")
 
@@ -202,6 +203,7 @@ func (w *world) testAccepting() {
 	temporary, shared := invitation.Key{3}, invitation.Key{4}
 	rec := invitation.Record{
 		Accepting: true, ID: "0123456789abcdef", From: "bern", To: "milan", Key: invitation.Key{2}, PrivateKey: &temporary, Expires: time.Now().Add(time.Hour).UTC().Truncate(time.Second),
+		Follow: map[string]string{v1beta1.AnnotationFollow: "10.12.0.0/14", v1beta1.AnnotationFollowMax: "2"},
 	}
 	own := w.record("bern", dialler, rec)
 	w.create(own)
@@ -229,6 +231,7 @@ func (w *world) testAccepting() {
 	assert.DeepEqual(w.t, key.Spec.PublicKey, rec.Key[:])
 	assert.Check(w.t, w.read(own).PrivateKey == nil, "the temporary key stays")
 	assert.Equal(w.t, string(conf.Spec.Remote.CIDR.Pod[0]), "10.12.0.0/16")
+	assert.Equal(w.t, conf.Annotations[v1beta1.AnnotationFollow]+" at most "+conf.Annotations[v1beta1.AnnotationFollowMax], "10.12.0.0/14 at most 2")
 	assert.Assert(w.t, w.get(keys))
 	assert.DeepEqual(w.t, keys.Data[v1beta1.PresharedKeyField], shared[:])
 

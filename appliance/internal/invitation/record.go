@@ -14,7 +14,7 @@ const fieldRecord = "invitation"
 // The inviting cluster has nothing of the temporary private key, which is in the text alone.
 type Record struct {
 	// Accepting says that this is the cluster that was invited. Of what follows it has ID,
-	// From, To, Expires, Done and the two keys.
+	// From, To, Expires, Follow, Done and the two keys.
 	Accepting bool   `json:"accepting,omitempty"`
 	ID        string `json:"id"`
 	From      string `json:"from"`
@@ -24,6 +24,9 @@ type Record struct {
 	Key        Key       `json:"key"`
 	PrivateKey *Key      `json:"privateKey,omitempty"`
 	Expires    time.Time `json:"expires"`
+	// Follow are the annotations of the Configuration that the peering gets here: which
+	// networks the peer may add by telling them, and how many.
+	Follow map[string]string `json:"follow,omitempty"`
 	// Approve says that somebody has to say yes to the answer; Approved is the public key
 	// of the gateway of whom that was said, and Rejected that of whom no was.
 	Approve  bool `json:"approve,omitempty"`

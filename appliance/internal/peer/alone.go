@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -132,7 +133,7 @@ func invite(b *Both, o *Options) Step {
 // accept returns what is next on the way to a peering with who has invited.
 func accept(b *Both, o *Options) Step {
 	var s Step
-	f := &b[Local]
+	f, id := &b[Local], b[Remote].ID
 	checkAlone(b, &s)
 	mine := f.Invitation != nil && f.Record.Accepting && f.Record.ID == o.Invitation.ID
 	if !mine && (f.Invitation != nil || len(f.Configurations)+len(f.Keys)+len(f.Servers) > 0) {
@@ -145,6 +146,10 @@ func accept(b *Both, o *Options) Step {
 		taken(b, &s)
 	}
 	checkTemplate(b, Local, o.Client, "--"+FlagClientTemplate, &s)
+	if follow := o.Follow[Local]; mine && len(f.Configurations) == 0 && len(follow.Ranges) > 0 && !maps.Equal(f.Record.Follow, follow.Annotations()) {
+		s.problem("invitation", fmt.Sprintf("the invitation of %s", id), "leave the flag out, and once the clusters are peers run "+b.followCommand(Local, follow),
+			"it was accepted already, without --%s or with another value of it", FlagFollow)
+	}
 	if len(s.Problems) > 0 {
 		return s
 	}
@@ -169,6 +174,9 @@ func accept(b *Both, o *Options) Step {
 	if !f.Record.Done {
 		answered(b, o, &s)
 		return s
+	}
+	if len(f.Configurations) > 0 {
+		b.follow(Local, &f.Configurations[0], o.Follow[Local], &s)
 	}
 	if configured(b, Local, &s); s.busy() || !o.Wait {
 		return s

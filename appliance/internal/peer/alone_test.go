@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -137,6 +138,42 @@ func TestAcceptResumes(t *testing.T) {
 		assert.Equal(t, b[Local].Clients[0].Annotations[v1beta1.AnnotationInvitation], record(true).ID)
 		assert.Equal(t, len(b[Local].Invitation.Annotations), 0)
 	}
+}
+
+// What the peer may add is in the record from the start. Whoever asks for something else
+// later is told how.
+func TestAcceptFollows(t *testing.T) {
+	follow := Follow{Ranges: []string{"10.64.0.0/10", "fd64::/16"}, Max: 2}
+	rec := record(true)
+	rec.Follow = follow.Annotations()
+	b := one()
+	o := alone(t, rec)
+	o.Follow[Local] = follow
+	_, s := b.next(t, accept, o)
+	assert.Check(t, is.Len(s.Problems, 0))
+	f := &b[Local]
+	assert.DeepEqual(t, f.Record.Follow, map[string]string{v1beta1.AnnotationFollow: "10.64.0.0/10,fd64::/16", v1beta1.AnnotationFollowMax: "2"})
+
+	asks := func(want int, change func()) {
+		t.Helper()
+		change()
+		s := accept(b, o)
+		assert.Assert(t, is.Len(s.Problems, want))
+		for _, p := range s.Problems {
+			assert.Check(t, is.Contains(p.Fix, "leave the flag out, and once the clusters are peers run isthmusctl --context milan peer follow rome --range 10.96.0.0/11"))
+		}
+	}
+	asks(1, func() { o.Follow[Local] = Follow{Ranges: []string{"10.96.0.0/11"}} })
+	asks(0, func() { o.Follow[Local] = Follow{} })
+	// There is a Configuration: it says what is so.
+	c := v1beta1.Configuration{}
+	c.Annotations = maps.Clone(rec.Follow)
+	f.Configurations, f.Record.Done = []v1beta1.Configuration{c}, true
+	asks(0, func() { o.Follow[Local] = follow })
+	o.Follow[Local] = Follow{Ranges: []string{"10.96.0.0/11"}}
+	s = accept(b, o)
+	assert.Assert(t, is.Len(s.Problems, 1))
+	assert.Check(t, is.Contains(s.Problems[0].Message, `its annotation networking.liqo.io/follow is "10.64.0.0/10,fd64::/16", while "10.96.0.0/11" was asked for`))
 }
 
 // Nothing is begun where there is a peering, or another invitation.

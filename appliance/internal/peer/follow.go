@@ -54,14 +54,20 @@ func CheckMax(limit int, maxFlag string, flags []string, sides ...Follow) error 
 
 // follow finds where a Configuration that is there says something else.
 func (b *Both) follow(on Side, c *v1beta1.Configuration, f Follow, s *Step) {
-	command := fmt.Sprintf("leave the flag out and run %s peer follow %s --range %s", b[on].Cluster.Isthmusctl, b[on.other()].ID, strings.Join(f.Ranges, ","))
-	if f.Max > 0 {
-		command += fmt.Sprintf(" --max %d", f.Max)
-	}
+	command := "leave the flag out and run " + b.followCommand(on, f)
 	asked := f.Annotations()
 	for _, k := range slices.Sorted(maps.Keys(asked)) {
 		if have := c.Annotations[k]; have != asked[k] {
 			s.problem("objects", b.ref(on, c).String(), command, "it is there, and its annotation %s is %q, while %q was asked for", k, have, asked[k])
 		}
 	}
+}
+
+// followCommand is what makes a side let the other one add these networks.
+func (b *Both) followCommand(on Side, f Follow) string {
+	command := fmt.Sprintf("%s peer follow %s --range %s", b[on].Cluster.Isthmusctl, b[on.other()].ID, strings.Join(f.Ranges, ","))
+	if f.Max > 0 {
+		command += fmt.Sprintf(" --max %d", f.Max)
+	}
+	return command
 }

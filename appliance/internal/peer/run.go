@@ -99,6 +99,7 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	r := &run{Config: cfg, started: time.Now()}
 	r.result.Action = cfg.Action
 	if cfg.Action == Invite || cfg.Action == Accept {
+		cfg.Options.Invitation.Follow = cfg.Options.Follow[Local].Annotations()
 		var err error
 		if r.Options.sealed, err = cfg.Options.Invitation.Fields(); err != nil {
 			return r.result, err
