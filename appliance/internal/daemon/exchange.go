@@ -18,6 +18,7 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/internal/exchange"
 	"github.com/isthmus-net/isthmus/appliance/internal/probe"
+	"github.com/isthmus-net/isthmus/appliance/internal/rotation"
 )
 
 // The times of exchanges between the gateways of a peering. Each of them dials the other
@@ -416,8 +417,12 @@ func (gw *gateway) talk(ctx context.Context, c net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if m.Keys != nil && gw.rotating != nil {
-		gw.rotating.hear(*m.Keys)
+	if gw.rotating != nil {
+		var keys rotation.Message // who knows of no rotation says nothing of keys
+		if m.Keys != nil {
+			keys = *m.Keys
+		}
+		gw.rotating.hear(keys)
 	}
 	m.Keys = nil // a secret may be in it
 	if gw.exchange.hear(m, time.Now()) {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
@@ -54,6 +55,10 @@ const (
 	// proofTime is how long a new key waits for a handshake before WireGuard begins anew:
 	// that of before the process began proves nothing.
 	proofTime = 2 * time.Second
+	// A peer that offers keys all the time has no more than writeBurst steps stored at once,
+	// and then one every writeEvery. A rotation takes two.
+	writeBurst = 6
+	writeEvery = 30 * time.Second
 )
 
 // A rotating is what the gateway does for changes of keys.
@@ -69,8 +74,10 @@ type rotating struct {
 	stored rotation.State  // what the Secret has, as far as is known: that is told
 	// unclear is what may have been stored, though the API server did not say so; nil: nothing.
 	unclear *rotation.State
-	// heardAt is when heard came.
+	writes  *rate.Limiter // of what the peer brings about
+	// heardAt is when heard came, and whole says that the peer has not been silent since.
 	heardAt time.Time
+	whole   bool
 	// shook is when there was a handshake with the keys that are tried: it decides, however
 	// long it takes to store that.
 	shook time.Time
@@ -98,7 +105,7 @@ type rotating struct {
 }
 
 func newRotating(api Rotation, yields bool) *rotating {
-	return &rotating{api: api, yields: yields, came: make(chan struct{}, 1)}
+	return &rotating{api: api, yields: yields, came: make(chan struct{}, 1), writes: rate.NewLimiter(rate.Every(writeEvery), writeBurst)}
 }
 
 // waitRotation waits until it is known which keys are in use. Without the API server those of
@@ -193,7 +200,7 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 	r.outdate(silent)
 	f := rotation.Facts{
 		Now: time.Now().Round(0), Order: r.secret.Order, Accept: r.secret.Rules.Accept, Recorded: r.secret.Recorded.Theirs,
-		Yields: r.yields, Heard: r.heard, Former: r.byFormer, Answer: r.answer, Silent: silent, InUse: r.inUse, Over: r.over, Current: r.current, Keys: r.keys, Blocked: r.blocked, Tried: tried,
+		Yields: r.yields, Heard: r.heard, Whole: r.whole, Former: r.byFormer, Answer: r.answer, Silent: silent, InUse: r.inUse, Over: r.over, Current: r.current, Keys: r.keys, Blocked: r.blocked, Tried: tried,
 	}
 	r.mu.Unlock()
 	if trying(before) && f.Order != nil {
@@ -210,10 +217,7 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 		gw.setRotation(before, back)
 		before, changed = back, true
 	}
-	r.mu.Lock()
-	same := reflect.DeepEqual(next, r.stored)
-	r.mu.Unlock()
-	if same {
+	if !r.stores(next, f.Now) {
 		return changed, nil
 	}
 	in, cancel := context.WithTimeout(ctx, writeTime)
@@ -228,6 +232,9 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 		return changed, err
 	}
 	r.mu.Lock()
+	if r.ofPeer(next) {
+		r.writes.AllowN(f.Now, 1)
+	}
 	r.stored, r.unclear = next, nil
 	r.mu.Unlock()
 	if !reflect.DeepEqual(next, before) {
@@ -236,6 +243,17 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 	}
 	return changed, nil
 }
+
+// stores reports whether a step is to be stored now: it is one, and the peer has not had too
+// many stored. What waits is done later.
+func (r *rotating) stores(next rotation.State, now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return !reflect.DeepEqual(next, r.stored) && (!r.ofPeer(next) || r.writes.TokensAt(now) >= 1)
+}
+
+// ofPeer reports whether all that a step changes is what the peer has begun.
+func (r *rotating) ofPeer(next rotation.State) bool { return reflect.DeepEqual(next.Own, r.stored.Own) }
 
 // outdate forgets what is not so any more: what the peer has offered before it fell silent,
 // and what came by its former key before it answered again.
@@ -246,7 +264,7 @@ func (r *rotating) outdate(silent bool) {
 	case r.heard != nil && time.Since(r.heardAt) > outdated:
 		heard := *r.heard
 		heard.Offer, heard.Ready = nil, ""
-		r.heard = &heard
+		r.heard, r.whole = &heard, false
 	}
 }
 
@@ -457,7 +475,7 @@ func (r *rotating) tellBy(tell func(rotation.State, *rotation.Order) rotation.Me
 // hear takes what the peer tells, which has been checked.
 func (r *rotating) hear(m rotation.Message) {
 	r.mu.Lock()
-	r.heard, r.heardAt = &m, time.Now()
+	r.heard, r.heardAt, r.whole = &m, time.Now(), true
 	r.mu.Unlock()
 	notify(r.came)
 }

@@ -250,3 +250,26 @@ func TestStoredWithoutAnAnswer(t *testing.T) {
 	}
 	assert.Assert(t, r.unclear == nil)
 }
+
+// TestStores: a peer that offers one key after the other has six steps stored at once, and then
+// one every 30 s. Steps of this side's own rotation do not wait.
+func TestStores(t *testing.T) {
+	r, now := newRotating(nil, false), time.Now()
+	stored := 0
+	for i := range 120 { // seconds
+		now = now.Add(time.Second)
+		next := rotation.State{Refused: &rotation.Refusal{ID: fmt.Sprintf("%016x", i), Reason: "not today"}}
+		if !r.stores(next, now) {
+			continue
+		}
+		r.stored = next
+		assert.Assert(t, r.writes.AllowN(now, 1))
+		assert.Assert(t, !r.stores(next, now), "what is stored is stored again")
+		stored++
+	}
+	assert.Equal(t, stored, 6+3)
+	next := r.stored
+	next.Own = &rotation.Attempt{Phase: rotation.Waiting}
+	assert.Assert(t, r.stores(next, now))
+	assert.Assert(t, !r.ofPeer(next))
+}

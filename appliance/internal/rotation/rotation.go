@@ -174,6 +174,8 @@ type Facts struct {
 	// yields and the other does not.
 	Yields bool
 	Heard  *Message // that the peer has told last; nil: nothing
+	// Whole says that Heard is all of that: the peer has not been silent since.
+	Whole bool
 	// Former is what somebody has told last who has the former key of the peer: of that
 	// Offer and Ended count. Answer is what the peer has answered last to somebody who has
 	// the former key of this side, which this gateway is: of that Ready and Refused count.
@@ -310,8 +312,11 @@ func (s State) follow(f Facts) State {
 // settle goes on with a change that this side is ready for.
 func (s State) settle(f Facts) State {
 	change := *s.Theirs
+	// A peer whose Secret was deleted knows nothing of what it has begun. Its last handshake
+	// says which key it has.
+	forgotten := f.Heard != nil && f.Whole && !f.Silent && f.Heard.Offer == nil && f.Now.Sub(change.Since) >= Patience+Trial
 	switch {
-	case f.Heard != nil && f.Heard.Committed == change.ID:
+	case f.Heard != nil && f.Heard.Committed == change.ID, forgotten && f.InUse && !change.ByFormer:
 		change.Phase = Committed
 		switch {
 		case change.ByFormer && !change.Compromised:
@@ -325,7 +330,8 @@ func (s State) settle(f Facts) State {
 		s.Learned = s.learn(change.Over, &change.Key, change.PresharedKey)
 	case f.Heard != nil && !f.Heard.Ended.Before(change.At), // that, or a later one
 		change.ByFormer && f.Former != nil && !f.Former.Ended.Before(change.At),
-		change.ByFormer && !f.Silent && !f.InUse: // the peer answers with its own key
+		change.ByFormer && !f.Silent && !f.InUse, // the peer answers with its own key
+		forgotten && !f.InUse:
 		change.Phase = Aborted
 	default:
 		return s
@@ -335,15 +341,16 @@ func (s State) settle(f Facts) State {
 	return s
 }
 
-// take is ready for an offer, refuses it, or leaves it for later. What came by a former key
-// takes the place of another change only when nothing can come of that any more.
+// take is ready for an offer, refuses it, or leaves it for later. It takes the place of
+// another change that the peer has forgotten, since the peer has one at a time; what came by a
+// former key does so only when nothing can come of the other one any more.
 func (s State) take(f Facts, o *Offer, byFormer bool) State {
 	if s.Theirs != nil && s.Theirs.ID == o.ID || s.Refused != nil && s.Refused.ID == o.ID {
 		return s
 	}
 	// When it was ordered says nothing where somebody else may have written that.
 	doubtful := s.Theirs != nil && s.Theirs.ByFormer && s.Theirs.Phase != Committed
-	replaces := byFormer && s.ready() && !f.InUse && f.Now.Sub(s.Theirs.Since) >= Patience+Trial
+	replaces := s.ready() && !f.InUse && (!byFormer || f.Now.Sub(s.Theirs.Since) >= Patience+Trial)
 	refuse := func(reason string) State {
 		s.Refused = &Refusal{ID: o.ID, Reason: reason}
 		return s

@@ -89,7 +89,7 @@ func TestLead(t *testing.T) {
 // Who is asked stores the offer, and learns how it ended.
 func TestFollow(t *testing.T) {
 	change := func(p Phase) State {
-		return State{Theirs: &Change{ID: first, At: at(time.Hour), Key: invitation.Key{1, 1}, PresharedKey: shared(1), Phase: p, Over: over}}
+		return State{Theirs: &Change{ID: first, At: at(time.Hour), Key: invitation.Key{1, 1}, PresharedKey: shared(1), Phase: p, Since: start, Over: over}}
 	}
 	own := func(p Phase) State {
 		return State{Own: &Attempt{ID: second, At: at(0), Phase: p, Since: at(0), Over: over}}
@@ -114,6 +114,14 @@ func TestFollow(t *testing.T) {
 		{"it is aborted", change(Ready), Facts{Heard: &Message{Ended: at(time.Hour)}}, first + " Aborted", ""},
 		{"a later one is aborted", change(Ready), Facts{Heard: &Message{Ended: at(2 * time.Hour)}}, first + " Aborted", ""},
 		{"one before ended", change(Ready), Facts{Heard: &Message{Ended: at(time.Minute)}}, first + " Ready", ""},
+		{"a peer that knows nothing of it", change(Ready), Facts{Heard: &Message{}, Whole: true, Now: at(Patience + Trial)}, first + " Aborted", ""},
+		{"a peer that may yet", change(Ready), Facts{Heard: &Message{}, Whole: true, Now: at(Patience + Trial - 1)}, first + " Ready", ""},
+		{"a peer that was silent meanwhile", change(Ready), Facts{Heard: &Message{}, Now: at(Patience + Trial)}, first + " Ready", ""},
+		{"a peer that is silent", change(Ready), Facts{Heard: &Message{}, Whole: true, Silent: true, Now: at(Patience + Trial)}, first + " Ready", ""},
+		{"a peer that tells it still", change(Ready), Facts{Heard: &Message{Offer: offer(first, 1)}, Whole: true, Now: at(Patience + Trial)}, first + " Ready", ""},
+		{"a peer that knows nothing of it, and has the key", change(Ready), Facts{Heard: &Message{}, Whole: true, InUse: true, Now: at(Patience + Trial)}, first + " Committed", ""},
+		{"another one, of a peer that has forgotten this", change(Ready), Facts{Heard: &Message{Offer: offer(second, 2)}}, second + " Ready", ""},
+		{"another one, and its key is in use", change(Ready), Facts{Heard: &Message{Offer: offer(second, 2)}, InUse: true}, first + " Ready", ""},
 		{"the next one follows at once", change(Ready), Facts{Heard: &Message{Committed: first, Ended: at(time.Hour), Offer: offer(second, 2)}}, first + " Committed", ""},
 		{"once the controller has recorded it", change(Committed), Facts{Heard: &Message{Offer: offer(second, 2)}, Recorded: first}, second + " Ready", ""},
 		{"after one that was aborted", change(Ready), Facts{Heard: &Message{Ended: at(time.Hour), Offer: offer(second, 2)}}, second + " Ready", ""},
@@ -129,7 +137,9 @@ func TestFollow(t *testing.T) {
 		case "-":
 			c.facts.Over = PublicKeyRef{}
 		}
-		c.facts.Now = at(2)
+		if c.facts.Now.IsZero() {
+			c.facts.Now = at(2)
+		}
 		got := c.state.Next(c.facts)
 		text := ""
 		if got.Theirs != nil {
@@ -221,6 +231,7 @@ func TestByFormer(t *testing.T) {
 		{"another one at once", with(mine), Facts{Silent: true, Former: offered(offer(second, 1))}, first + " Ready true", true},
 		{"another one later", with(mine), Facts{Silent: true, Former: offered(offer(second, 1)), Now: at(Patience + Trial)}, second + " Ready true", true},
 		{"the peer answers again", with(mine), Facts{}, first + " Aborted true", true},
+		{"it knows nothing of it, and answers with the new key", with(mine), Facts{Heard: &Message{}, Whole: true, InUse: true, Now: at(Patience + Trial)}, first + " Ready true", true},
 		{"it answers with the new key", with(mine), Facts{InUse: true}, first + " Ready true", true},
 		{"and is not silent", with(Change{Phase: Ready}), Facts{Former: offered(offer(second, 1))}, first + " Ready false", true},
 		{"an end of what the peer has begun", with(Change{Phase: Ready}), Facts{Silent: true, Former: &Message{Ended: at(time.Hour)}}, first + " Ready false", true},
