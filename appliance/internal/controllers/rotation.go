@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -305,27 +306,29 @@ func (h *handovers) wish(g *rotating, want *rotation.Secret) (*rotation.Wish, []
 
 // begin makes the next keys.
 func (h *handovers) begin(ctx context.Context, g *rotating, want *rotation.Secret, w rotation.Wish) ([]keyChange, error) {
+	from := invitation.Key(g.keys.Data[v1beta1.PrivateKeyField])
+	if w.Alone && g.keys.Annotations[v1beta1.AnnotationRotated] == w.ID { // a pass that was ended before has not recorded it
+		want.Recorded.Begun, want.Order, want.State = h.o.Now, nil, rotation.State{}
+		return aloneChange(w, from), nil
+	}
 	next, err := invitation.NewKey(rand.Reader)
 	if err != nil {
 		return nil, err
 	}
-	from := invitation.Key(g.keys.Data[v1beta1.PrivateKeyField])
 	if w.Alone {
 		public, err := next.Public()
 		if err != nil {
 			return nil, err
 		}
-		data := map[string][]byte{}
-		for field, value := range g.keys.Data {
-			data[field] = value
-		}
+		marked := g.keys.DeepCopy()
+		metav1.SetMetaDataAnnotation(&marked.ObjectMeta, v1beta1.AnnotationRotated, w.ID)
+		data := maps.Clone(marked.Data)
 		data[v1beta1.PrivateKeyField], data[v1beta1.PublicKeyField] = next[:], public[:]
-		if err := h.update(ctx, g.keys, data); err != nil {
+		if err := h.update(ctx, marked, data); err != nil {
 			return nil, err
 		}
 		want.Recorded.Begun, want.Order, want.State = h.o.Now, nil, rotation.State{}
-		return []keyChange{{v1beta1.RotationByUs, reasonKeysRotated, fmt.Sprintf(
-			"the gateway has a new key pair, as %s wished; the peer was not asked, so there is no connection until its PublicKey says %s", cmp.Or(w.By, "somebody"), publicText(next)), false}}, nil
+		return aloneChange(w, next), nil
 	}
 	order := &rotation.Order{ID: w.ID, At: h.o.Now, From: from, To: next, Manner: w.Manner}
 	if want.Order != nil && !order.At.After(want.Order.At) {
@@ -342,6 +345,12 @@ func (h *handovers) begin(ctx context.Context, g *rotating, want *rotation.Secre
 	want.Order, want.Recorded.Begun = order, order.At
 	h.log.Info("rotation of keys", "gateway", g.gateway.GetName(), "peer", g.remoteID, "rotation", w.ID, "by", w.By)
 	return nil, nil
+}
+
+// aloneChange is what is told of a key pair that was made without asking the peer.
+func aloneChange(w rotation.Wish, private invitation.Key) []keyChange {
+	return []keyChange{{v1beta1.RotationByUs, reasonKeysRotated, fmt.Sprintf(
+		"the gateway has a new key pair, as %s wished; the peer was not asked, so there is no connection until its PublicKey says %s", cmp.Or(w.By, "somebody"), publicText(private)), false}}
 }
 
 func publicText(private invitation.Key) string {

@@ -98,6 +98,27 @@ func (w *world) testRotation(server *v1beta1.GatewayServer, key *v1beta1.PublicK
 	})
 	assert.DeepEqual(w.t, keys.Data[v1beta1.PresharedKeyField], shared[:])
 	w.testQuiet()
+
+	// A controller that is killed between the two Secrets makes no other pair: who has begun
+	// may have told the peer of the first.
+	assert.Assert(w.t, w.get(keys))
+	alone := string(keys.Data[v1beta1.PrivateKeyField])
+	w.until("the controller knows nothing of that", func() bool {
+		r := w.rotation(secret)
+		r.Recorded.Wish, r.Order, r.State = "", &order, rotation.State{Own: &rotation.Attempt{ID: own, At: order.At, Phase: rotation.Aborted, Since: time.Now().Add(-rotation.Told), Over: over}}
+		r.Recorded.Own = own
+		var err error
+		secret.Data, err = r.Fields()
+		assert.NilError(w.t, err)
+		return w.c.Update(w.t.Context(), secret) == nil
+	})
+	w.until("it records what was done", func() bool {
+		r := w.rotation(secret)
+		return r.Recorded.Wish == "00000000000000cc" && r.Order == nil
+	})
+	w.testQuiet()
+	assert.Assert(w.t, w.get(keys))
+	assert.Equal(w.t, string(keys.Data[v1beta1.PrivateKeyField]), alone)
 }
 
 func (w *world) rotation(s *corev1.Secret) rotation.Secret {

@@ -114,6 +114,9 @@ const (
 	// AnnotationRotate is on a GatewayServer or GatewayClient: the wish for new keys, as
 	// isthmusctl peer rotate writes it (package rotation).
 	AnnotationRotate = "networking.liqo.io/rotate"
+	// AnnotationRotated is on the Secret with a gateway's keys that were made without asking
+	// the peer: the ID of the wish for them.
+	AnnotationRotated = "networking.liqo.io/rotated"
 	// AnnotationRolled is on the Deployment of a gateway that was Connected when a
 	// rollout replaced its pod, and has not been since: when that was (RFC 3339).
 	AnnotationRolled = "networking.liqo.io/rolled-while-connected"
