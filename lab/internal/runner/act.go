@@ -251,8 +251,9 @@ func (r *Runner) applyOne(ctx context.Context, cluster string, o *unstructured.U
 // restoreTime is how long others may be faster in changing an object.
 const restoreTime = 10 * time.Second
 
-// restore makes an object what it was. Custom resources are not updated
-// without the version that is to be replaced.
+// restore makes an object what it was, with who owns which field of it: what a later
+// apply leaves out is removed if the one before has put it there. Custom resources are not
+// updated without the version that is to be replaced.
 func restore(ctx context.Context, given allowance, res dynamic.ResourceInterface, before *unstructured.Unstructured) error {
 	return until(ctx, given, before.GetName()+" was changed again and again", func(ctx context.Context) (bool, error) {
 		now, err := res.Get(ctx, before.GetName(), metav1.GetOptions{})
@@ -260,7 +261,6 @@ func restore(ctx context.Context, given allowance, res dynamic.ResourceInterface
 			return false, err
 		}
 		old := before.DeepCopy()
-		old.SetManagedFields(nil)
 		old.SetResourceVersion(now.GetResourceVersion())
 		_, err = res.Update(ctx, old, metav1.UpdateOptions{})
 		if apierrors.IsConflict(err) {
