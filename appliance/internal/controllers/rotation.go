@@ -274,7 +274,7 @@ func (h *handovers) wish(g *rotating, want *rotation.Secret) (*rotation.Wish, []
 		case err != nil:
 			return no(text, "annotation %s: %v", v1beta1.AnnotationRotate, err)
 		case w.ID == want.Recorded.Wish: // it was done
-		case h.o.Now.Sub(w.At) > wishTime && want.Recorded.Wish == "": // what it wished for was recorded in a Secret that is gone
+		case h.o.Now.Sub(w.At) > wishTime && want.Recorded.Wish == "" && !g.made(w): // what it wished for was recorded in a Secret that is gone
 			return no(w.ID, "annotation %s is of %s, older than %v: begin again", v1beta1.AnnotationRotate, w.At.UTC().Format(time.RFC3339), wishTime)
 		case g.ownKeys:
 			return no(w.ID, "the keys are in the Secret %s, which spec.secretRef names: who has made it changes them", g.keys.Name)
@@ -304,10 +304,16 @@ func (h *handovers) wish(g *rotating, want *rotation.Secret) (*rotation.Wish, []
 	return &rotation.Wish{ID: id, By: "the value networking.keyRotation.every", At: h.o.Now}, nil, err
 }
 
+// made reports whether the key pair is there already that somebody wishes for without asking
+// the peer.
+func (g *rotating) made(w rotation.Wish) bool {
+	return w.Alone && g.keys.Annotations[v1beta1.AnnotationRotated] == w.ID
+}
+
 // begin makes the next keys.
 func (h *handovers) begin(ctx context.Context, g *rotating, want *rotation.Secret, w rotation.Wish) ([]keyChange, error) {
 	from := invitation.Key(g.keys.Data[v1beta1.PrivateKeyField])
-	if w.Alone && g.keys.Annotations[v1beta1.AnnotationRotated] == w.ID { // a pass that was ended before has not recorded it
+	if g.made(w) { // a pass that was ended before has not recorded it
 		want.Recorded.Begun, want.Order, want.State = h.o.Now, nil, rotation.State{}
 		return aloneChange(w, from), nil
 	}

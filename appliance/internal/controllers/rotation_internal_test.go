@@ -30,7 +30,11 @@ func TestRotationByItself(t *testing.T) {
 		own      *rotation.Attempt
 		alone    bool
 		wish     string
-		want     string // who wishes; empty: nobody
+		wished   time.Duration // how long ago
+		first    bool          // nothing is recorded
+		made     bool          // the keys of the wish are there
+		want     string        // who wishes; empty: nobody
+		told     string        // that it is not done
 		due      time.Duration
 	}{
 		{name: "no value", age: 100 * day},
@@ -43,12 +47,14 @@ func TestRotationByItself(t *testing.T) {
 		{name: "somebody wishes", every: 30 * day, wish: "00000000000000bb", want: "jane"},
 		{name: "somebody wishes, without the peer", wish: "00000000000000bb", alone: true, own: &rotation.Attempt{Phase: rotation.Committed, Since: now.Add(-rotation.Told)}, want: "jane"},
 		{name: "the peer may not know of the last one", wish: "00000000000000bb", alone: true, own: &rotation.Attempt{Phase: rotation.Committed, Since: now.Add(-time.Second)}, due: rotation.Told - time.Second},
+		{name: "an old wish, of before a restore", wish: "00000000000000bb", wished: time.Hour, first: true, alone: true, told: "older than 10m0s"},
+		{name: "an old wish, whose keys were made and not recorded", wish: "00000000000000bb", wished: time.Hour, first: true, alone: true, made: true, want: "jane"},
 		{name: "what was wished for is done", every: 30 * day, age: 30 * day, wish: "00000000000000cc", want: "the value networking.keyRotation.every"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			gateway := &v1beta1.GatewayServer{ObjectMeta: metav1.ObjectMeta{Namespace: "liqo-tenant-rome", Name: "rome"}}
 			if c.wish != "" {
-				text, err := rotation.Wish{ID: c.wish, By: "jane", At: now, Alone: c.alone}.Text()
+				text, err := rotation.Wish{ID: c.wish, By: "jane", At: now.Add(-c.wished), Alone: c.alone}.Text()
 				assert.NilError(t, err)
 				gateway.Annotations = map[string]string{v1beta1.AnnotationRotate: text}
 			}
@@ -68,9 +74,20 @@ func TestRotationByItself(t *testing.T) {
 				side: side{gateway: gateway, kind: "GatewayServer"}, ownKeys: c.ownKeys,
 				keys: &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: "gw-rome", CreationTimestamp: metav1.NewTime(now.Add(-c.age))}},
 			}
+			if c.made {
+				g.keys.Annotations = map[string]string{v1beta1.AnnotationRotated: c.wish}
+			}
 			want := rotation.Secret{Order: c.order, State: rotation.State{Own: c.own}, Recorded: rotation.Recorded{Wish: "00000000000000cc"}}
+			if c.first {
+				want.Recorded.Wish = ""
+			}
 			w, told, err := h.wish(g, &want)
 			assert.NilError(t, err)
+			if c.told != "" {
+				assert.Assert(t, is.Len(told, 1))
+				assert.Check(t, is.Contains(told[0].message, c.told))
+				return
+			}
 			assert.Check(t, is.Len(told, 0))
 			by := ""
 			if w != nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/internal/exchange"
 	"github.com/isthmus-net/isthmus/appliance/internal/probe"
-	"github.com/isthmus-net/isthmus/appliance/internal/rotation"
 )
 
 // The times of exchanges between the gateways of a peering. Each of them dials the other
@@ -417,12 +416,8 @@ func (gw *gateway) talk(ctx context.Context, c net.Conn) error {
 	if err != nil {
 		return err
 	}
-	if gw.rotating != nil {
-		var keys rotation.Message // who knows of no rotation says nothing of keys
-		if m.Keys != nil {
-			keys = *m.Keys
-		}
-		gw.rotating.hear(keys)
+	if m.Keys != nil && gw.rotating != nil {
+		gw.rotating.hear(*m.Keys)
 	}
 	m.Keys = nil // a secret may be in it
 	if gw.exchange.hear(m, time.Now()) {

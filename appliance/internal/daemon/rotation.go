@@ -55,8 +55,8 @@ const (
 	// proofTime is how long a new key waits for a handshake before WireGuard begins anew:
 	// that of before the process began proves nothing.
 	proofTime = 2 * time.Second
-	// A peer that offers keys all the time has no more than writeBurst steps stored at once,
-	// and then one every writeEvery. A rotation takes two.
+	// A peer that offers keys all the time has no more than writeBurst offers stored at once,
+	// and then one every writeEvery.
 	writeBurst = 6
 	writeEvery = 30 * time.Second
 )
@@ -74,7 +74,7 @@ type rotating struct {
 	stored rotation.State  // what the Secret has, as far as is known: that is told
 	// unclear is what may have been stored, though the API server did not say so; nil: nothing.
 	unclear *rotation.State
-	writes  *rate.Limiter // of what the peer brings about
+	writes  *rate.Limiter // of what the peer offers
 	// heardAt is when heard came, and whole says that the peer has not been silent since.
 	heardAt time.Time
 	whole   bool
@@ -196,11 +196,16 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 	r := gw.rotating
 	silent := gw.down()
 	r.mu.Lock()
-	before, tried, proved := r.state, r.tried, r.proved
 	r.outdate(silent)
+	heard, whole, byFormer, answer := r.heard, r.whole, r.byFormer, r.answer
+	r.mu.Unlock()
+	// The handshake by which that came is known by then.
+	changed = gw.followPeer()
+	r.mu.Lock()
+	before, tried, proved := r.state, r.tried, r.proved
 	f := rotation.Facts{
 		Now: time.Now().Round(0), Order: r.secret.Order, Accept: r.secret.Rules.Accept, Recorded: r.secret.Recorded.Theirs,
-		Yields: r.yields, Heard: r.heard, Whole: r.whole, Former: r.byFormer, Answer: r.answer, Silent: silent, InUse: r.inUse, Over: r.over, Current: r.current, Keys: r.keys, Blocked: r.blocked, Tried: tried,
+		Yields: r.yields, Heard: heard, Whole: whole, Former: byFormer, Answer: answer, Silent: silent, InUse: r.inUse, Over: r.over, Current: r.current, Keys: r.keys, Blocked: r.blocked, Tried: tried,
 	}
 	r.mu.Unlock()
 	if trying(before) && f.Order != nil {
@@ -232,9 +237,6 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 		return changed, err
 	}
 	r.mu.Lock()
-	if r.ofPeer(next) {
-		r.writes.AllowN(f.Now, 1)
-	}
 	r.stored, r.unclear = next, nil
 	r.mu.Unlock()
 	if !reflect.DeepEqual(next, before) {
@@ -244,16 +246,22 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 	return changed, nil
 }
 
-// stores reports whether a step is to be stored now: it is one, and the peer has not had too
-// many stored. What waits is done later.
+// stores reports whether a step is to be stored now: it is one, and the peer has not offered
+// too much. What waits is done later.
 func (r *rotating) stores(next rotation.State, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return !reflect.DeepEqual(next, r.stored) && (!r.ofPeer(next) || r.writes.TokensAt(now) >= 1)
+	return !reflect.DeepEqual(next, r.stored) && (!r.bringsIn(next) || r.writes.AllowN(now, 1))
 }
 
-// ofPeer reports whether all that a step changes is what the peer has begun.
-func (r *rotating) ofPeer(next rotation.State) bool { return reflect.DeepEqual(next.Own, r.stored.Own) }
+// bringsIn reports whether a step is about another offer of the peer, taken or refused, and
+// about nothing else that matters: how a change ends is stored at once.
+func (r *rotating) bringsIn(next rotation.State) bool {
+	was, is := r.stored.Theirs, next.Theirs
+	another := is != nil && (was == nil || was.ID != is.ID)
+	ends := is != nil && was != nil && was.ID == is.ID && was.Phase != is.Phase
+	return reflect.DeepEqual(next.Own, r.stored.Own) && !ends && (another || !reflect.DeepEqual(next.Refused, r.stored.Refused))
+}
 
 // outdate forgets what is not so any more: what the peer has offered before it fell silent,
 // and what came by its former key before it answered again.
@@ -458,16 +466,17 @@ func (gw *gateway) rotationApplied(in desired.GatewayInput) {
 // tell returns what the peer is told; nil: nothing.
 func (r *rotating) tell() *rotation.Message { return r.tellBy(rotation.State.Tell) }
 
-// tellBy returns what somebody is told of a state that is stored; nil: nothing.
+// tellBy returns what somebody is told of a state that is stored; nil: nothing, since that is
+// not known yet.
 func (r *rotating) tellBy(tell func(rotation.State, *rotation.Order) rotation.Message) *rotation.Message {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if !r.read {
+		return nil
+	}
 	m := tell(r.stored, r.secret.Order)
 	if c := r.state.Candidate(r.over); c == nil || netstate.Key(*c.Key) != r.added {
 		m.Ready = "" // a handshake with it would be lost
-	}
-	if m == (rotation.Message{}) {
-		return nil
 	}
 	return &m
 }

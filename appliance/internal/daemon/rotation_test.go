@@ -251,25 +251,35 @@ func TestStoredWithoutAnAnswer(t *testing.T) {
 	assert.Assert(t, r.unclear == nil)
 }
 
-// TestStores: a peer that offers one key after the other has six steps stored at once, and then
-// one every 30 s. Steps of this side's own rotation do not wait.
+// TestStores: of a peer that offers one key after the other six are stored at once, and then
+// one every 30 s. How a change ends does not wait, and neither do steps of this side's own
+// rotation.
 func TestStores(t *testing.T) {
 	r, now := newRotating(nil, false), time.Now()
 	stored := 0
 	for i := range 120 { // seconds
 		now = now.Add(time.Second)
-		next := rotation.State{Refused: &rotation.Refusal{ID: fmt.Sprintf("%016x", i), Reason: "not today"}}
-		if !r.stores(next, now) {
-			continue
+		next := r.stored
+		if id := fmt.Sprintf("%016x", i); i%2 == 0 {
+			next.Refused = &rotation.Refusal{ID: id, Reason: "not today"}
+		} else {
+			next.Theirs = &rotation.Change{ID: id, Phase: rotation.Ready}
 		}
-		r.stored = next
-		assert.Assert(t, r.writes.AllowN(now, 1))
-		assert.Assert(t, !r.stores(next, now), "what is stored is stored again")
-		stored++
+		if r.stores(next, now) {
+			r.stored = next
+			assert.Assert(t, !r.stores(next, now), "what is stored is stored again")
+			stored++
+		}
 	}
 	assert.Equal(t, stored, 6+3)
 	next := r.stored
+	next.Theirs = &rotation.Change{ID: "0000000000000fff", Phase: rotation.Ready}
+	assert.Assert(t, !r.stores(next, now))
 	next.Own = &rotation.Attempt{Phase: rotation.Waiting}
 	assert.Assert(t, r.stores(next, now))
-	assert.Assert(t, !r.ofPeer(next))
+	next = r.stored
+	change := *next.Theirs
+	change.Phase = rotation.Committed
+	next.Theirs, next.Refused = &change, nil
+	assert.Assert(t, r.stores(next, now))
 }

@@ -311,12 +311,10 @@ func (s State) follow(f Facts) State {
 
 // settle goes on with a change that this side is ready for.
 func (s State) settle(f Facts) State {
-	change := *s.Theirs
-	// A peer whose Secret was deleted knows nothing of what it has begun. Its last handshake
-	// says which key it has.
-	forgotten := f.Heard != nil && f.Whole && !f.Silent && f.Heard.Offer == nil && f.Now.Sub(change.Since) >= Patience+Trial
+	change, told := *s.Theirs, f.Heard
+	ended := told != nil && told.Ended.Equal(change.At)
 	switch {
-	case f.Heard != nil && f.Heard.Committed == change.ID, forgotten && f.InUse && !change.ByFormer:
+	case told != nil && told.Committed == change.ID, f.forgotten(change) && f.InUse && !change.ByFormer && !ended:
 		change.Phase = Committed
 		switch {
 		case change.ByFormer && !change.Compromised:
@@ -328,10 +326,9 @@ func (s State) settle(f Facts) State {
 			s.Former = &Former{*f.Current.Key, f.Current.PresharedKey, f.Now, change.Over}
 		}
 		s.Learned = s.learn(change.Over, &change.Key, change.PresharedKey)
-	case f.Heard != nil && !f.Heard.Ended.Before(change.At), // that, or a later one
+	case ended, f.forgotten(change) && !f.InUse,
 		change.ByFormer && f.Former != nil && !f.Former.Ended.Before(change.At),
-		change.ByFormer && !f.Silent && !f.InUse, // the peer answers with its own key
-		forgotten && !f.InUse:
+		change.ByFormer && !f.Silent && !f.InUse: // the peer answers with its own key
 		change.Phase = Aborted
 	default:
 		return s
@@ -341,16 +338,33 @@ func (s State) settle(f Facts) State {
 	return s
 }
 
-// take is ready for an offer, refuses it, or leaves it for later. It takes the place of
-// another change that the peer has forgotten, since the peer has one at a time; what came by a
-// former key does so only when nothing can come of the other one any more.
+// forgotten reports whether the peer knows nothing any more of a change that it has begun,
+// since its Secret was deleted: what it tells is of a later one, or it has told nothing of it
+// for longer than a change takes. Its last handshake then says which key it has. Otherwise
+// nobody would tell how the change ended.
+func (f Facts) forgotten(c Change) bool {
+	switch {
+	case f.Heard == nil:
+		return false
+	case f.Heard.Ended.After(c.At):
+		return true
+	case f.Silent:
+		return false
+	case f.Heard.Offer != nil:
+		return f.Heard.Offer.ID != c.ID && f.Heard.Offer.At.After(c.At)
+	}
+	return f.Whole && f.Now.Sub(c.Since) >= Patience+Trial
+}
+
+// take is ready for an offer, refuses it, or leaves it for later. What came by a former key
+// takes the place of another change only when nothing can come of that any more.
 func (s State) take(f Facts, o *Offer, byFormer bool) State {
 	if s.Theirs != nil && s.Theirs.ID == o.ID || s.Refused != nil && s.Refused.ID == o.ID {
 		return s
 	}
 	// When it was ordered says nothing where somebody else may have written that.
 	doubtful := s.Theirs != nil && s.Theirs.ByFormer && s.Theirs.Phase != Committed
-	replaces := s.ready() && !f.InUse && (!byFormer || f.Now.Sub(s.Theirs.Since) >= Patience+Trial)
+	replaces := byFormer && s.ready() && !f.InUse && f.Now.Sub(s.Theirs.Since) >= Patience+Trial
 	refuse := func(reason string) State {
 		s.Refused = &Refusal{ID: o.ID, Reason: reason}
 		return s
