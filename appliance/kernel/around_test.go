@@ -129,7 +129,7 @@ func TestPair(t *testing.T) {
 			host.Run("ip", "link", "set", "liqo.host", change)
 			select {
 			case <-node.Changed():
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Fatalf("nobody was told that liqo.host is %s", change)
 			}
 		}

@@ -276,7 +276,7 @@ func TestDriftIsSeenAndRepaired(t *testing.T) {
 			test.Run(tt...)
 			select {
 			case <-ns.Changed():
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Fatal("the change was not announced")
 			}
 			assert.Assert(t, !netstate.Diff(observe(t, ns), want).Empty(), "the change was not seen")

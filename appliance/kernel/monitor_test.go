@@ -32,7 +32,7 @@ func TestAnEditIsRepairedOnce(t *testing.T) {
 		test.Run("sh", "-c", fmt.Sprintf("printf %%s '%s' | nft -f -", script))
 		select {
 		case <-ns.Changed():
-		case <-time.After(5 * time.Second):
+		case <-time.After(30 * time.Second):
 			t.Fatal("the edit was not announced")
 		}
 		assert.Assert(t, !netstate.Diff(observe(t, ns), want).Empty(), "edit %d was not seen", try)
@@ -43,7 +43,7 @@ func TestAnEditIsRepairedOnce(t *testing.T) {
 				return poll.Continue("the edit after repair %d is not seen", try)
 			}
 			return poll.Success()
-		}, poll.WithDelay(time.Millisecond), poll.WithTimeout(5*time.Second))
+		}, poll.WithDelay(time.Millisecond), poll.WithTimeout(30*time.Second))
 		converge(t, ns, want)
 	}
 }

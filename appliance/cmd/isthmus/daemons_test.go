@@ -156,6 +156,8 @@ func start(t *testing.T, ns *nettest.NS, args ...string) (stop func()) {
 	return stop
 }
 
+// within polls until check is nil, for at most d, or 30 s where that is longer: a busy
+// machine may take that for what takes a moment.
 func within(t *testing.T, d time.Duration, check func() error) {
 	t.Helper()
 	poll.WaitOn(t, func(poll.LogT) poll.Result {
@@ -163,7 +165,7 @@ func within(t *testing.T, d time.Duration, check func() error) {
 			return poll.Continue("%v", err)
 		}
 		return poll.Success()
-	}, poll.WithDelay(20*time.Millisecond), poll.WithTimeout(d))
+	}, poll.WithDelay(20*time.Millisecond), poll.WithTimeout(max(d, 30*time.Second)))
 }
 
 // TestDaemons runs a node and both gateways of a peering, as they are started

@@ -489,16 +489,17 @@ func (w *world) until(what string, ok func() bool) {
 	}, poll.WithTimeout(20*time.Second), poll.WithDelay(20*time.Millisecond))
 }
 
-// settle returns when the controller has been silent for half a second, which
-// is many debounces.
+// settle returns when the controller has been silent for a second, which is many debounces,
+// and has made no pass in it.
 func (w *world) settle() {
 	w.t.Helper()
-	last, since := w.log.String(), time.Now()
+	did := func() string { return fmt.Sprint(w.passes(), " passes\n", w.log.String()) }
+	last, since := did(), time.Now()
 	poll.WaitOn(w.t, func(poll.LogT) poll.Result {
-		if now := w.log.String(); now != last {
+		if now := did(); now != last {
 			last, since = now, time.Now()
 		}
-		if time.Since(since) > 500*time.Millisecond {
+		if time.Since(since) > time.Second {
 			return poll.Success()
 		}
 		return poll.Continue("the controller is at work")

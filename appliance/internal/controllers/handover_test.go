@@ -163,17 +163,23 @@ func (w *world) testExpired(answer invitation.Answer) {
 	w.store(own, rec)
 	w.until("later it is not", func() bool { return w.get(handover) && len(handover.Data) == 0 })
 
-	rec.Approve, rec.Expires = true, time.Now().Add(5*time.Second).UTC().Truncate(time.Second)
+	rec.Approve, rec.Expires = true, time.Now().Add(time.Hour).UTC().Truncate(time.Second)
 	assert.Assert(w.t, w.get(own))
 	w.store(own, rec)
-	w.until("one that is open for a moment", func() bool { return w.handover(handover).Offer != nil })
+	w.until("one that is open", func() bool { return w.handover(handover).Offer != nil })
 	w.hand(handover, func(h *invitation.Handover) { h.Answer = &answer })
-	for _, verdict := range []invitation.Verdict{invitation.Waiting, invitation.Refused} { // by time alone
-		w.until("who waits for a yes is told: "+string(verdict), func() bool {
+	replied := func(verdict invitation.Verdict) func() bool {
+		return func() bool {
 			h := w.handover(handover)
 			return h.Reply != nil && h.Reply.Verdict == verdict
-		})
+		}
 	}
+	w.until("somebody has to say yes", replied(invitation.Waiting))
+	assert.Assert(w.t, w.get(own))
+	rec = w.read(own)
+	rec.Expires = time.Now().Add(3 * time.Second).UTC().Truncate(time.Second)
+	w.store(own, rec)
+	w.until("who waits for that is told by time alone that it comes no more", replied(invitation.Refused))
 	assert.Assert(w.t, w.get(own))
 	rec = w.read(own)
 	rec.Approve, rec.Asks, rec.Expires = false, nil, rec.Expires.Add(-2*invitation.Grace)

@@ -120,7 +120,7 @@ func TestLeader(t *testing.T) {
 			ctx, end := context.WithCancel(klog.NewContext(t.Context(), logr.FromSlogHandler(slog.NewTextHandler(log, nil))))
 			defer end()
 			acting, holders := make(chan struct{}), make(chan string, 2)
-			l := &leader{lock: lease, duration: 3 * time.Second, deadline: 500 * time.Millisecond, retry: 20 * time.Millisecond, act: func(ctx context.Context) error {
+			l := &leader{lock: lease, duration: 20 * time.Second, deadline: 3 * time.Second, retry: 20 * time.Millisecond, act: func(ctx context.Context) error {
 				acting <- struct{}{}
 				<-ctx.Done()
 				holders <- lease.holder()

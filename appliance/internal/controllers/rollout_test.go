@@ -75,7 +75,7 @@ func (w *world) testRollout() {
 	w.until("the pod that pulled is gone", func() bool { return len(pulls()) == 0 })
 	assert.Check(w.t, deployment.Annotations[v1beta1.AnnotationRolled] != "")
 	assert.Check(w.t, is.Equal(deployment.Annotations[v1beta1.AnnotationPinned], "node-1"))
-	assert.Check(w.t, is.Equal(rolled(), plan.ReasonWaitingForConnect))
+	w.until("it waits for the gateway to be Connected", func() bool { return rolled() == plan.ReasonWaitingForConnect })
 
 	// The Deployment controller is through, and the gateway reports once more.
 	deployment.Status = appsv1.DeploymentStatus{ObservedGeneration: deployment.Generation, Replicas: 1, UpdatedReplicas: 1, ReadyReplicas: 1}

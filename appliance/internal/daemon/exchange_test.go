@@ -232,7 +232,7 @@ func TestPublicPeer(t *testing.T) {
 
 	// It is upgraded: it tells by itself.
 	milan.Run("nft", "delete table inet public")
-	within(t, 75*time.Second, func() error {
+	within(t, 150*time.Second, func() error {
 		if st := conn.get(); st.Tells.Reason != "Told" || st.Peer == nil {
 			return fmt.Errorf("%+v", st)
 		}

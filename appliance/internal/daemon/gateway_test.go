@@ -275,13 +275,13 @@ func TestTunnel(t *testing.T) {
 	within(t, 30*time.Second, connected(client))
 
 	// A new key pair of the server, exchanged: the tunnel comes back.
+	handshake := time.Now()
 	newKey := writeKeys(t, server.c.KeysDir)
 	client.api.set(func(v *kube.GatewayView) {
 		k := v.Input.PublicKeys[0]
 		k.Key = newKey.PublicKey().Bytes()
 		v.Input.PublicKeys = []cluster.PublicKey{k}
 	})
-	handshake := time.Now()
 	within(t, 30*time.Second, func() error {
 		if r := client.rep.get(); !r.LastHandshake.After(handshake) {
 			return errors.New("no handshake with the new key")
@@ -293,8 +293,9 @@ func TestTunnel(t *testing.T) {
 	}
 }
 
-// through returns a function that sends one ping through the tunnel of the client and
-// waits 20 ms for the answer to it.
+// through returns a function that sends one ping through the tunnel of the client, and waits
+// 20 ms for an answer to it, or to one before it that was sent since the last answer: on a
+// busy machine answers are later than that.
 func through(t *testing.T, client *nettest.NS) func() error {
 	t.Helper()
 	var c net.PacketConn
@@ -305,7 +306,7 @@ func through(t *testing.T, client *nettest.NS) func() error {
 	})
 	t.Cleanup(func() { c.Close() })
 	_, at := desired.TunnelAddresses(cluster.Client)
-	var number uint16
+	var number, answered uint16
 	return func() error {
 		number++
 		ping := icmp.Message{Type: ipv4.ICMPTypeEcho, Body: &icmp.Echo{ID: 7, Seq: int(number)}}
@@ -320,7 +321,8 @@ func through(t *testing.T, client *nettest.NS) func() error {
 				return errors.New("no answer through the tunnel")
 			}
 			m, err := icmp.ParseMessage(int(ipv4.ICMPTypeEcho.Protocol()), buf[:n])
-			if echo, ok := m.Body.(*icmp.Echo); err == nil && ok && m.Type == ipv4.ICMPTypeEchoReply && echo.Seq == int(number) {
+			if echo, ok := m.Body.(*icmp.Echo); err == nil && ok && m.Type == ipv4.ICMPTypeEchoReply && echo.Seq > int(answered) && echo.Seq <= int(number) {
+				answered = number
 				return nil
 			}
 		}
@@ -354,11 +356,13 @@ func TestRestart(t *testing.T) {
 		c  child
 	}{"server": {milan, serverSide}, "client": {rome, clientSide}}
 	processes := map[string]*exec.Cmd{}
+	began := time.Now()
 	for who, s := range sides {
 		processes[who] = s.c.start(t, s.ns, logs)
 	}
 	up := through(t, rome)
 	within(t, 20*time.Second, up)
+	busy := time.Since(began) // two processes at once, and a handshake
 	// A server remembers once a second where its peer is, and whenever it is
 	// asked: one that is killed sooner after its peer moved knows the old place.
 	remembered := func() {
@@ -390,7 +394,7 @@ func TestRestart(t *testing.T) {
 		gap := time.Since(start)
 		remembered()
 		t.Logf("%s, %s: %v without an answer (%s WireGuard)", tt.who, tt.what, gap.Round(time.Millisecond), impl)
-		assert.Assert(t, gap < 3*time.Second, "%s, %s: it took %v", tt.who, tt.what, gap)
+		assert.Assert(t, gap < 3*time.Second+2*busy, "%s, %s: it took %v, and at first %v", tt.who, tt.what, gap, busy)
 	}
 }
 

@@ -84,7 +84,8 @@ func TestWithdrawnEndpoint(t *testing.T) {
 	tell(other)
 	within(t, 10*time.Second, at("Withdrawn", "no longer dialled at "+first+":51840, and is dialled at "+other+":51840"))
 	gap := within(t, 5*time.Second, through(t, rome))
-	assert.Check(t, gap < 2*time.Second, "it took %v", gap)
+	// It would take 10 s if the client waited until it hears nothing.
+	assert.Check(t, gap < 5*time.Second, "it took %v", gap)
 
 	tell(nowhere)
 	within(t, 30*time.Second, at("Withdrawn", "no longer dialled at "+other+":51840, but it has answered nowhere else"))

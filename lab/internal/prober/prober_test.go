@@ -247,11 +247,11 @@ func TestFlowCounts(t *testing.T) {
 			}
 		}
 	}()
-	reports := run(t, prober.Flow{Proto: "udp", To: conn.LocalAddr().(*net.UDPAddr).AddrPort(), Token: "tok", Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond, Late: 100 * time.Millisecond})
+	reports := run(t, prober.Flow{Proto: "udp", To: conn.LocalAddr().(*net.UDPAddr).AddrPort(), Token: "tok", Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond, Late: 2 * time.Second})
 	var got prober.FlowReport
 	for got.Received < 30 || got.Lost < 2 {
 		assert.NilError(t, reports.Decode(&got))
-		assert.Assert(t, got.Sent < 500 && got.Lost <= 2, "%+v", got)
+		assert.Assert(t, got.Sent < 5000 && got.Lost <= 2, "%+v", got)
 	}
 	assert.Equal(t, got.Lost, 2, "5 and 6; 10 came late")
 	assert.Equal(t, got.Duplicates, 2)
@@ -271,13 +271,15 @@ func TestFlow(t *testing.T) {
 	}()
 	reports := json.NewDecoder(r)
 	var gap time.Duration
+	var blocked time.Time
 	for n := 0; ; n++ {
 		var got prober.FlowReport
 		assert.NilError(t, reports.Decode(&got))
 		assert.Assert(t, got.Alive)
 		gap = max(gap, got.Gap)
 		switch {
-		case got.Received > 5 && got.Lost == 0 && n < 40:
+		case got.Received > 5 && got.Lost <= 10 && time.Since(blocked) > time.Second: // once, unless too few were sent in that time
+			blocked = time.Now()
 			relay.block(150 * time.Millisecond)
 		case got.Lost > 10:
 			assert.Assert(t, gap >= 150*time.Millisecond && gap < 2*time.Second, "gap %v", gap)
@@ -293,7 +295,7 @@ func TestFlowFresh(t *testing.T) {
 	conn, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	assert.NilError(t, err)
 	defer conn.Close()
-	ports := make(chan uint16, 100)
+	ports := make(chan uint16, 10_000)
 	go func() {
 		defer close(ports)
 		buf := make([]byte, 2048)
@@ -317,7 +319,7 @@ func TestFlowFresh(t *testing.T) {
 	go func() {
 		f := prober.Flow{
 			Proto: "udp", To: conn.LocalAddr().(*net.UDPAddr).AddrPort(), Token: "tok", Fresh: true,
-			Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond, Late: 100 * time.Millisecond,
+			Interval: 5 * time.Millisecond, Report: 20 * time.Millisecond, Late: 2 * time.Second,
 		}
 		w.CloseWithError(f.Run(ctx, w))
 	}()
@@ -341,9 +343,9 @@ func TestFlowFresh(t *testing.T) {
 		seen[p] = true
 		messages++
 	}
-	// The kernel takes ports at random: of 20 out of 28,000 two are the same once
-	// in 150 times.
-	assert.Assert(t, messages >= 20 && len(seen) >= messages-2, "%d ports for %d messages", len(seen), messages)
+	// The kernel takes ports at random out of 28,000: of 400 some three are the same as
+	// another one.
+	assert.Assert(t, messages >= 20 && len(seen) >= messages*9/10, "%d ports for %d messages", len(seen), messages)
 
 	err = prober.Flow{Proto: "tcp", To: netip.MustParseAddrPort("127.0.0.1:1"), Fresh: true}.Run(t.Context(), io.Discard)
 	assert.ErrorContains(t, err, "only a stream of udp")

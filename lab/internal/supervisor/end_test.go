@@ -169,7 +169,7 @@ func TestKillingTheRunnerLeavesNothing(t *testing.T) {
 			return poll.Continue("%s is still there: %v", dir, err)
 		}
 		return poll.Success()
-	}, poll.WithTimeout(5*time.Second), poll.WithDelay(50*time.Millisecond))
+	}, poll.WithTimeout(30*time.Second), poll.WithDelay(50*time.Millisecond))
 }
 
 // hostNamespaces are those that this test is in.

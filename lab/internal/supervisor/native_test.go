@@ -187,7 +187,7 @@ func TestANodeLeavesAndJoins(t *testing.T) {
 	assert.Check(t, !slices.Contains(hosts(), "milan/node-2"))
 	poll.WaitOn(t, func(poll.LogT) poll.Result {
 		return ended(t, inode)
-	}, poll.WithTimeout(5*time.Second))
+	}, poll.WithTimeout(30*time.Second))
 	_, err := c.Exec(ctx, world.ExecRequest{Target: "milan/node-2", Argv: []string{"true"}})
 	assert.ErrorIs(t, err, world.ErrNoTarget)
 	s, err := c.Status(ctx)
@@ -287,7 +287,7 @@ func TestANodeOfAClusterLeavesAndJoins(t *testing.T) {
 		routed("milan/router", podCIDR, false)
 		poll.WaitOn(t, func(poll.LogT) poll.Result {
 			return ended(t, inode)
-		}, poll.WithTimeout(5*time.Second))
+		}, poll.WithTimeout(30*time.Second))
 	}
 }
 
@@ -334,7 +334,7 @@ func TestUnderlayChecks(t *testing.T) {
 				return poll.Continue("%s has seen %q, not %q", host, sources, want)
 			}
 			return poll.Success()
-		}, poll.WithTimeout(5*time.Second))
+		}, poll.WithTimeout(30*time.Second))
 	}
 	assert.Check(t, is.Contains(sh(t, c, "wan", "nft list ruleset"), `iifname "l1-node2" ip saddr != @l1_node2 counter packets 1 `))
 }

@@ -136,7 +136,7 @@ func TestCaptureOfANamespace(t *testing.T) {
 	assert.NilError(t, b.AddAddress("eth0", netip.MustParsePrefix("192.0.2.2/24")))
 	send := func(n *Namespace, network, to string) {
 		err := n.Do(func() error {
-			conn, err := net.DialTimeout(network, to, 300*time.Millisecond)
+			conn, err := net.DialTimeout(network, to, 10*time.Second)
 			if err != nil {
 				return err
 			}
@@ -144,9 +144,7 @@ func TestCaptureOfANamespace(t *testing.T) {
 			_, err = conn.Write([]byte(token + ">"))
 			return err
 		})
-		if network == "udp" {
-			assert.NilError(t, err)
-		}
+		assert.NilError(t, err)
 	}
 	listen := func(port string) {
 		assert.NilError(t, b.Do(func() error {
