@@ -93,8 +93,11 @@ type rotating struct {
 	former  netstate.Key // of the peer, for its repair; zero: none
 	peer    netstate.Key // of the PublicKey, or what was learned since
 	// next is the key that the peer is to have, and inUse: its last handshake was with that.
-	next  netstate.Key
-	inUse bool
+	// handshakes are the last ones with either key since then: WireGuard forgets one when it
+	// begins anew.
+	next       netstate.Key
+	inUse      bool
+	handshakes map[netstate.Key]time.Time
 	// tried is since when the own next key may be in WireGuard, and proved that it is.
 	tried  time.Time
 	proved netstate.Key
@@ -105,7 +108,7 @@ type rotating struct {
 }
 
 func newRotating(api Rotation, yields bool) *rotating {
-	return &rotating{api: api, yields: yields, came: make(chan struct{}, 1), writes: rate.NewLimiter(rate.Every(writeEvery), writeBurst)}
+	return &rotating{api: api, yields: yields, came: make(chan struct{}, 1), handshakes: map[netstate.Key]time.Time{}, writes: rate.NewLimiter(rate.Every(writeEvery), writeBurst)}
 }
 
 // waitRotation waits until it is known which keys are in use. Without the API server those of
@@ -236,9 +239,7 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 		r.mu.Unlock()
 		return changed, err
 	}
-	r.mu.Lock()
-	r.stored, r.unclear = next, nil
-	r.mu.Unlock()
+	r.wrote(next, f.Now)
 	if !reflect.DeepEqual(next, before) {
 		gw.setRotation(before, next)
 		changed = true
@@ -251,7 +252,17 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 func (r *rotating) stores(next rotation.State, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return !reflect.DeepEqual(next, r.stored) && (!r.bringsIn(next) || r.writes.AllowN(now, 1))
+	return !reflect.DeepEqual(next, r.stored) && (!r.bringsIn(next) || r.writes.TokensAt(now) >= 1)
+}
+
+// wrote notes that a step is stored.
+func (r *rotating) wrote(next rotation.State, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.bringsIn(next) {
+		r.writes.AllowN(now, 1)
+	}
+	r.stored, r.unclear = next, nil
 }
 
 // bringsIn reports whether a step is about another offer of the peer, taken or refused, and
@@ -352,7 +363,7 @@ func (gw *gateway) followPeer() bool {
 		if i < 0 {
 			return time.Time{}, false
 		}
-		return peers[i].LastHandshake, true
+		return r.handshake(key, peers[i].LastHandshake), true
 	}
 	next := netstate.Key(*c.Key)
 	before, known := last(now)
@@ -373,6 +384,16 @@ func (gw *gateway) followPeer() bool {
 	gw.log.Info("the peer's last handshake was with its other key", "publicKey", to)
 	notify(gw.repair)
 	return true
+}
+
+// handshake returns when the last one with a key of the peer was, of which WireGuard says is.
+func (r *rotating) handshake(key netstate.Key, is time.Time) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if is.After(r.handshakes[key]) {
+		r.handshakes[key] = is
+	}
+	return r.handshakes[key]
 }
 
 // rotate has a pass work with the keys that count.
@@ -431,7 +452,7 @@ func (gw *gateway) rotate(in *desired.GatewayInput) {
 	}
 	if c := r.state.Candidate(r.over); c != nil {
 		if r.next != netstate.Key(*c.Key) {
-			r.next, r.inUse = netstate.Key(*c.Key), false
+			r.next, r.inUse, r.handshakes = netstate.Key(*c.Key), false, map[netstate.Key]time.Time{}
 		}
 		in.PeerNext = &desired.PeerNext{Key: netstate.Key(*c.Key), InUse: r.inUse}
 		if c.PresharedKey != nil {

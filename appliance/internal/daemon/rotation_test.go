@@ -16,6 +16,7 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/internal/rotation"
 	"github.com/isthmus-net/isthmus/appliance/kernel"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
 
@@ -266,7 +267,7 @@ func TestStores(t *testing.T) {
 			next.Theirs = &rotation.Change{ID: id, Phase: rotation.Ready}
 		}
 		if r.stores(next, now) {
-			r.stored = next
+			r.wrote(next, now)
 			assert.Assert(t, !r.stores(next, now), "what is stored is stored again")
 			stored++
 		}
@@ -282,4 +283,15 @@ func TestStores(t *testing.T) {
 	change.Phase = rotation.Committed
 	next.Theirs, next.Refused = &change, nil
 	assert.Assert(t, r.stores(next, now))
+}
+
+// TestHandshakes: a handshake that WireGuard has forgotten, since it began anew, is still the
+// last one with that key.
+func TestHandshakes(t *testing.T) {
+	r, start := newRotating(nil, false), time.Now()
+	old, next := netstate.Key{1}, netstate.Key{2}
+	assert.Assert(t, r.handshake(next, start).Equal(start))
+	assert.Assert(t, r.handshake(old, start.Add(time.Second)).After(r.handshake(next, start)))
+	assert.Assert(t, r.handshake(old, time.Time{}).After(r.handshake(next, start)))
+	assert.Assert(t, r.handshake(next, start.Add(2*time.Second)).After(r.handshake(old, time.Time{})))
 }
