@@ -24,7 +24,7 @@ type Flow struct {
 	Alive  bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
 	For    time.Duration `lab:"for" min:"10ms" max:"10m" doc:"it is watched so long since the step began; default: as long as gap takes"`
 	Silent time.Duration `lab:"silent" min:"10ms" max:"10m" doc:"nothing has come back since the step began, for so long at least, longer on a busy machine, and it was not reset"`
-	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp); an emulated machine may lose as many times more as its steps are longer"`
+	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp); a busy or an emulated machine may lose as many times more as its steps are longer"`
 	// LostFor is for what costs time, not messages: a busy machine takes longer for it.
 	LostFor time.Duration `lab:"lostFor" min:"1ms" max:"10m" doc:"at most as many messages since the step began as are sent in this time, more on a busy machine (udp)"`
 	// AnsweredBy is for addresses that lead to somebody else, or to one after
@@ -61,12 +61,20 @@ func (e *Flow) Lint(l *Linter) {
 
 func (e *Flow) countsLost() bool { return e.Lost != nil || e.LostFor > 0 }
 
-// mayLose returns how many messages may be lost of a stream that sends one every interval.
-func (e *Flow) mayLose(row *Row, interval time.Duration) int {
+// mayLose returns how many messages may be lost of a stream that sends one every interval:
+// what loses some takes longer on a busy machine. Where none may be, that is so there, too.
+func (e *Flow) mayLose(row *Row, interval time.Duration, s flowSummary) int {
 	if e.Lost != nil {
-		return *e.Lost * max(row.Patience, 1) // what loses some takes as much longer there
+		return int(longest(row, time.Duration(*e.Lost)*time.Second, s) / time.Second)
 	}
-	return int((row.longer(e.LostFor) + interval - 1) / interval)
+	return int((longest(row, e.LostFor, s) + interval - 1) / interval)
+}
+
+// longest is how long that may take of which d is said, on a machine that was busy in the step,
+// or when the stream was silent: that may be before the step, or while other labs of the run
+// began, of which a step's average has little.
+func longest(row *Row, d time.Duration, s flowSummary) time.Duration {
+	return max(row.longer(d), row.longerBetween(d, s.gapEnd.Add(-s.gap-freshness), s.gapEnd))
 }
 
 // freshness is how old the last message of a live stream may be.
@@ -98,9 +106,7 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	// been silent need not be watched for longer there; what is silent is, until
 	// it speaks again or has been silent for too long.
 	fresh := row.longer(freshness)
-	// How slow it was when the stream was silent, which may be before the step, or while
-	// other labs of the run began; a step's average has little of that.
-	gap := max(row.longer(e.Gap), row.longerBetween(e.Gap, s.gapEnd.Add(-s.gap-freshness), s.gapEnd))
+	gap := longest(row, e.Gap, s)
 	enough := max(e.For, watch(e.Gap, freshness))
 	// What would end a silence takes longer there, too.
 	silence := row.longer(e.Silent)
@@ -136,7 +142,7 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
 	case s.silent > freshness && (e.Alive || e.Gap > 0):
 		res.Why, res.Pending = fmt.Sprintf("it is silent, for %v so far", s.silent.Round(time.Millisecond)), true
-	case e.countsLost() && s.lost > e.mayLose(row, f.interval):
+	case e.countsLost() && s.lost > e.mayLose(row, f.interval, s):
 		// Not final: what comes late was not lost.
 		res.Why = fmt.Sprintf("%d messages were lost", s.lost)
 	default:

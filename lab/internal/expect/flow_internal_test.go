@@ -62,14 +62,16 @@ func TestMayLose(t *testing.T) {
 		patience int
 		want     int
 	}{
+		{Flow{Lost: &five}, time.Millisecond, 0, 5},
 		{Flow{Lost: &five}, time.Millisecond, 3, 15},
+		{Flow{Lost: new(int)}, time.Millisecond, 3, 0},
 		{Flow{LostFor: 50 * time.Millisecond}, time.Millisecond, 0, 50},
 		{Flow{LostFor: 50 * time.Millisecond}, time.Millisecond, 3, 150},
 		{Flow{LostFor: 50 * time.Millisecond}, prober.FlowInterval, 0, 1},
 		{Flow{LostFor: 50 * time.Millisecond}, time.Second, 0, 1},
 	} {
 		assert.Check(t, c.flow.countsLost())
-		assert.Equal(t, c.flow.mayLose(&Row{Patience: c.patience}, c.interval), c.want)
+		assert.Equal(t, c.flow.mayLose(&Row{Patience: c.patience}, c.interval, flowSummary{}), c.want)
 	}
 	assert.Check(t, !(&Flow{Alive: true}).countsLost())
 }

@@ -83,7 +83,7 @@ func (e *Reach) Check(ctx context.Context, row *Row) (Result, error) {
 		return Result{}, err
 	}
 	if v.impostor != "" {
-		return row.explainImpostor(ctx, p, Result{Want: want, Got: v.impostor})
+		return row.explainImpostor(ctx, p, Result{Want: want, Got: v.impostor, Impostor: true})
 	}
 	notes := []string{fmt.Sprintf("rtt %v", p.Result.RTT.Round(100*time.Microsecond))}
 	if v.note != "" {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
@@ -191,9 +192,10 @@ func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expec
 
 // await looks again and again, at first at short distances, until the
 // expectation holds or can't hold any more, or until the allowance is over, and
-// at least so many times.
+// at least so many times. A failure says who else has answered, whichever look that was.
 func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, given allowance, looks int) (expect.Result, error) {
 	pause := 50 * time.Millisecond
+	var impostor string
 	for n := 1; ; n++ {
 		var res expect.Result
 		var err error
@@ -206,7 +208,13 @@ func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, a
 		case !ofLab(ctx, err): // whoever prints it has ended, say, or is not there yet
 			res, err = expect.Result{Want: e.String(), Got: err.Error()}, nil
 		}
+		if res.Impostor {
+			impostor = res.Got
+		}
 		if err != nil || res.OK || res.Final || n >= looks && given.over(pause) {
+			if impostor != "" && !res.OK && !res.Impostor {
+				res.Why = strings.TrimPrefix(res.Why+"\nbefore that, "+impostor, "\n")
+			}
 			return res, err
 		}
 		timer := time.NewTimer(pause)

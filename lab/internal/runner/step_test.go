@@ -90,6 +90,44 @@ sabotage:
 	}
 }
 
+// A changingReach has one result after the other, and the last of them from then on.
+type changingReach struct{ results []expect.Result }
+
+func (*changingReach) Lint(*expect.Linter) {}
+
+func (*changingReach) String() string { return "it is reached" }
+
+func (c *changingReach) Check(context.Context, *expect.Row) (expect.Result, error) {
+	next := c.results[0]
+	if len(c.results) > 1 {
+		c.results = c.results[1:]
+	}
+	return next, nil
+}
+
+// TestImpostorIsTold: somebody else has answered, and the last look had no answer: both are
+// told. Of a look that held, and of a last one that says so itself, there is no more to say.
+func TestImpostorIsTold(t *testing.T) {
+	other, lost := expect.Result{Got: "rome/web answered", Impostor: true}, expect.Result{Got: "no answer within 1s", Why: "it was dropped"}
+	for _, tc := range []struct {
+		results  []expect.Result
+		got, why string
+	}{
+		{[]expect.Result{other, lost}, "no answer within 1s", "it was dropped\nbefore that, rome/web answered"},
+		{[]expect.Result{lost, other}, "rome/web answered", ""},
+		{[]expect.Result{lost}, "no answer within 1s", "it was dropped"},
+		{[]expect.Result{other, {OK: true}}, "", ""},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &Runner{}
+			res, err := r.await(t.Context(), nil, expect.Checked{Expectation: &changingReach{tc.results}}, nil, r.allow(time.Second), 1)
+			assert.NilError(t, err)
+			assert.Equal(t, res.Got, tc.got)
+			assert.Equal(t, res.Why, tc.why)
+		})
+	}
+}
+
 // TestUpTo: steps that only look are looked at again until what a sabotage breaks
 // shows, whatever a row does after them.
 func TestUpTo(t *testing.T) {
