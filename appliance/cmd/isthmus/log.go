@@ -4,21 +4,31 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// canceledHandler is what client-go logs to. A request that ends because the
-// daemon does, or because its reader has gone, is an error to client-go
-// ("Unexpected error when reading response body") and none to an operator.
-type canceledHandler struct{ slog.Handler }
+// clientHandler is what client-go logs to. Two things are errors to client-go and none to an
+// operator: a request that ends because the daemon does, or because its reader has gone
+// ("Unexpected error when reading response body"), and a write that came a moment after
+// somebody else's, which is made again: of two controllers that want the lease one is later
+// ("Failed to update lease").
+type clientHandler struct{ slog.Handler }
 
-// Handle logs an error about something canceled for those who debug.
-func (h canceledHandler) Handle(ctx context.Context, r slog.Record) error {
+// Handle logs an error about something canceled for those who debug, and one about a write
+// that came too late as information.
+func (h clientHandler) Handle(ctx context.Context, r slog.Record) error {
 	r.Attrs(func(a slog.Attr) bool {
-		if err, ok := a.Value.Any().(error); ok && errors.Is(err, context.Canceled) {
+		err, ok := a.Value.Any().(error)
+		switch {
+		case !ok:
+			return true
+		case errors.Is(err, context.Canceled):
 			r.Level = min(r.Level, slog.LevelDebug)
-			return false
+		case apierrors.IsConflict(err):
+			r.Level = min(r.Level, slog.LevelInfo)
 		}
-		return true
+		return false
 	})
 	if !h.Enabled(ctx, r.Level) {
 		return nil
@@ -27,11 +37,11 @@ func (h canceledHandler) Handle(ctx context.Context, r slog.Record) error {
 }
 
 // WithAttrs returns a handler that adds the attributes.
-func (h canceledHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return canceledHandler{h.Handler.WithAttrs(attrs)}
+func (h clientHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return clientHandler{h.Handler.WithAttrs(attrs)}
 }
 
 // WithGroup returns a handler whose attributes are in that group.
-func (h canceledHandler) WithGroup(name string) slog.Handler {
-	return canceledHandler{h.Handler.WithGroup(name)}
+func (h clientHandler) WithGroup(name string) slog.Handler {
+	return clientHandler{h.Handler.WithGroup(name)}
 }

@@ -9,12 +9,14 @@ import (
 	"testing"
 
 	"gotest.tools/v3/assert"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 )
 
-// TestCanceledIsNoError logs as client-go does: what was canceled is for those
-// who debug, everything else is an error.
-func TestCanceledIsNoError(t *testing.T) {
+// TestNoErrors logs as client-go does: what was canceled is for those who debug, a write
+// that came too late is information, everything else is an error.
+func TestNoErrors(t *testing.T) {
 	t.Cleanup(klog.ClearLogger)
 	for _, tt := range []struct {
 		level string
@@ -27,6 +29,8 @@ func TestCanceledIsNoError(t *testing.T) {
 		{"info", context.Canceled, ""},
 		{"info", fmt.Errorf("get pods: %w", context.Canceled), ""},
 		{"debug", context.Canceled, "level=DEBUG"},
+		{"info", apierrors.NewConflict(coordinationv1.Resource("leases"), "isthmus-controller", errors.New("the object has been modified")), "level=INFO"},
+		{"info", apierrors.NewForbidden(coordinationv1.Resource("leases"), "isthmus-controller", errors.New("not yours")), "level=ERROR"},
 	} {
 		var out strings.Builder
 		g := &globals{stderr: &out, level: tt.level, format: "text"}

@@ -89,7 +89,7 @@ func (g *globals) setup() error {
 	}
 	g.log = slog.New(h)
 	slog.SetDefault(g.log)
-	klog.SetSlogLogger(slog.New(canceledHandler{h}))
+	klog.SetSlogLogger(slog.New(clientHandler{h}))
 	ctrllog.SetLogger(logr.FromSlogHandler(h))
 	return nil
 }
