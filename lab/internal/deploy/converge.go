@@ -83,6 +83,9 @@ func Converged(ctx context.Context, t *topology.Topology, overlay networkingv1be
 		if len(peers) == 0 {
 			return "", nil
 		}
+		if why := waitLeader(ctx, cl); why != "" {
+			return why, nil
+		}
 		s, why := readState(ctx, cl, peers)
 		if why != "" {
 			return why, nil
