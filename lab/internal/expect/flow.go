@@ -62,10 +62,13 @@ func (e *Flow) Lint(l *Linter) {
 func (e *Flow) countsLost() bool { return e.Lost != nil || e.LostFor > 0 }
 
 // mayLose returns how many messages may be lost of a stream that sends one every interval:
-// what loses some takes longer on a busy machine. Where none may be, that is so there, too.
+// what loses some takes longer on a busy machine, or on an emulated one, which is the slower
+// of the two. Where none may be, that is so there, too.
 func (e *Flow) mayLose(row *Row, interval time.Duration, s flowSummary) int {
 	if e.Lost != nil {
-		return int(longest(row, time.Duration(*e.Lost)*time.Second, s) / time.Second)
+		patience := float64(max(row.Patience, 1))
+		slower := longest(row, time.Second, s).Seconds() / patience
+		return int(float64(*e.Lost) * max(slower, patience))
 	}
 	return int((longest(row, e.LostFor, s) + interval - 1) / interval)
 }
