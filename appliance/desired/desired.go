@@ -121,8 +121,8 @@ type GatewayInput struct {
 	Handover *Handover
 	// PeerNext is another key that the peer may have by now; nil: there is none.
 	PeerNext *PeerNext
-	// PeerFormer is the key that the peer had before its last change of keys. It is for a
-	// repair only. Nil: there is none.
+	// PeerFormer is the key that the peer had before its last change of keys, by which it may
+	// ask for a repair and do nothing else; nil: no such key is known.
 	PeerFormer *PeerFormer
 	// Repairs says that the peer knows this gateway by its former key only.
 	Repairs bool

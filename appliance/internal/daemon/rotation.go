@@ -93,8 +93,8 @@ type rotating struct {
 	former  netstate.Key // of the peer, for its repair; zero: none
 	peer    netstate.Key // of the PublicKey, or what was learned since
 	// next is the key that the peer is to have, and inUse: its last handshake was with that.
-	// handshakes are the last ones with either key since then: WireGuard forgets one when it
-	// begins anew.
+	// handshakes has, by key, the last handshake that was seen since then: WireGuard forgets
+	// one when it begins anew.
 	next       netstate.Key
 	inUse      bool
 	handshakes map[netstate.Key]time.Time
@@ -386,7 +386,8 @@ func (gw *gateway) followPeer() bool {
 	return true
 }
 
-// handshake returns when the last one with a key of the peer was, of which WireGuard says is.
+// handshake returns when the last handshake with a key of the peer was. WireGuard says that it
+// was at is; an earlier answer counts where that was later.
 func (r *rotating) handshake(key netstate.Key, is time.Time) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
