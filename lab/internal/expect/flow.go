@@ -24,7 +24,9 @@ type Flow struct {
 	Alive  bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
 	For    time.Duration `lab:"for" min:"10ms" max:"10m" doc:"it is watched so long since the step began; default: as long as gap takes"`
 	Silent time.Duration `lab:"silent" min:"10ms" max:"10m" doc:"nothing has come back since the step began, for so long at least, longer on a busy machine, and it was not reset"`
-	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp); a busy or an emulated machine may lose as many times more as its steps are longer"`
+	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp); a busy or an emulated machine may lose as many times more as its steps are longer; none is none there, too"`
+	// LostPercent is for a way that loses some: how many those are is nothing to the machine.
+	LostPercent int `lab:"lostPercent" min:"1" max:"99" doc:"at most so many of a hundred messages since the step began (udp), also on a busy machine"`
 	// LostFor is for what costs time, not messages: a busy machine takes longer for it.
 	LostFor time.Duration `lab:"lostFor" min:"1ms" max:"10m" doc:"at most as many messages since the step began as are sent in this time, more on a busy machine (udp)"`
 	// AnsweredBy is for addresses that lead to somebody else, or to one after
@@ -39,10 +41,20 @@ func (e *Flow) Lint(l *Linter) {
 	}
 	spoken := e.Gap > 0 || e.Alive || e.countsLost()
 	if !spoken && e.Silent == 0 {
-		l.Problem(e, "", "say gap, alive, silent, lost or lostFor")
+		l.Problem(e, "", "say gap, alive, silent, lost, lostPercent or lostFor")
 	}
-	if e.Lost != nil && e.LostFor > 0 {
-		l.Problem(&e.LostFor, "", "lost says how many messages may be: say one of the two")
+	var losses []any
+	if e.Lost != nil {
+		losses = append(losses, &e.Lost)
+	}
+	if e.LostPercent > 0 {
+		losses = append(losses, &e.LostPercent)
+	}
+	if e.LostFor > 0 {
+		losses = append(losses, &e.LostFor)
+	}
+	if len(losses) > 1 {
+		l.Problem(losses[1], "", "lost, lostPercent and lostFor all say how many messages may be lost: say one of them")
 	}
 	if e.Silent > 0 && (spoken || e.Whole || e.For > 0) {
 		l.Problem(&e.Silent, "", "what is silent has no gap, and nothing to be lost: say silent alone")
@@ -59,18 +71,21 @@ func (e *Flow) Lint(l *Linter) {
 	}
 }
 
-func (e *Flow) countsLost() bool { return e.Lost != nil || e.LostFor > 0 }
+func (e *Flow) countsLost() bool { return e.Lost != nil || e.LostPercent > 0 || e.LostFor > 0 }
 
-// mayLose returns how many messages may be lost of a stream that sends one every interval:
-// what loses some takes longer on a busy machine, or on an emulated one, which is the slower
-// of the two. Where none may be, that is so there, too.
+// mayLose returns how many messages may be lost of a stream that sends one every interval.
+// What loses some takes as much longer on a busy or an emulated machine as everything else,
+// and then loses as many times more. Where none may be, that is so there, too.
 func (e *Flow) mayLose(row *Row, interval time.Duration, s flowSummary) int {
-	if e.Lost != nil {
-		patience := float64(max(row.Patience, 1))
-		slower := longest(row, time.Second, s).Seconds() / patience
-		return int(float64(*e.Lost) * max(slower, patience))
+	switch {
+	case e.LostPercent > 0:
+		return s.sent * e.LostPercent / 100
+	case e.LostFor > 0:
+		return int((longest(row, e.LostFor, s) + interval - 1) / interval)
+	case *e.Lost == 0:
+		return 0
 	}
-	return int((longest(row, e.LostFor, s) + interval - 1) / interval)
+	return int(longest(row, time.Duration(*e.Lost)*interval, s) / interval)
 }
 
 // longest is how long that may take of which d is said, on a machine that was busy in the step,
@@ -108,7 +123,7 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	// A machine that does its work slower answers slower, too. What has not
 	// been silent need not be watched for longer there; what is silent is, until
 	// it speaks again or has been silent for too long.
-	fresh := row.longer(freshness)
+	fresh := max(row.longer(freshness), row.longerBetween(freshness, time.Now().Add(-s.silent-freshness), time.Time{}))
 	gap := longest(row, e.Gap, s)
 	enough := max(e.For, watch(e.Gap, freshness))
 	// What would end a silence takes longer there, too.
@@ -198,6 +213,9 @@ func (e *Flow) String() string {
 	}
 	if e.LostFor > 0 {
 		s += fmt.Sprintf(", at most those of %v lost", e.LostFor)
+	}
+	if e.LostPercent > 0 {
+		s += fmt.Sprintf(", at most %d of 100 lost", e.LostPercent)
 	}
 	if e.Lost != nil {
 		s += fmt.Sprintf(", at most %d lost", *e.Lost)

@@ -41,7 +41,7 @@ func TestLostInAnEmulatedMachine(t *testing.T) {
 		{"none is none", 0, 1, 3, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			row := &Row{StepStarted: now.Add(-time.Minute), Patience: tt.patience, Flows: map[string]*FlowState{"f": {reports: []prober.FlowReport{
+			row := &Row{StepStarted: now.Add(-time.Minute), Patience: tt.patience, Flows: map[string]*FlowState{"f": {interval: prober.FlowInterval, reports: []prober.FlowReport{
 				{Time: now.Add(-2 * time.Second), Alive: true, Sent: 10, Received: 10},
 				{Time: now.Add(-time.Second), Alive: true, Sent: 30, Received: 30 - tt.lost, Lost: tt.lost},
 			}}}}
@@ -62,6 +62,7 @@ func TestMayLose(t *testing.T) {
 		patience int
 		want     int
 	}{
+		{Flow{LostPercent: 15}, time.Millisecond, 3, 60},
 		{Flow{Lost: &five}, time.Millisecond, 0, 5},
 		{Flow{Lost: &five}, time.Millisecond, 3, 15},
 		{Flow{Lost: new(int)}, time.Millisecond, 3, 0},
@@ -71,7 +72,7 @@ func TestMayLose(t *testing.T) {
 		{Flow{LostFor: 50 * time.Millisecond}, time.Second, 0, 1},
 	} {
 		assert.Check(t, c.flow.countsLost())
-		assert.Equal(t, c.flow.mayLose(&Row{Patience: c.patience}, c.interval, flowSummary{}), c.want)
+		assert.Equal(t, c.flow.mayLose(&Row{Patience: c.patience}, c.interval, flowSummary{sent: 400}), c.want)
 	}
 	assert.Check(t, !(&Flow{Alive: true}).countsLost())
 }

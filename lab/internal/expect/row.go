@@ -72,13 +72,16 @@ type Row struct {
 // longer is how long something may take here for which d is enough on a machine
 // of its own that has nothing else to do.
 func (row *Row) longer(d time.Duration) time.Duration {
-	return row.Pace.Longer(d, row.StepStarted) * time.Duration(max(row.Patience, 1))
+	return time.Duration(float64(d)*row.Pace.Since(row.StepStarted)) * row.patience()
 }
 
-// longerBetween is longer for what was from one moment to another.
+// longerBetween is longer for what was from one moment to another: the time in which the
+// machine stood still is not held against it. The zero time is now.
 func (row *Row) longerBetween(d time.Duration, from, to time.Time) time.Duration {
-	return time.Duration(float64(d)*row.Pace.Between(from, to)) * time.Duration(max(row.Patience, 1))
+	return time.Duration(float64(d)*row.Pace.Between(from, to))*row.patience() + row.Pace.Stalled(from, to)
 }
+
+func (row *Row) patience() time.Duration { return time.Duration(max(row.Patience, 1)) }
 
 // A Probe is a probe that was sent. Dst is whose address it was sent to: To's
 // own, or one that leads there, such as a Service's.

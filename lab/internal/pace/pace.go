@@ -23,8 +23,8 @@ const (
 	memory = 30 * time.Minute
 )
 
-// Most is the slowest that a machine is taken for. On one that is slower still
-// nothing that has a bound can be shown.
+// Most is the slowest that a machine is taken for. What a piece of work takes beyond
+// that is time in which the machine stood still: see [Meter.Stalled].
 const Most = 5
 
 // A Meter computes the same thing again and again and remembers how long that
@@ -34,11 +34,12 @@ type Meter struct {
 
 	mu      sync.Mutex
 	best    time.Duration
-	samples []sample // in the order of time
+	samples []sample  // in the order of time
+	due     time.Time // when the next one should begin
 }
 
 type sample struct {
-	at   time.Time
+	at   time.Time // when it ended
 	took time.Duration
 }
 
@@ -61,6 +62,9 @@ func (m *Meter) run(ctx context.Context) {
 	defer tick.Stop()
 	for {
 		due := time.Now().Add(interval)
+		m.mu.Lock()
+		m.due = due
+		m.mu.Unlock()
 		tick.Reset(interval)
 		select {
 		case <-ctx.Done():
@@ -109,10 +113,52 @@ func (m *Meter) Between(from, to time.Time) float64 {
 	return min(Most, max(1, float64(sum)/float64(n)/float64(m.best)))
 }
 
-// Longer returns a time that is as much longer as the machine was slower since
-// a moment.
-func (m *Meter) Longer(d time.Duration, since time.Time) time.Duration {
-	return time.Duration(float64(d) * m.Since(since))
+// Longer returns a time that is as much longer as the machine was slower from one moment
+// to another, and by as much as it stood still; the zero time is now.
+func (m *Meter) Longer(d time.Duration, from, to time.Time) time.Duration {
+	return time.Duration(float64(d)*m.Between(from, to)) + m.Stalled(from, to)
+}
+
+// Stalled returns for how long the machine did nothing at all from one moment to another; the
+// zero time is now. It is what pieces of work took in which nothing else can be told from a
+// machine that stood still: a host that gives a virtual machine no processor for seconds, or
+// does not answer its disks.
+func (m *Meter) Stalled(from, to time.Time) time.Duration {
+	if m == nil {
+		return 0
+	}
+	now := time.Now()
+	if to.IsZero() {
+		to = now
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var sum time.Duration
+	count := func(s sample) {
+		begin := later(s.at.Add(Most*m.best-s.took), from)
+		sum += max(0, earlier(s.at, to).Sub(begin))
+	}
+	for i := len(m.samples) - 1; i >= 0 && m.samples[i].at.After(from); i-- {
+		count(m.samples[i])
+	}
+	if !m.due.IsZero() { // who asks may have got a processor before the meter
+		count(sample{now, now.Sub(m.due)})
+	}
+	return sum
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
 }
 
 // compute does so many rounds of a computation and returns how long it took.

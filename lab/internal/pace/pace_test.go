@@ -29,7 +29,6 @@ func TestSince(t *testing.T) {
 	assert.Equal(t, m.Since(at(2)), 3.5)
 	assert.Equal(t, m.Between(at(1), at(2)), 2.5)
 	assert.Equal(t, m.Between(at(7), at(9)), 1.0)
-	assert.Equal(t, m.Longer(time.Second, at(2)), 3500*time.Millisecond)
 
 	// A machine that turns out to be quicker than at the start.
 	m.add(at(5), time.Millisecond)
@@ -37,6 +36,40 @@ func TestSince(t *testing.T) {
 
 	var none *Meter
 	assert.Equal(t, none.Since(start), 1.0)
+}
+
+// TestStalled: a machine that stood still did so while a piece of work took longer than
+// on the slowest machine, and only as far as that was in the time that is asked for.
+func TestStalled(t *testing.T) {
+	start := time.Now().Add(-time.Hour)
+	at := func(s float64) time.Time { return start.Add(time.Duration(s * float64(time.Second))) }
+	m := &Meter{best: 100 * time.Millisecond}
+	for _, s := range []sample{{at(1), 100 * time.Millisecond}, {at(2), 500 * time.Millisecond}, {at(10), 6500 * time.Millisecond}, {at(11), time.Second}} {
+		m.add(s.at, s.took)
+	}
+	for _, tt := range []struct {
+		name     string
+		from, to time.Time
+		want     time.Duration
+	}{
+		{"slow is not still", at(0), at(2.5), 0},
+		{"all of it", at(0), at(20), 6500 * time.Millisecond},
+		{"it began before", at(8), at(10), 2 * time.Second},
+		{"it lasts longer", at(0), at(6), 2 * time.Second},
+		{"in the middle of it", at(5), at(6), time.Second},
+		{"until now", at(10), time.Time{}, 500 * time.Millisecond},
+		{"afterwards", at(12), at(20), 0},
+	} {
+		t.Run(tt.name, func(t *testing.T) { assert.Equal(t, m.Stalled(tt.from, tt.to), tt.want) })
+	}
+	t.Run("it still lasts", func(t *testing.T) {
+		m.due = time.Now().Add(-10 * time.Second)
+		got := m.Stalled(m.due, time.Time{})
+		assert.Assert(t, got >= 9500*time.Millisecond && got <= time.Since(m.due), "%v", got)
+		assert.Equal(t, m.Stalled(at(12), at(20)), time.Duration(0))
+	})
+	var none *Meter
+	assert.Equal(t, none.Stalled(start, time.Time{}), time.Duration(0))
 }
 
 // TestForgets: samples do not pile up in a long run.

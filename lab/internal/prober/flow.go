@@ -46,6 +46,11 @@ const FlowInterval = 50 * time.Millisecond
 // overtaken: on a busy machine answers overtake each other all the time.
 const LateTime = time.Second
 
+// stallTime is by how much a message must go out late for that to count as time in which the
+// stream had no processor. What is less may be the clock's, and is nothing to the silences that
+// anybody asks for.
+const stallTime = 50 * time.Millisecond
+
 // freshTimeout is how long a socket of a Fresh stream waits for its answer: an
 // answer that comes late is silence, but nothing was lost.
 const freshTimeout = 5 * time.Second
@@ -55,7 +60,8 @@ const dialTimeout = 15 * time.Second
 
 // A FlowReport is how a stream stands. Gap and By are about the time since the
 // report before: the longest silence that ended in it or still lasts, and who
-// answered.
+// answered. Who does not speak hears nothing: time in which the stream got no processor
+// to send is not silence.
 type FlowReport struct {
 	Time       time.Time     `json:"time"`
 	Sent       int           `json:"sent"`
@@ -77,8 +83,11 @@ type stream struct {
 	next     int       // number expected
 	back     []bool    // by number: it has come back
 	late     time.Duration
-	sent     []time.Time  // by number
-	missing  map[int]bool // overtaken, and not back
+	sent     []time.Time   // by number
+	due      time.Time     // when the next message should go out; zero while one does
+	stood    time.Duration // how long the stream had no processor to send, in sum
+	atLast   time.Duration // what that was when the last message was received
+	missing  map[int]bool  // overtaken, and not back
 	gap      time.Duration
 	finished error
 }
@@ -129,6 +138,11 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 		return out.Encode(s.take(time.Now()))
 	}
 	defer conn.Close()
+	if udp, ok := conn.(*net.UDPConn); ok {
+		if err := keepMore(udp); err != nil {
+			return err
+		}
+	}
 	header := append([]byte(f.Token), (string(MarkRequest) + streamWord + "\n")...)
 	if f.Proto == "tcp" {
 		if _, err := conn.Write(header); err != nil {
@@ -153,6 +167,7 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 	defer send.Stop()
 	defer report.Stop()
 	for {
+		s.wait(f.Interval)
 		select {
 		case <-ctx.Done():
 			conn.Close()
@@ -178,6 +193,7 @@ func (f Flow) runFresh(ctx context.Context, s *stream, out *json.Encoder) error 
 	var open sync.WaitGroup
 	defer open.Wait()
 	for {
+		s.wait(f.Interval)
 		select {
 		case <-ctx.Done():
 			open.Wait()
@@ -204,10 +220,35 @@ func (f Flow) runFresh(ctx context.Context, s *stream, out *json.Encoder) error 
 	}
 }
 
+// wait says that the next message goes out within an interval if there is a processor for that.
+// A message that is on its way out and cannot go is no reason to wait: see [stream.send].
+func (s *stream) wait(interval time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.due.IsZero() {
+		s.due = time.Now().Add(interval)
+	}
+}
+
+// stoodStill is how long the stream has had no processor to send, in sum up to now.
+func (s *stream) stoodStill(now time.Time) time.Duration {
+	if late := now.Sub(s.due); !s.due.IsZero() && late >= stallTime {
+		return s.stood + late
+	}
+	return s.stood
+}
+
+// silence is how long nothing has come back although the stream was sending.
+func (s *stream) silence(now time.Time) time.Duration {
+	return now.Sub(s.last) - (s.stoodStill(now) - s.atLast)
+}
+
 func (s *stream) send(conn net.Conn, proto string, header []byte) {
 	s.mu.Lock()
+	now := time.Now()
+	s.stood, s.due = s.stoodStill(now), time.Time{}
 	s.report.Sent++
-	s.sent = append(s.sent, time.Now())
+	s.sent = append(s.sent, now)
 	line := append(strconv.AppendInt(nil, int64(s.report.Sent), 10), '\n')
 	s.mu.Unlock()
 	if proto == "udp" {
@@ -326,8 +367,8 @@ func (s *stream) got(n int, by Server) {
 	}
 	s.back[n] = true
 	s.report.Received++
-	s.gap = max(s.gap, now.Sub(s.last))
-	s.last = now
+	s.gap = max(s.gap, s.silence(now))
+	s.last, s.atLast = now, s.stoodStill(now)
 	delete(s.missing, n)
 	for ; s.next < n; s.next++ {
 		s.missing[s.next] = true
@@ -356,7 +397,7 @@ func (s *stream) take(now time.Time) FlowReport {
 	}
 	r.Time, r.Gap = now, s.gap
 	if !s.last.IsZero() {
-		r.Gap = max(r.Gap, now.Sub(s.last))
+		r.Gap = max(r.Gap, s.silence(now))
 	}
 	s.gap, s.report.By = 0, nil
 	return r

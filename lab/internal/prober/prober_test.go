@@ -282,7 +282,8 @@ func TestFlow(t *testing.T) {
 			blocked = time.Now()
 			relay.block(150 * time.Millisecond)
 		case got.Lost > 10:
-			assert.Assert(t, gap >= 150*time.Millisecond && gap < 2*time.Second, "gap %v", gap)
+			// Of 150 ms it had a processor for as long as it takes to send those that are lost.
+			assert.Assert(t, gap >= 50*time.Millisecond && gap < 2*time.Second, "gap %v", gap)
 			return
 		}
 		assert.Assert(t, n < 500, "no loss reported: %+v", got)

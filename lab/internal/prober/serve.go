@@ -41,6 +41,9 @@ func Serve(ctx context.Context, address string, as Server, logger *slog.Logger) 
 		return fmt.Errorf("serve probes: %w", explainListen(address, err))
 	}
 	defer udp.Close()
+	if err := keepMore(udp.(*net.UDPConn)); err != nil {
+		return err
+	}
 	logger.Info("serving probes", "address", tcp.Addr().String(), "as", as.String(), "process", as.Process)
 
 	stop := context.AfterFunc(ctx, func() { tcp.Close(); udp.Close() })

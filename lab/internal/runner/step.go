@@ -150,7 +150,7 @@ func (a allowance) end() time.Time { return a.since.Add(a.within * pace.Most) }
 
 // over tells whether it is at an end after a pause.
 func (a allowance) over(pause time.Duration) bool {
-	return time.Since(a.since)+pause > a.pace.Longer(a.within, a.since)
+	return time.Since(a.since)+pause > a.pace.Longer(a.within, a.since, time.Time{})
 }
 
 // expectAll looks at each expectation until it holds or the patience is over.
