@@ -81,7 +81,10 @@ func (e *Flow) mayLose(row *Row, interval time.Duration, s flowSummary) int {
 	case e.LostPercent > 0:
 		return s.sent * e.LostPercent / 100
 	case e.LostFor > 0:
-		return int((longest(row, e.LostFor, s) + interval - 1) / interval)
+		// A stream of a thousand a second overflows the queues on its way whenever
+		// those who empty them get no processor, not only while it is silent.
+		d := max(longest(row, e.LostFor, s), row.longer(e.LostFor)+row.Pace.Stalled(row.StepStarted, time.Time{}))
+		return int((d + interval - 1) / interval)
 	case *e.Lost == 0:
 		return 0
 	}

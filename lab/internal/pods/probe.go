@@ -83,7 +83,7 @@ func (c *container) liveness(ctx context.Context, p *corev1.Probe) {
 		}
 		failures++
 		c.unhealthy(ctx, "Liveness", err)
-		if failures >= max(p.FailureThreshold, 1) {
+		if failures >= max(p.FailureThreshold, 1)*max(c.pod.node.cfg.LivenessFactor, 1) {
 			c.fail("liveness")
 			return
 		}

@@ -193,6 +193,17 @@ func (a *agent) readyPeriod() time.Duration {
 	return 0
 }
 
+// livenessFactor is how many times as often as its spec says a container may not answer its
+// liveness probe before it is restarted. A virtual machine that got a sixth of its two processors
+// restarted gateways, controllers and node daemons of both clusters within a minute: they
+// waited for a processor, as the probe did. There steps are given as many times as long.
+func (a *agent) livenessFactor() int32 {
+	if a.cfg.Machine {
+		return 3
+	}
+	return 1
+}
+
 // images are the names under which the lab's binaries are known in pods.
 func images(binDir string) map[string]pods.Image {
 	return map[string]pods.Image{

@@ -87,7 +87,7 @@ func (a *agent) startNode(ctx context.Context, n *network, c ClusterSpec, cred c
 		CNI: c.CNI, Masquerade: c.Masquerade, MTU: c.MTU, FlannelKubeconfig: cred.FlannelKubeconfig, ServiceCIDR: c.ServiceCIDR, ClusterCIDR: c.PodCIDR,
 		KubeProxy: c.KubeProxy, KubeProxyKubeconfig: cred.KubeProxyKubeconfig,
 		Registry: a.registry, Logger: a.cfg.Logger.With("node", name),
-		Nice: a.niceOfDaemons(), ReadyPeriod: a.readyPeriod(),
+		Nice: a.niceOfDaemons(), ReadyPeriod: a.readyPeriod(), LivenessFactor: a.livenessFactor(),
 	}
 	run := func(ctx context.Context) error { return pods.RunNode(ctx, cfg) }
 	if c.Runtime == topology.RuntimeContainerd {
