@@ -111,7 +111,7 @@ func printRow(w io.Writer, sel selection, r scenario.Row) {
 }
 
 // convergeTime is that of a machine that is not emulated.
-const convergeTime = 60 * time.Second
+const convergeTime = 2 * time.Minute
 
 // converged waits until all clusters of a lab have applied everything. The status
 // of a gateway that was replaced just now is that of the one before it, so packets

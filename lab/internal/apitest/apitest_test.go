@@ -102,7 +102,7 @@ func start(t *testing.T) *api {
 				return poll.Continue("%s: %v", f, err)
 			}
 			return poll.Success()
-		}, poll.WithDelay(50*time.Millisecond), poll.WithTimeout(time.Minute))
+		}, poll.WithDelay(50*time.Millisecond), poll.WithTimeout(2*time.Minute))
 	}
 	return a
 }
@@ -126,7 +126,7 @@ func (a *api) established(t *testing.T, name string) {
 			}
 		}
 		return poll.Continue("%s: %v", name, conditions)
-	}, poll.WithDelay(20*time.Millisecond), poll.WithTimeout(time.Minute))
+	}, poll.WithDelay(20*time.Millisecond), poll.WithTimeout(2*time.Minute))
 }
 
 func (a *api) read(t *testing.T, path string) *unstructured.Unstructured {

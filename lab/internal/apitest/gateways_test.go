@@ -49,7 +49,7 @@ func until(t *testing.T, what string, so func() bool) {
 			return poll.Continue("%s", what)
 		}
 		return poll.Success()
-	}, poll.WithTimeout(30*time.Second), poll.WithDelay(100*time.Millisecond))
+	}, poll.WithTimeout(2*time.Minute), poll.WithDelay(100*time.Millisecond))
 }
 
 // controller runs the controller beside the cluster, as what the revision of its

@@ -208,7 +208,7 @@ func (o *operator) same(before []string) {
 			return poll.Continue("%s", diff.(interface{ FailureMessage() string }).FailureMessage())
 		}
 		return poll.Success()
-	}, poll.WithTimeout(20*time.Second), poll.WithDelay(200*time.Millisecond))
+	}, poll.WithTimeout(2*time.Minute), poll.WithDelay(200*time.Millisecond))
 }
 
 func (o *operator) threeWays() {

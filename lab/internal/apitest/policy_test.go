@@ -50,7 +50,7 @@ func translationPolicy(t *testing.T, a *api) {
 		assert.Assert(t, apierrors.IsForbidden(err), "%v", err)
 		assert.Assert(t, is.Contains(err.Error(), "is for what the controller writes to translate the networks of a remote cluster; remove it"))
 		return poll.Success()
-	}, poll.WithTimeout(20*time.Second))
+	}, poll.WithTimeout(2*time.Minute))
 	plain, err := user.Namespace("default").Create(t.Context(), object("plain", nil), metav1.CreateOptions{})
 	assert.NilError(t, err)
 	plain.SetLabels(labels)
@@ -122,7 +122,7 @@ func policies(t *testing.T, a *api) {
 			return poll.Continue("another node may still write")
 		}
 		return poll.Success()
-	}, poll.WithTimeout(20*time.Second))
+	}, poll.WithTimeout(2*time.Minute))
 	for _, tc := range []struct {
 		name  string
 		extra map[string][]string

@@ -99,7 +99,7 @@ type Config struct {
 	// Progress is told what is being waited for. Optional.
 	Progress func(format string, args ...any)
 	Logger   *slog.Logger  // optional
-	Timeout  time.Duration // until everything works; default 60 s
+	Timeout  time.Duration // until everything works; default 5 min
 }
 
 func (c *Config) complete() error {
@@ -137,7 +137,7 @@ func (c *Config) complete() error {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
 	if c.Timeout == 0 {
-		c.Timeout = time.Minute
+		c.Timeout = 5 * time.Minute
 	}
 	if c.NodeGracePeriod == 0 {
 		c.NodeGracePeriod = 10 * time.Minute

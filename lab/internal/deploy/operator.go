@@ -197,7 +197,7 @@ func (o Operator) deleteNamespace(ctx context.Context, cluster string) error {
 	if err := cl.Delete(ctx, ns); err != nil {
 		return client.IgnoreNotFound(err)
 	}
-	return Poll(ctx, time.Minute, func(ctx context.Context) (string, error) {
+	return Poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
 		err := cl.Get(ctx, client.ObjectKeyFromObject(ns), ns)
 		if apierrors.IsNotFound(err) {
 			return "", nil

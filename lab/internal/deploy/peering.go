@@ -266,7 +266,7 @@ func copyKey(ctx context.Context, from, to client.Client, peer, owner string) er
 func waitKey(ctx context.Context, cl client.Client, peer string) (public []byte, err error) {
 	secret := &corev1.Secret{}
 	key := client.ObjectKey{Namespace: TenantNamespace(peer), Name: networkingv1beta1.GatewayNamePrefix + peer}
-	err = Poll(ctx, time.Minute, func(ctx context.Context) (string, error) {
+	err = Poll(ctx, 3*time.Minute, func(ctx context.Context) (string, error) {
 		if err := cl.Get(ctx, key, secret); err != nil {
 			return err.Error(), nil
 		}

@@ -72,7 +72,7 @@ func (l *lab) startNative(ctx context.Context) (*agent, error) {
 		}
 	}
 	a.client = world.NewAgentClient(a.dial)
-	if err := a.waitAnswer(ctx, time.Minute); err != nil {
+	if err := a.waitAnswer(ctx, 5*time.Minute); err != nil {
 		a.stop()
 		return nil, err
 	}

@@ -170,7 +170,7 @@ func (l *lab) startControlPlane(ctx context.Context, c *cluster, saved string, s
 		Address: c.spec.ControlPlane, ServiceCIDR: c.spec.ServiceCIDR, PodCIDR: c.spec.PodCIDR, Nodes: nodes,
 		NodeGracePeriod: c.spec.NodeGracePeriod,
 		CRDs:            crds, CacheDir: filepath.Join(cache, "control-plane"),
-		NetNS: c.ns.File, Logger: l.logger.With("cluster", c.spec.Name), Timeout: 2 * time.Minute,
+		NetNS: c.ns.File, Logger: l.logger.With("cluster", c.spec.Name), Timeout: 5 * time.Minute,
 		// Emulated processors need the real ones more than API servers do.
 		Nice: map[string]int{VM: 5}[l.cfg.World],
 	}

@@ -276,7 +276,7 @@ const thawTimeout = 30 * time.Second
 // backTimeout is how long nodes and daemons may take to be back when all of the
 // machine's programs go on: 5 to 8 s on a host with 20 others that want its two
 // cores, and 30 s where somebody has not heard that a connection has ended.
-const backTimeout = 60 * time.Second
+const backTimeout = 3 * time.Minute
 
 // backInterval is the time from one look to the next: an API server takes some
 // 30 ms of processor time to count its metrics.

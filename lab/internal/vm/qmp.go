@@ -24,7 +24,7 @@ type monitor struct {
 
 // monitorTimeout is how long QEMU may take for an answer: some milliseconds,
 // seconds while it reads a machine's memory on a busy host.
-const monitorTimeout = 60 * time.Second
+const monitorTimeout = 3 * time.Minute
 
 // newMonitor takes the connection on which QEMU has been started.
 func newMonitor(conn *net.UnixConn) *monitor { return &monitor{conn: conn, in: json.NewDecoder(conn)} }
