@@ -59,7 +59,7 @@ LAB_PACKAGES  := github.com/isthmus-net/isthmus/lab/internal
 DEPENDENTS    := {{$$p := .ForTest}}{{if $$p}}{{range .Deps}}{{if eq . "$(LAB_PACKAGES)/controlplane"}}{{$$p}}{{"\n"}}{{end}}{{end}}{{end}}
 with_planes   := $$({ printf '%s\n' $(LAB_PACKAGES)/apitest $(LAB_PACKAGES)/selftest $(LAB_PACKAGES)/controlplane; \
 	$(GO) list -test -f '$(DEPENDENTS)' ./...; } | awk 'NF && !had[$$0]++')
-GO_TEST       := ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -timeout 15m
+GO_TEST       := ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -timeout 25m
 
 .PHONY: test-unit
 test-unit: test-packages test-planes ## tests of the packages, against this machine's kernel and a real API server
