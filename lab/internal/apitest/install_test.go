@@ -96,7 +96,7 @@ func (o *operator) file(name string, text []byte) string {
 
 // try runs isthmusctl.
 func (o *operator) try(args ...string) (stdout, stderr string, err error) {
-	ctx, cancel := context.WithTimeout(o.t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(o.t.Context(), 5*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, o.isthmusctl, append([]string{"--kubeconfig", o.kubeconfig}, args...)...)
 	var out, errs bytes.Buffer

@@ -200,7 +200,7 @@ func TestAComponentThatEndsIsExplained(t *testing.T) {
 	begin := time.Now()
 	_, err = controlplane.Start(t.Context(), cfg)
 	assert.ErrorContains(t, err, "kube-apiserver of cluster broken ended")
-	assert.Assert(t, time.Since(begin) < 20*time.Second)
+	assert.Assert(t, time.Since(begin) < 3*time.Minute) // which is less than the timeout
 }
 
 type dialer = func(ctx context.Context, network, address string) (net.Conn, error)

@@ -103,11 +103,7 @@ func (o Operator) apply(ctx context.Context, cluster, command string, values map
 		return err
 	}
 	if o.By != ByHelm {
-		argv := []string{ByIsthmusctl, command, "--values", "-"}
-		if command == "install" {
-			argv = append(argv, "--timeout", installTime)
-		}
-		return o.run(ctx, cluster, text, argv...)
+		return o.run(ctx, cluster, text, ByIsthmusctl, command, "--values", "-", "--timeout", installTime)
 	}
 	also := map[string]string{"install": "--create-namespace", "upgrade": "--reset-then-reuse-values"}[command]
 	return o.run(ctx, cluster, text, ByHelm, command, Release, o.ChartDir, "--namespace", Namespace, also, "--wait", "--values", "-")

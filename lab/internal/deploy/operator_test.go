@@ -81,11 +81,11 @@ func TestOperator(t *testing.T) {
 	}
 	assert.DeepEqual(t, commands, []string{
 		"milan/control-plane: isthmusctl install --values - --timeout 15m",
-		"milan/control-plane: isthmusctl upgrade --values -",
+		"milan/control-plane: isthmusctl upgrade --values - --timeout 15m",
 		"milan/control-plane: isthmusctl uninstall",
 		"milan/control-plane: helm install isthmus /isthmus/k8s/chart --namespace liqo --create-namespace --wait --values -",
 		"milan/control-plane: helm uninstall isthmus --namespace liqo --wait",
-		"milan/control-plane: isthmusctl upgrade --values -",
+		"milan/control-plane: isthmusctl upgrade --values - --timeout 15m",
 		"milan/control-plane: isthmusctl uninstall --purge",
 	})
 	// A value that is null is not given.

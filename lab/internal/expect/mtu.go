@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -37,6 +38,10 @@ const (
 	mostMTU  = 1501
 )
 
+// mtuTimeout is how long the answer to one packet may take on a machine that has nothing else
+// to do. A search asks some ten times, and one late answer leads it astray.
+const mtuTimeout = 300 * time.Millisecond
+
 // Check searches. It takes two seconds where long packets vanish.
 func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
 	want := fmt.Sprintf("packets of %s bytes pass from %s to %s, and of one more the sender hears", e.length(), e.From, e.To)
@@ -51,7 +56,7 @@ func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
 	if err != nil {
 		return Result{}, err
 	}
-	ran, err := row.World.Exec(ctx, world.ExecRequest{Target: target, Host: true, Argv: []string{ProbeProgram, "mtu", "--to", addr.String(), "--token", row.NewToken()}})
+	ran, err := row.World.Exec(ctx, world.ExecRequest{Target: target, Host: true, Argv: []string{ProbeProgram, "mtu", "--to", addr.String(), "--token", row.NewToken(), "--timeout", min(row.longer(mtuTimeout), time.Second).String()}})
 	if err != nil {
 		return Result{}, err
 	}

@@ -52,8 +52,9 @@ const LateTime = time.Second
 const stallTime = 50 * time.Millisecond
 
 // freshTimeout is how long a socket of a Fresh stream waits for its answer: an
-// answer that comes late is silence, but nothing was lost.
-const freshTimeout = 5 * time.Second
+// answer that comes late is silence, but nothing was lost, and a stream that stood
+// still reads it later.
+const freshTimeout = time.Minute
 
 // dialTimeout is how long a stream of TCP may take to begin.
 const dialTimeout = 15 * time.Second
