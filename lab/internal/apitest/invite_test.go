@@ -217,7 +217,7 @@ func (p *pair) approves() {
 		accepted := make(chan string, 1)
 		go func() {
 			// The time in which somebody says yes is not in that of the run.
-			_, errs, err := p.rome.try("peer", "accept", <-text, "--timeout", "10s")
+			_, errs, err := p.rome.try("peer", "accept", <-text, "--timeout", "2m")
 			if err == nil {
 				errs = ""
 			}
