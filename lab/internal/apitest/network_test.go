@@ -197,7 +197,10 @@ func (p *pair) does(args ...string) networkResult {
 // come that far when its --timeout is over: it is run again with twice the time.
 func (p *pair) says(args []string, wants ...string) string {
 	p.t.Helper()
-	before := p.objects()
+	var before []string
+	if slices.Contains(args, "--atomic") {
+		before = p.objects()
+	}
 	var errs string
 	for range 5 {
 		var out string
