@@ -43,7 +43,7 @@ func applyTogether(ctx context.Context, c client.Client, objects []*unstructured
 // tries again.
 func applyOne(ctx context.Context, c client.Client, o *unstructured.Unstructured) error {
 	var last error
-	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, 20*time.Second, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
 		var namespaced bool
 		if namespaced, last = c.IsObjectNamespaced(o); last == nil {
 			if namespaced && o.GetNamespace() == "" {

@@ -24,11 +24,11 @@ type Flow struct {
 	Alive  bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
 	For    time.Duration `lab:"for" min:"10ms" max:"10m" doc:"it is watched so long since the step began; default: as long as gap takes"`
 	Silent time.Duration `lab:"silent" min:"10ms" max:"10m" doc:"nothing has come back since the step began, for so long at least, longer on a busy machine, and it was not reset"`
-	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp); a busy or an emulated machine may lose as many times more as its steps are longer; none is none there, too"`
-	// LostPercent is for a way that loses some: how many those are is nothing to the machine.
+	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp); a busy or an emulated machine may lose as many times more as its steps are longer; and for time in which it stood still, up to a fifth of all; none is none there, too"`
+	// LostPercent is for a way that loses some: the share does not depend on how fast the machine is.
 	LostPercent int `lab:"lostPercent" min:"1" max:"99" doc:"at most so many of a hundred messages since the step began (udp), also on a busy machine"`
 	// LostFor is for what costs time, not messages: a busy machine takes longer for it.
-	LostFor time.Duration `lab:"lostFor" min:"1ms" max:"10m" doc:"at most as many messages since the step began as are sent in this time, more on a busy machine (udp)"`
+	LostFor time.Duration `lab:"lostFor" min:"1ms" max:"10m" doc:"at most as many messages since the step began as are sent in this time, more on a busy machine, and for time in which it stood still up to a fifth of all (udp)"`
 	// AnsweredBy is for addresses that lead to somebody else, or to one after
 	// the other.
 	AnsweredBy []Ref `lab:"answeredBy" doc:"who may have answered since it was opened; default: whom it is to, and any process there"`
@@ -75,8 +75,8 @@ func (e *Flow) countsLost() bool { return e.Lost != nil || e.LostPercent > 0 || 
 
 // mayLose returns how many messages may be lost of a stream that sends one every interval.
 // What loses some takes as much longer on a busy or an emulated machine as everything else,
-// and then loses as many times more. Where none may be, that is so there, too. A machine that
-// stood still has lost a fifth of them at most: what loses more does so all the time.
+// and then loses as many times more. Where none may be, that is so there, too. However long
+// the machine stood still, that excuses a fifth of the messages at most.
 func (e *Flow) mayLose(row *Row, interval time.Duration, s flowSummary) int {
 	most := func(stood, busy time.Duration) int {
 		return min(int(stood/interval), max(int(busy/interval), s.sent/5))
@@ -135,7 +135,7 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	gap := longest(row, e.Gap, s)
 	enough := max(e.For, watch(e.Gap, freshness))
 	// What would end a silence takes longer there, too.
-	silence := row.longer(e.Silent)
+	silence := row.longer(e.Silent) + row.Pace.Stalled(row.StepStarted, time.Time{})
 	if e.countsLost() {
 		enough += prober.LateTime
 	}

@@ -21,6 +21,9 @@ const (
 	work = 2 * time.Millisecond
 	// memory is how long samples are kept: longer than any step takes.
 	memory = 30 * time.Minute
+	// still is what a piece of work takes at least of a machine that stood still. What
+	// takes less had to wait for a processor, as happens where there is other work.
+	still = 50 * time.Millisecond
 )
 
 // Most is the slowest that a machine is taken for. What a piece of work takes beyond
@@ -79,7 +82,7 @@ func (m *Meter) run(ctx context.Context) {
 func (m *Meter) add(at time.Time, took time.Duration) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.best = min(m.best, took)
+	m.best, m.due = min(m.best, took), time.Time{}
 	m.samples = append(m.samples, sample{at, took})
 	if old := slices.IndexFunc(m.samples, func(s sample) bool { return at.Sub(s.at) < memory }); old > 1000 {
 		m.samples = slices.Delete(m.samples, 0, old)
@@ -120,9 +123,8 @@ func (m *Meter) Longer(d time.Duration, from, to time.Time) time.Duration {
 }
 
 // Stalled returns for how long the machine did nothing at all from one moment to another; the
-// zero time is now. It is what pieces of work took in which nothing else can be told from a
-// machine that stood still: a host that gives a virtual machine no processor for seconds, or
-// does not answer its disks.
+// zero time is now. A host that gives a virtual machine no processor for seconds, or does not
+// answer its disks, makes one piece of work take that long.
 func (m *Meter) Stalled(from, to time.Time) time.Duration {
 	if m == nil {
 		return 0
@@ -135,6 +137,9 @@ func (m *Meter) Stalled(from, to time.Time) time.Duration {
 	defer m.mu.Unlock()
 	var sum time.Duration
 	count := func(s sample) {
+		if s.took < still {
+			return
+		}
 		begin := later(s.at.Add(Most*m.best-s.took), from)
 		sum += max(0, earlier(s.at, to).Sub(begin))
 	}

@@ -62,6 +62,18 @@ func TestStalled(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) { assert.Equal(t, m.Stalled(tt.from, tt.to), tt.want) })
 	}
+	t.Run("what is done is not counted again", func(t *testing.T) {
+		m := &Meter{best: time.Millisecond, due: at(0)}
+		m.add(at(10), 10*time.Second)
+		assert.Equal(t, m.Stalled(at(0), at(20)), 9995*time.Millisecond)
+	})
+	t.Run("a wait for a processor is not a machine that stands still", func(t *testing.T) {
+		m := &Meter{best: time.Millisecond}
+		for i := range 100 {
+			m.add(at(float64(i)), still-time.Millisecond)
+		}
+		assert.Equal(t, m.Stalled(at(0), at(100)), time.Duration(0))
+	})
 	t.Run("it still lasts", func(t *testing.T) {
 		m.due = time.Now().Add(-10 * time.Second)
 		got := m.Stalled(m.due, time.Time{})

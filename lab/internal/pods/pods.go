@@ -123,8 +123,8 @@ type NodeConfig struct {
 	// ReadyPeriod is how far apart readiness probes of a container are at least
 	// that was ready at the last one. 0: as its spec says.
 	ReadyPeriod time.Duration
-	// LivenessFactor is how many times as often as its spec says a container may fail
-	// its liveness probe in a row. 0: once.
+	// LivenessFactor multiplies the failureThreshold of liveness probes. 0: as the spec
+	// says.
 	LivenessFactor int32
 
 	Labels   map[string]string // further labels of the Node, optional

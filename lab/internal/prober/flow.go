@@ -54,7 +54,7 @@ const stallTime = 50 * time.Millisecond
 // freshTimeout is how long a socket of a Fresh stream waits for its answer: an
 // answer that comes late is silence, but nothing was lost, and a stream that stood
 // still reads it later.
-const freshTimeout = time.Minute
+const freshTimeout = 20 * time.Second
 
 // dialTimeout is how long a stream of TCP may take to begin.
 const dialTimeout = 15 * time.Second
@@ -136,7 +136,7 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 	conn, err := d.DialContext(ctx, f.Proto, f.To.String())
 	if err != nil {
 		s.end(f.Proto, err)
-		return out.Encode(s.take(time.Now()))
+		return out.Encode(s.take())
 	}
 	defer conn.Close()
 	if udp, ok := conn.(*net.UDPConn); ok {
@@ -148,7 +148,7 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 	if f.Proto == "tcp" {
 		if _, err := conn.Write(header); err != nil {
 			s.end(f.Proto, err)
-			return out.Encode(s.take(time.Now()))
+			return out.Encode(s.take())
 		}
 	}
 	s.last = time.Now()
@@ -173,9 +173,9 @@ func (f Flow) Run(ctx context.Context, w io.Writer) error {
 		case <-ctx.Done():
 			conn.Close()
 			receiver.Wait()
-			return out.Encode(s.take(time.Now()))
+			return out.Encode(s.take())
 		case <-report.C:
-			if err := out.Encode(s.take(time.Now())); err != nil {
+			if err := out.Encode(s.take()); err != nil {
 				return err
 			}
 		case <-send.C:
@@ -198,9 +198,9 @@ func (f Flow) runFresh(ctx context.Context, s *stream, out *json.Encoder) error 
 		select {
 		case <-ctx.Done():
 			open.Wait()
-			return out.Encode(s.take(time.Now()))
+			return out.Encode(s.take())
 		case <-report.C:
-			if err := out.Encode(s.take(time.Now())); err != nil {
+			if err := out.Encode(s.take()); err != nil {
 				return err
 			}
 		case <-send.C:
@@ -352,9 +352,9 @@ func (s *stream) by(who Server) {
 // got counts the answer to the number n. A number that comes back late is not
 // lost any more; one that comes back again says nothing of any other.
 func (s *stream) got(n int, by Server) {
-	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := time.Now() // who waits for the lock may lose the processor
 	s.by(by)
 	if n < 1 || n > s.report.Sent {
 		return // nobody has asked
@@ -387,9 +387,10 @@ func (s *stream) end(proto string, err error) {
 }
 
 // take returns the report up to now and begins the next period.
-func (s *stream) take(now time.Time) FlowReport {
+func (s *stream) take() FlowReport {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	now := time.Now()
 	r := s.report
 	for n := range s.missing {
 		if now.Sub(s.sent[n]) >= s.late {

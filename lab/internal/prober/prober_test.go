@@ -282,8 +282,9 @@ func TestFlow(t *testing.T) {
 			blocked = time.Now()
 			relay.block(150 * time.Millisecond)
 		case got.Lost > 10:
-			// Of 150 ms it had a processor for as long as it takes to send those that are lost.
-			assert.Assert(t, gap >= 50*time.Millisecond && gap < 2*time.Second, "gap %v", gap)
+			// The way was blocked for 150 ms. Time in which this process had no processor is not
+			// counted, but it has sent ten messages at least, one every 5 ms.
+			assert.Assert(t, gap >= 40*time.Millisecond && gap < 2*time.Second, "gap %v", gap)
 			return
 		}
 		assert.Assert(t, n < 500, "no loss reported: %+v", got)

@@ -145,12 +145,18 @@ func (r *Runner) allow(within time.Duration) allowance {
 // must come true: as much longer as the machine is slower, as steps are.
 func (r *Runner) allowAction(d time.Duration) allowance { return r.allow(r.patient(d)) }
 
+// stillMost is for how long a machine that stands still again and again is waited for, in all.
+const stillMost = 5 * time.Minute
+
+// most is how long it is on the slowest machine.
+func (a allowance) most() time.Duration { return a.within*pace.Most + stillMost }
+
 // end is when it is over on the slowest machine.
-func (a allowance) end() time.Time { return a.since.Add(a.within * pace.Most) }
+func (a allowance) end() time.Time { return a.since.Add(a.most()) }
 
 // over tells whether it is at an end after a pause.
 func (a allowance) over(pause time.Duration) bool {
-	return time.Since(a.since)+pause > a.pace.Longer(a.within, a.since, time.Time{})
+	return time.Since(a.since)+pause > min(a.most(), a.pace.Longer(a.within, a.since, time.Time{}))
 }
 
 // expectAll looks at each expectation until it holds or the patience is over.

@@ -49,7 +49,7 @@ func needLab(t testing.TB) {
 
 // runTime is how long one run of the lab may take: several times what it takes on
 // two idle processors.
-const runTime = 13 * time.Minute
+const runTime = 20 * time.Minute
 
 // runLab runs rows in labs of their own, on this machine's kernel, in the overlay
 // that every kernel has, and returns the result. root is where the lab finds its

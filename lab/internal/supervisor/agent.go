@@ -86,7 +86,7 @@ func (a *agent) waitAnswer(ctx context.Context, timeout time.Duration) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
-		attempt, cancel := context.WithTimeout(ctx, time.Second)
+		attempt, cancel := context.WithTimeout(ctx, 5*time.Second)
 		_, err := a.client.Clock(attempt, time.Time{})
 		cancel()
 		if err == nil {

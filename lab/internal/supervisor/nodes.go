@@ -18,7 +18,7 @@ import (
 
 // nodesTimeout is how long nodes may take to be ready once they have been
 // started: a second natively, a few in an emulated machine.
-const nodesTimeout = 120 * time.Second
+const nodesTimeout = 5 * time.Minute
 
 // serveNode lets a node join or leave its cluster.
 func (l *lab) serveNode(w http.ResponseWriter, r *http.Request) {

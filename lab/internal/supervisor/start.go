@@ -29,7 +29,7 @@ const (
 )
 
 // answerTimeout is how long the supervisor may take to listen.
-const answerTimeout = 20 * time.Second
+const answerTimeout = time.Minute
 
 // Start starts a lab and returns when its control planes serve and its nodes
 // are ready, or with the reason why they are not; then nothing is left of it

@@ -196,7 +196,7 @@ func (a *agent) readyPeriod() time.Duration {
 // livenessFactor is how many times as often as its spec says a container may not answer its
 // liveness probe before it is restarted. A virtual machine that got a sixth of its two processors
 // restarted gateways, controllers and node daemons of both clusters within a minute: they
-// waited for a processor, as the probe did. There steps are given as many times as long.
+// waited for a processor, as the probe did.
 func (a *agent) livenessFactor() int32 {
 	if a.cfg.Machine {
 		return 3
