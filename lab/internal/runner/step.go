@@ -146,7 +146,7 @@ func (r *Runner) allow(within time.Duration) allowance {
 func (r *Runner) allowAction(d time.Duration) allowance { return r.allow(r.patient(d)) }
 
 // stillMost is for how long a machine that stands still again and again is waited for, in all.
-const stillMost = 5 * time.Minute
+const stillMost = time.Minute
 
 // most is how long it is on the slowest machine.
 func (a allowance) most() time.Duration { return a.within*pace.Most + stillMost }

@@ -161,6 +161,6 @@ func TestUntil(t *testing.T) {
 		assert.Error(t, until(t.Context(), r.allowAction(time.Second), "it is not there", func(ctx context.Context) (bool, error) {
 			<-ctx.Done()
 			return false, ctx.Err()
-		}), "after 10s it is not there")
+		}), "after 1m10s it is not there")
 	})
 }
