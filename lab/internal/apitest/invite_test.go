@@ -40,7 +40,7 @@ func (p *pair) invites() {
 		assert.Check(p.t, err != nil, c.name)
 		assert.Check(p.t, is.Contains(errs, c.want), c.name)
 	}
-	out = p.rome.run("peer", "accept", text, "--wait", "--timeout", "4m")
+	out = p.rome.run("peer", "accept", text, "--wait", "--timeout", "30s")
 	assert.Check(p.t, is.Contains(out, "rome and milan are peers"))
 	assert.Check(p.t, is.Contains(out, "They are connected."))
 	p.invited()
@@ -54,7 +54,7 @@ func (p *pair) invites() {
 	until(p.t, "the invitation has expired", func() bool {
 		return strings.Contains(p.milan.run("peer", "invite", "--list"), "expired")
 	})
-	_, errs, err = p.rome.try("peer", "accept", expired, "--timeout", "4m")
+	_, errs, err = p.rome.try("peer", "accept", expired, "--timeout", "30s")
 	assert.Check(p.t, err != nil && strings.Contains(errs, "refused: the invitation has expired at"), errs)
 	assert.Check(p.t, is.Contains(errs, "what this run had made was taken back"))
 	until(p.t, "the gateway is gone", func() bool { return len(p.rome.list(p.t.Context(), "GatewayClient")) == 0 })
@@ -107,7 +107,7 @@ func (p *pair) acceptKilled() {
 		text := p.invitation()
 		k := &killer{}
 		k.left.Store(int64(n))
-		cmd := exec.CommandContext(p.t.Context(), p.rome.isthmusctl, "peer", "--kubeconfig", k.between(p.rome), "accept", text, "--timeout", "4m")
+		cmd := exec.CommandContext(p.t.Context(), p.rome.isthmusctl, "peer", "--kubeconfig", k.between(p.rome), "accept", text, "--timeout", "30s")
 		var out bytes.Buffer
 		cmd.Stdout, cmd.Stderr = &out, &out
 		kill := func() { _ = cmd.Process.Kill() }
@@ -118,7 +118,7 @@ func (p *pair) acceptKilled() {
 		} else {
 			assert.Assert(p.t, err != nil && k.left.Load() <= 0, "it was not killed: %s", out.String())
 		}
-		said := p.rome.run("peer", "accept", text, "--wait", "--timeout", "4m")
+		said := p.rome.run("peer", "accept", text, "--wait", "--timeout", "30s")
 		assert.Check(p.t, is.Contains(said, "They are connected."), "killed after %d writes", n)
 		p.invited()
 		p.forgets()
@@ -148,7 +148,7 @@ func (p *pair) leastInvitations() {
 	p.nothing()
 
 	text := user.invitation()
-	out := user.rome.run("peer", "accept", text, "--wait", "--timeout", "4m")
+	out := user.rome.run("peer", "accept", text, "--wait", "--timeout", "30s")
 	assert.Check(p.t, is.Contains(out, "They are connected."))
 	p.invited()
 	user.rome.run("peer", "remove", "milan", "--wait")
@@ -217,7 +217,7 @@ func (p *pair) approves() {
 		accepted := make(chan string, 1)
 		go func() {
 			// The time in which somebody says yes is not in that of the run.
-			_, errs, err := p.rome.try("peer", "accept", <-text, "--timeout", "2m")
+			_, errs, err := p.rome.try("peer", "accept", <-text, "--timeout", "10s")
 			if err == nil {
 				errs = ""
 			}
