@@ -24,11 +24,12 @@ type Flow struct {
 	Alive  bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
 	For    time.Duration `lab:"for" min:"10ms" max:"10m" doc:"it is watched so long since the step began; default: as long as gap takes"`
 	Silent time.Duration `lab:"silent" min:"10ms" max:"10m" doc:"nothing has come back since the step began, for so long at least, longer on a busy machine, and it was not reset"`
-	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp); a busy or an emulated machine may lose as many times more as its steps are longer; and for time in which it stood still, up to a fifth of all; none is none there, too"`
-	// LostPercent is for a way that loses some: the share does not depend on how fast the machine is.
+	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp). A busy or an emulated machine may lose as many times more as its steps are longer, and one that stood still up to a fifth of all. 0 is 0 everywhere"`
+	// LostPercent is for a link that loses packets. The share does not depend on how fast
+	// the machine is.
 	LostPercent int `lab:"lostPercent" min:"1" max:"99" doc:"at most so many of a hundred messages since the step began (udp), also on a busy machine"`
 	// LostFor is for what costs time, not messages: a busy machine takes longer for it.
-	LostFor time.Duration `lab:"lostFor" min:"1ms" max:"10m" doc:"at most as many messages since the step began as are sent in this time, more on a busy machine, and for time in which it stood still up to a fifth of all (udp)"`
+	LostFor time.Duration `lab:"lostFor" min:"1ms" max:"10m" doc:"at most as many messages since the step began as are sent in this time (udp). A busy machine may lose more, and one that stood still up to a fifth of all"`
 	// AnsweredBy is for addresses that lead to somebody else, or to one after
 	// the other.
 	AnsweredBy []Ref `lab:"answeredBy" doc:"who may have answered since it was opened; default: whom it is to, and any process there"`
