@@ -53,8 +53,9 @@ test-beside:
 # of KIND in test-lab.
 NATIVE_SKIPS := geneve,wireguard,tun,kind
 
-# The packages whose tests can start control planes and labs come three at a time,
-# and four tests of each: they mostly wait. Those that take longest are the first.
+# The packages whose tests can start control planes and labs come two at a time, and three
+# tests of each: on a slow machine twelve of them with the virtual machine beside had no API
+# server within four minutes. Those that take longest are the first.
 LAB_PACKAGES  := github.com/isthmus-net/isthmus/lab/internal
 DEPENDENTS    := {{$$p := .ForTest}}{{if $$p}}{{range .Deps}}{{if eq . "$(LAB_PACKAGES)/controlplane"}}{{$$p}}{{"\n"}}{{end}}{{end}}{{end}}
 with_planes   := $$({ printf '%s\n' $(LAB_PACKAGES)/apitest $(LAB_PACKAGES)/selftest $(LAB_PACKAGES)/controlplane; \
@@ -70,7 +71,7 @@ test-packages: build kubernetes cni flannel
 
 .PHONY: test-planes
 test-planes: build kubernetes cni flannel
-	$(call timed,tests with control planes,$(GO_TEST) -p 3 -parallel 4 $(with_planes))
+	$(call timed,tests with control planes,$(GO_TEST) -p 2 -parallel 3 $(with_planes))
 
 # Writes 40,000 elements, which takes minutes in an emulated machine; test-unit
 # runs it as root on this kernel.
