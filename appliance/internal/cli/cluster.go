@@ -31,6 +31,16 @@ type cluster struct {
 	namespace    string
 }
 
+// clock returns the clock of a cluster, by which its controller judges; this machine's where
+// the cluster can't be asked, which is said by what comes next.
+func clock(ctx context.Context, config *rest.Config) func() time.Time {
+	now, _, err := kube.Clock(ctx, config)
+	if err != nil {
+		return time.Now
+	}
+	return now
+}
+
 // connect returns the cluster of the flags, once it has answered.
 func (p *program) connect() (*cluster, error) {
 	config, err := p.cluster.ToRESTConfig()

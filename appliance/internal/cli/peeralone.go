@@ -25,6 +25,7 @@ type alone struct {
 	lifetime    time.Duration
 	list        bool
 	revoke      bool
+	now         func() time.Time // by the clock of the cluster
 }
 
 func (p *program) peerRemoveCommand() *cobra.Command {
@@ -76,25 +77,28 @@ func (a *alone) checkFollow() error {
 }
 
 // config returns what a run about one side needs.
-func (a *alone) config(action peer.Action, id string) (peer.Config, error) {
+func (a *alone) config(ctx context.Context, action peer.Action, id string) (peer.Config, error) {
 	o := a.options
 	if o.Timeout <= 0 {
 		return peer.Config{}, fmt.Errorf("--timeout %v: write a time that is longer than nothing, such as %v", o.Timeout, peer.DefaultTimeout)
 	}
-	o.Now = time.Now
 	o.Server.APIVersion, o.Server.Kind = v1beta1.GroupVersion.String(), "WgGatewayServerTemplate"
 	o.Client.APIVersion, o.Client.Kind = v1beta1.GroupVersion.String(), "WgGatewayClientTemplate"
-	cfg := peer.Config{Action: action, Peer: id, Options: o}
+	cfg := peer.Config{Action: action, Peer: id}
 	config, err := a.cluster.ToRESTConfig()
 	if err != nil {
 		return cfg, fmt.Errorf("which cluster: %w: name one by --kubeconfig or --context", err)
 	}
+	if a.now == nil {
+		a.now = clock(ctx, config)
+	}
+	o.Now = a.now
 	c := peer.Cluster{Name: "cluster at " + config.Host, System: *a.cluster.Namespace, Kubectl: "kubectl", Isthmusctl: "isthmusctl"}
 	addFlags(&c, *a.cluster.KubeConfig, *a.cluster.Context)
 	if c.Client, err = client.New(config, client.Options{Scheme: kube.Scheme()}); err != nil {
 		return cfg, fmt.Errorf("%s: %w", c.Name, err)
 	}
-	cfg.Clusters[peer.Local] = c
+	cfg.Clusters[peer.Local], cfg.Options = c, o
 	d, err := discovery.NewDiscoveryClientForConfig(config)
 	if err != nil {
 		return cfg, err
@@ -111,7 +115,7 @@ func (a *alone) config(action peer.Action, id string) (peer.Config, error) {
 
 // run does what the action says, and tells how far it is.
 func (a *alone) run(ctx context.Context, action peer.Action, id string) (peer.Result, error) {
-	cfg, err := a.config(action, id)
+	cfg, err := a.config(ctx, action, id)
 	if err != nil {
 		return peer.Result{}, err
 	}

@@ -94,7 +94,7 @@ func (a *alone) invite(ctx context.Context, id string) error {
 		return err
 	}
 	a.options.ServiceType = corev1.ServiceType(a.serviceType)
-	cfg, err := a.config(peer.Invite, id)
+	cfg, err := a.config(ctx, peer.Invite, id)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (a *alone) invite(ctx context.Context, id string) error {
 	if rec.ID, err = invitation.NewID(rand.Reader); err != nil {
 		return err
 	}
-	rec.From, rec.To, rec.Expires = own.ID, id, time.Now().Add(a.lifetime).UTC().Truncate(time.Second)
+	rec.From, rec.To, rec.Expires = own.ID, id, a.now().Add(a.lifetime).UTC().Truncate(time.Second)
 	result, err := a.run(ctx, peer.Invite, id)
 	if err != nil {
 		return err
@@ -172,10 +172,10 @@ func (a *alone) approve(ctx context.Context, c client.Client, id string) error {
 			out.end()
 			_, err := fmt.Fprintf(a.err, "The invitation was used by %s, whose gateway has the fingerprint %s.\n", id, invitation.Fingerprint(open.record.Used.Key))
 			return err
-		case open.record.State(time.Now()) == "expired":
+		case open.record.State(a.now()) == "expired":
 			out.end()
 			return fmt.Errorf("the invitation of %s has expired, and nobody has been let in", id)
-		case open.record.Asks != nil && (open.record.Rejected == nil || *open.record.Rejected != open.record.Asks.Key) && open.record.Approved == nil:
+		case open.record.Undecided():
 			out.end()
 			if err := a.ask(ctx, c, open, id); err != nil {
 				return err
@@ -284,9 +284,9 @@ func (a *alone) listInvitations(ctx context.Context) error {
 		Expires     time.Time `json:"expires"`
 		Fingerprint string    `json:"fingerprint,omitempty"` // of the other side's gateway
 	}
-	lines := []line{}
+	lines, now := []line{}, clock(ctx, c.config)
 	for _, x := range list {
-		l := line{Peer: x.record.To, By: "us", State: x.record.State(time.Now()), Expires: x.record.Expires}
+		l := line{Peer: x.record.To, By: "us", State: x.record.State(now()), Expires: x.record.Expires}
 		switch {
 		case x.record.Accepting:
 			l.Peer, l.By, l.Fingerprint = x.record.From, "them", invitation.Fingerprint(x.record.Key)

@@ -238,7 +238,7 @@ func (c *cluster) wishFor(ctx context.Context, g gatewayObject, f rotateFlags) (
 	if err != nil {
 		return "", err
 	}
-	now := time.Now().UTC().Truncate(time.Second)
+	now := clock(ctx, c.config)().UTC().Truncate(time.Second)
 	text, err := rotation.Wish{ID: id, By: c.user(ctx), At: now, Share: f.share, Alone: f.allowLoss, Manner: f.Manner}.Text()
 	if err != nil {
 		return "", err

@@ -275,7 +275,7 @@ func (h *handovers) wish(g *rotating, want *rotation.Secret) (*rotation.Wish, []
 			return no(text, "annotation %s: %v", v1beta1.AnnotationRotate, err)
 		case w.ID == want.Recorded.Wish: // it was done
 		case h.o.Now.Sub(w.At) > wishTime && want.Recorded.Wish == "" && !g.made(w): // what it wished for was recorded in a Secret that is gone
-			return no(w.ID, "annotation %s is of %s, older than %v: begin again", v1beta1.AnnotationRotate, w.At.UTC().Format(time.RFC3339), wishTime)
+			return no(w.ID, "annotation %s is of %s, older than %v: begin again; by the clock of this controller it is %s", v1beta1.AnnotationRotate, w.At.UTC().Format(time.RFC3339), wishTime, h.o.Now.UTC().Format(time.RFC3339))
 		case g.ownKeys:
 			return no(w.ID, "the keys are in the Secret %s, which spec.secretRef names: who has made it changes them", g.keys.Name)
 		case busy:

@@ -5,7 +5,6 @@ import (
 	"crypto/subtle"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"sync"
@@ -256,7 +255,14 @@ func (gw *gateway) takeAnswer(ctx context.Context, c net.Conn) error {
 		return errors.New("there is another answer by now")
 	}
 	h.Delivered = true
-	return gw.handover.api.Write(ctx, h)
+	if err := gw.handover.api.Write(ctx, h); err != nil {
+		return err // without the receipt the peer comes again
+	}
+	b, err = invitation.Encode(receipt)
+	if err == nil {
+		_, err = c.Write(b)
+	}
+	return err
 }
 
 // askController writes an answer for the controller, unless it has this one already, and
@@ -369,9 +375,10 @@ func (gw *gateway) handIn(ctx context.Context, h invitation.Handover) error {
 	if _, err := c.Write(b); err != nil {
 		return err
 	}
-	// The other side ends the connection once it has written it down.
-	if _, err := io.Copy(io.Discard, io.LimitReader(c, 1)); err != nil {
-		return err
+	// The other side gives it back once it has written it down. Without, it would wait for this
+	// one by a tunnel that is gone.
+	if _, err := invitation.Read[invitation.Receipt](c); err != nil {
+		return fmt.Errorf("the other side has not confirmed that it was told of: %w", err)
 	}
 	gw.await(ctx, reply)
 	h.Reply, h.Delivered = &reply, true

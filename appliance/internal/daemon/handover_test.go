@@ -32,6 +32,7 @@ type memoryHandover struct {
 	h       invitation.Handover
 	version int
 	read    int
+	away    int // how many more times it can't be written that the answer was delivered
 }
 
 func newMemoryHandover() *memoryHandover { return &memoryHandover{changed: make(chan struct{}, 1)} }
@@ -55,6 +56,10 @@ func (m *memoryHandover) Write(_ context.Context, h invitation.Handover) error {
 	defer m.mu.Unlock()
 	if m.read != m.version {
 		return errors.New("conflict")
+	}
+	if h.Delivered && m.away > 0 {
+		m.away--
+		return errors.New("the API server is away")
 	}
 	m.h, m.version = h, m.version+1
 	notify(m.changed)
@@ -143,6 +148,8 @@ func TestHandover(t *testing.T) {
 		return nil
 	})
 	shared := invitation.Key{6}
+	// Who has invited has to know that the other side has the reply: it takes the tunnel away.
+	server.handover.away = 1
 	server.handover.set(func(h *invitation.Handover) {
 		h.Reply = &invitation.Reply{ID: id, Verdict: invitation.Accepted, PresharedKey: &shared, Networks: networks("10.0.0.0/16", "10.70.0.0/16")}
 	})

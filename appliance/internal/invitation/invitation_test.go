@@ -214,6 +214,31 @@ func TestRefusal(t *testing.T) {
 	}
 }
 
+// TestUndecided asks about a gateway that has answered after somebody had decided about
+// another one.
+func TestUndecided(t *testing.T) {
+	end := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	first, second := answer(), answer()
+	second.Key = Key{9}
+	for _, c := range []struct {
+		name               string
+		asks               *Answer
+		approved, rejected *Key
+		want               string
+	}{
+		{"nobody has answered", nil, nil, nil, "open"},
+		{"one has answered", &first, nil, nil, "asks"},
+		{"it was told yes", &first, &first.Key, nil, "open"},
+		{"it was told no", &first, nil, &first.Key, "open"},
+		{"another after a yes", &second, &first.Key, nil, "asks"},
+		{"another after a no", &second, nil, &first.Key, "asks"},
+	} {
+		r := Record{Expires: end, Asks: c.asks, Approved: c.approved, Rejected: c.rejected}
+		assert.Check(t, is.Equal(r.State(end.Add(-time.Second)), c.want), c.name)
+		assert.Check(t, is.Equal(r.Undecided(), c.want == "asks"), c.name)
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	f.Add(with(func(*Invitation) {}))
 	b, err := json.Marshal(sample())

@@ -50,10 +50,17 @@ func (r Record) State(now time.Time) string {
 		return "used"
 	case !now.Before(r.Expires):
 		return "expired"
-	case r.Asks != nil && r.Approved == nil:
+	case r.Undecided():
 		return "asks"
 	}
 	return "open"
+}
+
+// Undecided reports whether an answer waits for a yes or a no: another gateway may answer
+// after one that was told either.
+func (r Record) Undecided() bool {
+	said := func(k *Key) bool { return k != nil && *k == r.Asks.Key }
+	return r.Asks != nil && !said(r.Approved) && !said(r.Rejected)
 }
 
 // Fields returns the data of the Secret.

@@ -205,7 +205,11 @@ func answered(b *Both, o *Options, s *Step) {
 	case f.Starting != "":
 		s.wait(Local, false, "the gateway of %s to run: %s", f.ID, f.Starting)
 	case f.Reply == nil:
-		s.wait(Local, false, "the gateway of %s to answer at %s: UDP has to reach it there, and the invitation must not have been used, revoked or have expired long ago", id, at)
+		expired := ""
+		if o.Now().After(f.Record.Expires) {
+			expired = fmt.Sprintf("; by the clock of %s it has expired at %s", f.ID, f.Record.Expires.UTC().Format(time.RFC3339))
+		}
+		s.wait(Local, false, "the gateway of %s to answer at %s: UDP has to reach it there, and the invitation must not have been used, revoked or have expired long ago%s", id, at, expired)
 	case f.Reply.Verdict == invitation.Refused:
 		s.problem("invitation", fmt.Sprintf("the invitation of %s", id), "do what it says, and ask for another invitation where that takes one", "refused: %s", f.Reply.Reason)
 	case f.Reply.Verdict == invitation.Waiting:
@@ -214,10 +218,21 @@ func answered(b *Both, o *Options, s *Step) {
 			how = fmt.Sprintf("for %v at most, or %s", o.ApprovalTimeout, how)
 		}
 		s.wait(Local, false, "cluster %s: %s. This waits %s", id, f.Reply.Reason, how)
-		s.Waits[0].Until = f.Record.Expires.Add(invitation.Grace)
+		s.Waits[0].Until = decision(f.Record.Expires, o.Now())
 	default:
 		s.wait(Local, false, "the controller of %s to make the peering", f.ID)
 	}
+}
+
+// decision returns until when the other side may say yes, in the time of this machine. That
+// it has not is by its clock; where this cluster's says that it can't any more, the two
+// differ, and nobody knows by how much.
+func decision(expires, now time.Time) time.Time {
+	left := expires.Add(invitation.Grace).Sub(now)
+	if left <= invitation.Grace {
+		left = invitation.DefaultLifetime
+	}
+	return time.Now().Add(left)
 }
 
 // revoke returns what is next on the way to no invitation.

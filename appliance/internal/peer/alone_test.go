@@ -81,6 +81,22 @@ func TestInvite(t *testing.T) {
 	assert.DeepEqual(t, b.invited(o).Endpoint.Addresses, []string{"203.0.113.7"})
 }
 
+// TestDecision waits for a yes also where the clock of this cluster is ahead.
+func TestDecision(t *testing.T) {
+	expires := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	for _, c := range []struct {
+		now  time.Time
+		left time.Duration
+	}{
+		{expires.Add(-20 * time.Minute), 20*time.Minute + invitation.Grace},
+		{expires.Add(time.Minute), invitation.DefaultLifetime},
+		{expires.Add(24 * time.Hour), invitation.DefaultLifetime},
+	} {
+		left := time.Until(decision(expires, c.now))
+		assert.Check(t, left > c.left-time.Minute && left <= c.left, "%v at %v", left, c.now)
+	}
+}
+
 func TestAccept(t *testing.T) {
 	b := one()
 	o := alone(t, record(true))
@@ -88,7 +104,14 @@ func TestAccept(t *testing.T) {
 	assert.DeepEqual(t, made, []string{"Namespace liqo-tenant-rome", "GatewayClient rome", "Secret rome-invitation"})
 	assert.Assert(t, is.Len(s.Waits, 1))
 	assert.Check(t, is.Contains(s.Waits[0].Text, "the gateway of rome to answer at 203.0.113.7 port 30000"))
+	assert.Check(t, !strings.Contains(s.Waits[0].Text, "expired at"))
 	f := &b[Local]
+	// The clock of this cluster does not decide.
+	was := o.Now
+	o.Now = func() time.Time { return f.Record.Expires.Add(24 * time.Hour) }
+	_, s = b.next(t, accept, o)
+	assert.Check(t, is.Contains(s.Waits[0].Text, "; by the clock of milan it has expired at 2026-03-14T12:00:00Z"))
+	o.Now = was
 	for _, c := range []struct {
 		reply invitation.Reply
 		want  string

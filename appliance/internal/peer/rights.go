@@ -68,6 +68,9 @@ func rights(b *Both, on Side, action Action, o *Options) []access.Right {
 			}
 		}
 		add("get", "", "secrets", ns)
+		if o.Invitation.Approve {
+			add("update", "", "secrets", ns) // the yes or no is written into the invitation
+		}
 	case Disconnect, Reset, Remove, Revoke:
 		if action == Revoke {
 			add("delete", "", "secrets", ns)

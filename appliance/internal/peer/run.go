@@ -119,12 +119,14 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 		err = fmt.Errorf("interrupted%s", r.resume()) // in the middle of a request
 	}
 	r.summarize()
-	// What both sides have agreed on is not taken back on one.
-	if err != nil && r.Options.Atomic && len(r.journal) > 0 && !r.both[Local].Record.Done {
+	if err != nil && r.Options.Atomic && len(r.journal) > 0 {
 		// Not in the time of ctx: that is over, or somebody has pressed Ctrl-C.
 		back, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
 		defer cancel()
-		if failed := r.rollBack(back); failed != nil {
+		if r.agreed(back) {
+			// Not taken back on one side: the invitation is used up on the other.
+			err = fmt.Errorf("%w\nthe other side has accepted, so nothing was taken back: run the same command again", err)
+		} else if failed := r.rollBack(back); failed != nil {
 			err = fmt.Errorf("%w\ntaking it back failed: %w", err, failed)
 		} else {
 			r.result.RolledBack = true
@@ -133,6 +135,16 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 	}
 	r.result.Seconds = time.Since(r.started).Seconds()
 	return r.result, err
+}
+
+// agreed reports whether the other side has accepted the answer to its invitation.
+func (r *run) agreed(ctx context.Context) bool {
+	if r.Action != Accept {
+		return false
+	}
+	_ = r.look(ctx) // it may have since; where it can't be read, what was read last counts
+	f := &r.both[Local]
+	return f.Record.Done || f.Reply != nil && f.Reply.Verdict == invitation.Accepted
 }
 
 // identify finds out which clusters they are. What is wrong on both sides is said of
