@@ -66,6 +66,9 @@ func FindEngine(ctx context.Context) (Engine, error) {
 			here, err := os.Hostname()
 			return Engine{Name: e.name, Version: version, Local: err == nil && machine == here}, nil
 		}
+		if ctx.Err() != nil {
+			return Engine{}, err // no other is asked either
+		}
 		errs = append(errs, err)
 	}
 	switch {
@@ -81,6 +84,7 @@ func FindEngine(ctx context.Context) (Engine, error) {
 
 // askServer asks an engine's server, by its client.
 func askServer(ctx context.Context, name, format string) (string, error) {
+	caller := ctx
 	ctx, cancel := context.WithTimeout(ctx, engineTime)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, name, "info", "--format", format)
@@ -94,6 +98,8 @@ func askServer(ctx context.Context, name, format string) (string, error) {
 	}
 	why := strings.TrimSpace(problem.String())
 	switch {
+	case caller.Err() != nil:
+		return "", fmt.Errorf("ask %s for its version: %w", name, context.Cause(caller))
 	case ctx.Err() != nil:
 		why = "no answer within " + engineTime.String()
 	case why == "" && err != nil:
@@ -134,6 +140,9 @@ func Doctor(ctx context.Context, binDir string) []world.Probe {
 	engine.Detail = e.Name + " " + e.Version
 	if err != nil {
 		engine.OK, engine.Detail = false, err.Error()
+		if wanted := os.Getenv(engineVariable); wanted != "" {
+			engine.Fix = "unset " + engineVariable + ", so that another engine is taken, or install and start the one that it names"
+		}
 	}
 	images := world.Probe{Name: "images for kind", OK: true, Detail: filepath.Join(binDir, world.ImagesDir), Needed: needed, Fix: "make kind-image"}
 	var missing []string

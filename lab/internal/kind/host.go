@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -145,8 +147,9 @@ func (l *Lab) rememberHost(engine Engine) error {
 	sysctls := []string{inotify}
 	if engine.Name == podman { // the others have a daemon, which was there before
 		sysctls = append(append(sysctls, forwarding...), bridgeFilters...)
-		_, err := run(context.Background(), podman, "network", "inspect", engineNetwork)
-		h.Network = err != nil
+		if h.Network, err = networkMissing(context.Background()); err != nil {
+			return err
+		}
 		_, err = os.Stat(modules)
 		h.Modules = errors.Is(err, fs.ErrNotExist)
 	}
@@ -157,6 +160,17 @@ func (l *Lab) rememberHost(engine Engine) error {
 	}
 	l.record.Host = h
 	return l.save()
+}
+
+// networkMissing tells whether Podman has no network for kind, so that the one to come is a
+// lab's. That it can't be asked is an error: the network may be somebody's.
+func networkMissing(ctx context.Context) (bool, error) {
+	_, err := run(ctx, podman, "network", "exists", engineNetwork)
+	var code *exec.ExitError
+	if errors.As(err, &code) && code.ExitCode() == 1 { // podman-network-exists(1)
+		return true, nil
+	}
+	return false, err
 }
 
 // lockNetwork makes clusters of this process wait for each other where the engine
@@ -224,8 +238,19 @@ func (l *Lab) unfilterBridges() error {
 	return nil
 }
 
-// restoreHost puts back what has changed, unless the engine still has containers
-// of anybody's, which may need it.
+// toRestore returns the sysctls to put back. Where somebody's containers run, forwarding is
+// theirs by now: an engine has it on for every network.
+func (h host) toRestore(somebodys bool) map[string]string {
+	out := maps.Clone(h.Sysctls)
+	if somebodys {
+		for _, s := range forwarding {
+			delete(out, s)
+		}
+	}
+	return out
+}
+
+// restoreHost puts back what has changed, except what containers of somebody's need.
 func (l *Lab) restoreHost() error {
 	if l.record.Host.Sysctls == nil {
 		return nil
@@ -235,15 +260,20 @@ func (l *Lab) restoreHost() error {
 	if names, err := List(filepath.Dir(l.dir)); err != nil || len(names) > 1 { // this one is among them
 		return err
 	}
-	if running, err := run(context.Background(), l.record.Engine, "ps", "--quiet"); err != nil || strings.TrimSpace(running) != "" {
+	running, err := run(context.Background(), l.record.Engine, "ps", "--quiet")
+	if err != nil {
 		return err
 	}
+	somebodys := strings.TrimSpace(running) != ""
 	var errs []error
-	for s, was := range l.record.Host.Sysctls {
+	for s, was := range l.record.Host.toRestore(somebodys) {
 		now, err := os.ReadFile("/proc/sys/" + s)
 		if err == nil && strings.TrimSpace(string(now)) != was {
 			errs = append(errs, os.WriteFile("/proc/sys/"+s, []byte(was), 0))
 		}
+	}
+	if somebodys {
+		return errors.Join(errs...)
 	}
 	if l.record.Host.Network {
 		_, _ = run(context.Background(), l.record.Engine, "network", "rm", engineNetwork) // somebody's containers that do not run may have it

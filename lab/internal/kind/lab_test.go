@@ -141,7 +141,12 @@ func TestFindEngine(t *testing.T) {
 	_, err = FindEngine(t.Context())
 	assert.ErrorContains(t, err, "docker is installed but can't be used: Cannot connect to the Docker daemon")
 	probe := Doctor(t.Context(), bin)[0]
-	assert.Check(t, !probe.OK && probe.Fix != "", "%v", probe)
+	assert.Check(t, !probe.OK, "%v", probe)
+	assert.Check(t, is.Contains(probe.Fix, "unset "+engineVariable))
+	interrupted, interrupt := context.WithCancel(t.Context())
+	interrupt()
+	_, err = FindEngine(interrupted)
+	assert.ErrorIs(t, err, context.Canceled)
 
 	t.Setenv(engineVariable, "podman")
 	t.Setenv("PATH", t.TempDir())
