@@ -38,7 +38,7 @@ func TestClock(t *testing.T) {
 				assert.Equal(t, apart, time.Duration(0))
 				want = 0
 			}
-			assert.Check(t, (apart - want).Abs() < 30*time.Second, "%v apart", apart)
+			assert.Check(t, (apart-want).Abs() < 30*time.Second, "%v apart", apart)
 			assert.Check(t, now().Sub(time.Now().Add(want)).Abs() < 30*time.Second)
 		})
 	}
