@@ -31,10 +31,15 @@ type cluster struct {
 	namespace    string
 }
 
-// clock returns the clock of a cluster, by which its controller judges; this machine's where
-// the cluster can't be asked, which is said by what comes next.
+// clockTime is how long a cluster may take to tell its time.
+const clockTime = 5 * time.Second
+
+// clock returns the clock of a cluster, by which its controller judges. Where the cluster
+// does not tell it, this machine's has to do; the next request says why it does not answer.
 func clock(ctx context.Context, config *rest.Config) func() time.Time {
-	now, _, err := kube.Clock(ctx, config)
+	ctx, cancel := context.WithTimeout(ctx, clockTime)
+	defer cancel()
+	now, err := kube.Clock(ctx, config)
 	if err != nil {
 		return time.Now
 	}

@@ -375,10 +375,10 @@ func (gw *gateway) handIn(ctx context.Context, h invitation.Handover) error {
 	if _, err := c.Write(b); err != nil {
 		return err
 	}
-	// The other side gives it back once it has written it down. Without, it would wait for this
-	// one by a tunnel that is gone.
+	// The gateway that has invited sends the receipt back once it has noted it. Before that this
+	// one must not go on: it would take away the tunnel by which the other still waits.
 	if _, err := invitation.Read[invitation.Receipt](c); err != nil {
-		return fmt.Errorf("the other side has not confirmed that it was told of: %w", err)
+		return fmt.Errorf("the gateway that has invited has not confirmed the receipt of its reply: %w", err)
 	}
 	gw.await(ctx, reply)
 	h.Reply, h.Delivered = &reply, true

@@ -224,9 +224,10 @@ func answered(b *Both, o *Options, s *Step) {
 	}
 }
 
-// decision returns until when the other side may say yes, in the time of this machine. That
-// it has not is by its clock; where this cluster's says that it can't any more, the two
-// differ, and nobody knows by how much.
+// decision returns until when to wait for the yes of the other side, by this machine's clock.
+// now is the time of this cluster. An invitation expires by the clock of the other one, which
+// still waits: where it has expired by this cluster's, the clocks differ by nobody knows how
+// much, and the usual lifetime is waited for.
 func decision(expires, now time.Time) time.Time {
 	left := expires.Add(invitation.Grace).Sub(now)
 	if left <= invitation.Grace {
