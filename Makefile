@@ -40,12 +40,7 @@ test: ## everything that must pass: unit, kernel and API tests, scenarios, sabot
 WITH_KIND := 1
 
 .PHONY: test-parts
-test-parts: deps $(if $(WITH_KIND),kind) build kubernetes cni flannel liqoctl nodes verify lint test-packages test-beside test-lab
-
-# Tests with control planes mostly wait, and those in an emulated machine take one processor.
-.PHONY: test-beside
-test-beside:
-	@$(MAKE) --no-print-directory -j2 test-planes test-kernel
+test-parts: deps $(if $(WITH_KIND),kind) build kubernetes cni flannel liqoctl nodes verify lint test-packages test-kernel test-planes test-lab
 
 # A skip is a failure in CI. What this machine's own kernel lacks (geneve and
 # WireGuard, or a tun device without root) is tested in the virtual machine,
@@ -54,8 +49,9 @@ test-beside:
 NATIVE_SKIPS := geneve,wireguard,tun,kind
 
 # The packages whose tests can start control planes and labs come two at a time, and three
-# tests of each: on a slow machine twelve of them with the virtual machine beside had no API
-# server within four minutes. Those that take longest are the first.
+# tests of each: on a slow machine twelve of them had no API server within four minutes.
+# Those that take longest are the first. Nothing runs beside them: kernel tests in an
+# emulated machine took one minute alone, and were not done after fifteen beside these.
 LAB_PACKAGES  := github.com/isthmus-net/isthmus/lab/internal
 DEPENDENTS    := {{$$p := .ForTest}}{{if $$p}}{{range .Deps}}{{if eq . "$(LAB_PACKAGES)/controlplane"}}{{$$p}}{{"\n"}}{{end}}{{end}}{{end}}
 with_planes   := $$({ printf '%s\n' $(LAB_PACKAGES)/apitest $(LAB_PACKAGES)/selftest $(LAB_PACKAGES)/controlplane; \

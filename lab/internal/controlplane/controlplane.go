@@ -90,9 +90,6 @@ type Config struct {
 	// NetNS is the network namespace of the processes and of all connections
 	// this package makes; nil means the caller's own.
 	NetNS *os.File
-	// Nice is added to the niceness of this process for the components, so
-	// that what runs beside them is not kept waiting (setpriority(2)).
-	Nice int
 	// Serving is called when the API server answers, while the controller
 	// manager and the scheduler start. Optional.
 	Serving func()

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
-	"github.com/isthmus-net/isthmus/lab/internal/niceness"
 )
 
 // stopGrace is how long a component may take to end after SIGTERM. The API
@@ -82,8 +81,6 @@ func (c *Config) launch(component string, flags []string) (*process, error) {
 	if err := netns.Do(c.NetNS, cmd.Start); err != nil {
 		return nil, fmt.Errorf("start %s of cluster %s: %w", component, c.Name, err)
 	}
-	// A courtesy: that it could not be done is no error.
-	_ = niceness.SetGroup(cmd.Process.Pid, c.Nice)
 	p := &process{component: component, cmd: cmd, done: make(chan struct{})}
 	go func() {
 		p.err = cmd.Wait()

@@ -1,6 +1,7 @@
-// Package niceness sets how willingly this process waits for a processor. An
+// Package niceness sets how willingly a process waits for a processor. An
 // emulated machine has one, and what is measured there should be the network,
-// not the queue for it: probes go first, daemons last.
+// not the queue for it: probes go first, daemons last. And the machine itself
+// goes before what runs beside it.
 package niceness
 
 import (
@@ -16,8 +17,11 @@ import (
 // Niceness belongs to a thread (setpriority(2), "C library/kernel
 // differences"); threads and processes that are started later have that of
 // their creator. Less than before needs CAP_SYS_NICE.
-func Set(niceness int) error {
-	tasks, err := os.ReadDir("/proc/self/task")
+func Set(niceness int) error { return SetProcess(os.Getpid(), niceness) }
+
+// SetProcess is Set for another process.
+func SetProcess(pid, niceness int) error {
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	if err != nil {
 		return fmt.Errorf("niceness: %w", err)
 	}
@@ -28,7 +32,7 @@ func Set(niceness int) error {
 		}
 		// A thread that has ended since is none that could be set.
 		if err := unix.Setpriority(unix.PRIO_PROCESS, tid, niceness); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("niceness %d: %w", niceness, err)
+			return fmt.Errorf("niceness %d of process %d: %w", niceness, pid, err)
 		}
 	}
 	return nil

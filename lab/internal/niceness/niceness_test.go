@@ -28,6 +28,19 @@ func TestSetGroup(t *testing.T) {
 	assert.ErrorContains(t, niceness.SetGroup(1<<22, 19), "process group 4194304")
 }
 
+// TestSetProcess: another process has it.
+func TestSetProcess(t *testing.T) {
+	cmd := exec.Command("sleep", "60")
+	assert.NilError(t, cmd.Start())
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	assert.NilError(t, niceness.SetProcess(cmd.Process.Pid, 18))
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+	assert.NilError(t, err)
+	assert.Equal(t, strings.Fields(string(stat))[18], "18") // proc_pid_stat(5)
+	assert.ErrorContains(t, niceness.SetProcess(1<<22, 18), "4194304")
+}
+
 // TestSet: every thread has it, and what is started afterwards. More patience
 // needs no privilege.
 func TestSet(t *testing.T) {

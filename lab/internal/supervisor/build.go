@@ -171,8 +171,6 @@ func (l *lab) startControlPlane(ctx context.Context, c *cluster, saved string, s
 		NodeGracePeriod: c.spec.NodeGracePeriod,
 		CRDs:            crds, CacheDir: filepath.Join(cache, "control-plane"),
 		NetNS: c.ns.File, Logger: l.logger.With("cluster", c.spec.Name), Timeout: 5 * time.Minute,
-		// Emulated processors need the real ones more than API servers do.
-		Nice: map[string]int{VM: 5}[l.cfg.World],
 	}
 	config.Serving = serving
 	if saved != "" {

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"github.com/isthmus-net/isthmus/lab/internal/niceness"
 )
 
 // A NIC is a network card of a machine: an open tap device.
@@ -51,6 +53,12 @@ type Config struct {
 // features ("max": five levels of page tables, AVX, SMAP) are emulated at a
 // price: a third more processor time for the same work.
 const emulatedCPU = "Nehalem,+aes,+pclmulqdq,+rdrand"
+
+// emulatedNice is the niceness of an emulated machine. Two labs and their 30
+// processes beside it had left half a processor to it, and kernel tests of one
+// minute were not done after fifteen. It weighs nine processes (sched_prio_to_weight
+// in the kernel's kernel/sched/core.c), so it has one processor, nearly.
+const emulatedNice = -10
 
 // cpus is how many processors a machine gets. An emulated one leaves one of the
 // host's to what runs beside it: with as many as the host has, its processors
@@ -182,6 +190,10 @@ func launch(cfg Config, incoming *os.File) (*Machine, error) {
 		ours[0].Close()
 		ours[1].Close()
 		return nil, fmt.Errorf("virtual machine: start %s: %w", qemu, err)
+	}
+	if cfg.Accelerator != KVM {
+		// Without the privilege the machine is as quick as what runs beside it lets it be.
+		_ = niceness.SetProcess(m.cmd.Process.Pid, emulatedNice)
 	}
 	go func() {
 		m.err = m.cmd.Wait()
