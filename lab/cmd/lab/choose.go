@@ -61,7 +61,7 @@ func newSeed() string {
 func printPlan(w io.Writer, selected []selection, o runOptions) {
 	rows, broken := 0, 0
 	scenarios := map[*scenario.Scenario]bool{}
-	sabotages := sabotagesOf(selected, func(selection, scenario.Row) int { return 0 }, nil)
+	sabotages := sabotagesOf(selected, func(selection, scenario.Row) int { return 0 }, nil, o.sabotages)
 	for n, sel := range selected {
 		scenarios[sel.scenario] = true
 		s := sel.scenario

@@ -56,6 +56,10 @@ func (r *groupRun) all(ctx context.Context) {
 	}
 	ran := time.Now()
 	for _, c := range g.sabotages {
+		if r.session.tooLate() {
+			r.leaveOut(c)
+			continue
+		}
 		r.choice(ctx, c, true)
 	}
 	if r.lab != nil {
@@ -75,6 +79,20 @@ func (r *groupRun) all(ctx context.Context) {
 		r.result.Error = r.dead.Error() // after the last row it would be no news
 	}
 	r.result.Took = report.Duration(time.Since(start))
+}
+
+// tooLate tells whether the time is over in which sabotages may begin.
+func (s *session) tooLate() bool {
+	limit := s.options.sabotageWithin
+	return limit > 0 && time.Since(s.run.Started) > limit
+}
+
+// leaveOut says that the sabotages of a scenario are not made.
+func (r *groupRun) leaveOut(c choice) {
+	for _, i := range c.items {
+		r.result.LeftOut = append(r.result.LeftOut, i.row.Name+": "+i.sabotage.String())
+	}
+	fmt.Fprintf(r.out, " - %-24s sabotage left out: %v since the run began are over\n", c.scenario.Name, r.session.options.sabotageWithin)
 }
 
 // choice runs what there is of one scenario and prints how it went.

@@ -70,7 +70,7 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 		last.items = append(last.items, i)
 	}
 	siteOf := func(sel selection, r scenario.Row) site { return c.choose(needOf(sel, r)) }
-	broken := sabotagesOf(selected, func(sel selection, r scenario.Row) int { return siteOf(sel, r).rank() }, c.lacks)
+	broken := sabotagesOf(selected, func(sel selection, r scenario.Row) int { return siteOf(sel, r).rank() }, c.lacks, o.sabotages)
 	for n, sel := range selected {
 		if o.sabotage != sabotageOnly {
 			for _, r := range shuffled(sel.rows, o.seed) {
@@ -156,8 +156,9 @@ func (s site) rank() int {
 // sabotagesOf are the sabotages of each selection. One that several selections of
 // a scenario have, for they are of several overlays, is made in that of the lowest
 // rank only; but none of them is without one.
-// What lacks says can't be made; nil: all of them can.
-func sabotagesOf(selected []selection, rank func(selection, scenario.Row) int, lacks func(selection, scenario.Sabotage) bool) [][]item {
+// What lacks says can't be made; nil: all of them can. Of each selection at most so many
+// are made; 0: all of them.
+func sabotagesOf(selected []selection, rank func(selection, scenario.Row) int, lacks func(selection, scenario.Sabotage) bool, most int) [][]item {
 	order, lowest := make([]int, len(selected)), make([]int, len(selected))
 	for n, sel := range selected {
 		order[n], lowest[n] = n, rank(sel, sel.rows[0])
@@ -179,6 +180,7 @@ func sabotagesOf(selected []selection, rank func(selection, scenario.Row) int, l
 		if len(left) == 0 {
 			left = all[:min(1, len(all))]
 		}
+		left = spread(left, most)
 		out[n] = left
 		if had == nil {
 			had = map[int]bool{}

@@ -150,6 +150,24 @@ func TestGroups(t *testing.T) {
 	}
 }
 
+// TestAtMost: of each scenario and @ no more rows and sabotages run than --rows and
+// --sabotages say, and they are spread over all that there are.
+func TestAtMost(t *testing.T) {
+	o := runOptions{world: "auto", overlay: "auto", sabotage: sabotageAfter, seed: "a", rows: 1, sabotages: 1}
+	selected, err := choose(three(t), []string{"*@vxlan", "both/*/udp@geneve", "both/*/tcp@geneve"}, o)
+	assert.NilError(t, err)
+	c, err := newChooser("auto", "auto", machine(t, "geneve"), nil)
+	assert.NilError(t, err)
+	assert.DeepEqual(t, sorted(shown(groups(selected, c, o))), sorted([]string{
+		"of-this-test-native-vxlan: both/vxlan/tcp any both/vxlan/tcp[rome-node-gw] any[rome-node-gw]",
+		"of-this-test-vm-geneve: both/geneve/tcp both/geneve/tcp[rome-node-gw]",
+	}))
+	assert.DeepEqual(t, spread([]int{0, 1, 2, 3, 4, 5, 6}, 3), []int{0, 2, 4})
+	assert.DeepEqual(t, spread([]int{0, 1}, 3), []int{0, 1})
+	assert.DeepEqual(t, spread([]int{0, 1}, 0), []int{0, 1})
+	assert.ErrorContains(t, runOptions{snapshot: "auto", pcap: "fail", jobs: 1, rows: -1}.check(), "--rows -1 and --sabotages 0: how many of each scenario at most, 0 for all")
+}
+
 // sorted forgets in which order the seed has put rows.
 func sorted(lines []string) []map[string]int {
 	var out []map[string]int
@@ -251,12 +269,41 @@ func TestQueueOfMachines(t *testing.T) {
 	assert.Assert(t, alone.pick(false) == nil)
 }
 
+// TestQueueOfEmulated: emulated machines and labs with containerd do not run beside each
+// other, whichever began; real machines do.
+func TestQueueOfEmulated(t *testing.T) {
+	first, second, native, ofKind, real := weighing("vm", 2), weighing("vm", 1), weighing("native", 9), weighing("kind", 3), weighing("native", 1)
+	real.topology.Clusters = []topology.Cluster{{Runtime: topology.RuntimeContainerd}}
+	q := newQueue([]*group{first, second, real, native, ofKind}, 3, true, 112)
+	assert.Equal(t, q.pick(false), first)
+	assert.Equal(t, q.pick(false), native)
+	assert.Assert(t, q.pick(false) == nil, "a lab with containerd began beside an emulated machine")
+	q.done(first)
+	assert.Equal(t, q.pick(false), second)
+	q.done(second)
+	assert.Equal(t, q.pick(false), real)
+	assert.Assert(t, q.pick(false) == nil)
+	q.done(real)
+	assert.Equal(t, q.pick(false), ofKind)
+	assert.Assert(t, q.empty())
+
+	q = newQueue([]*group{real, first}, 3, true, 112)
+	assert.Equal(t, q.pick(true), real)
+	assert.Assert(t, q.pick(true) == nil, "an emulated machine began beside a lab with containerd")
+	q.done(real)
+	assert.Equal(t, q.pick(true), first)
+
+	q = newQueue([]*group{first, real}, 3, false, 112)
+	assert.Equal(t, q.pick(false), first)
+	assert.Equal(t, q.pick(false), real)
+}
+
 // TestQueueOfKind: labs of kind and labs of this kernel with containerd do not run
-// beside each other; all others do. Who asks before waits for them.
+// beside each other; all others do, as real machines do. Who asks before waits for them.
 func TestQueueOfKind(t *testing.T) {
 	machine, native, one, two, real := weighing("vm", 1), weighing("native", 9), weighing("kind", 3), weighing("kind", 2), weighing("native", 1)
 	real.topology.Clusters = []topology.Cluster{{Runtime: topology.RuntimeContainerd}}
-	q := newQueue([]*group{machine, one, real, native, two}, 4, true, 112)
+	q := newQueue([]*group{machine, one, real, native, two}, 4, false, 112)
 	assert.Equal(t, q.take(false), machine)
 	assert.Equal(t, q.take(false), one)
 	assert.Equal(t, q.take(false), native)
@@ -290,7 +337,7 @@ func TestQueueOfInotify(t *testing.T) {
 	real := topology.Cluster{Runtime: topology.RuntimeContainerd, Nodes: 2} // takes 36
 	first, second, hub, huge := of(1, real, real), of(2, real, real), of(3, make([]topology.Cluster, 3)...), of(4, real, real, real, real)
 	machine, ofKind := weighing("vm", 1), weighing("kind", 1)
-	q := newQueue([]*group{first, second, huge, hub, machine}, 9, true, 112)
+	q := newQueue([]*group{first, second, huge, hub, machine}, 9, false, 112)
 	assert.Equal(t, q.pick(true), first)
 	assert.Equal(t, q.pick(true), hub, "72 and 72 are more than 112; 72 and 30 are not")
 	assert.Equal(t, q.pick(true), machine)

@@ -104,8 +104,9 @@ func (s selection) pattern(name string) string {
 	return name + "@" + s.at.String()
 }
 
-// choose picks the rows that the patterns, the shard and the overlay name. A row
-// that is named with an @ and without it runs once, with it.
+// choose picks the rows that the patterns, the shard and the overlay name, and of each
+// selection no more than --rows says. A row that is named with an @ and without it runs
+// once, with it.
 func choose(all []*scenario.Scenario, args []string, o runOptions) ([]selection, error) {
 	part, parts, err := parseShard(o.shard)
 	if err != nil {
@@ -146,6 +147,7 @@ func choose(all []*scenario.Scenario, args []string, o runOptions) ([]selection,
 				}
 			}
 			if len(sel.rows) > 0 {
+				sel.rows = spread(sel.rows, o.rows)
 				out = append(out, sel)
 			}
 		}
@@ -154,6 +156,19 @@ func choose(all []*scenario.Scenario, args []string, o runOptions) ([]selection,
 		return nil, err
 	}
 	return out, nil
+}
+
+// spread picks n of all at equal distances, the first one among them. With n 0 or more
+// than there are it picks all.
+func spread[T any](all []T, n int) []T {
+	if n == 0 || n >= len(all) {
+		return all
+	}
+	out := make([]T, n)
+	for i := range out {
+		out[i] = all[i*len(all)/n]
+	}
+	return out
 }
 
 // unmatched is the error for the first pattern that stands for nothing.

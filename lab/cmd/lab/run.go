@@ -30,6 +30,8 @@ type runOptions struct {
 	sabotage                                      string // "", sabotageOnly or sabotageAfter
 	snapshot                                      string // auto or off
 	repeat, jobs                                  int
+	rows, sabotages                               int           // of each scenario at most; 0: all
+	sabotageWithin                                time.Duration // since the start, in which sabotages begin; 0: always
 	keep, asJSON, plan, fresh                     bool
 	ci                                            bool
 	kubeconfigs                                   []string // of the world kubeconfig, as kubeconfig.ParseAccess reads them
@@ -80,6 +82,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
   lab run '*@vxlan' 'drift@geneve'   # the same, and one scenario with Geneve
   lab run --sabotage                 # every scenario must be able to fail
   lab run --sabotage=after --jobs 2  # rows, then sabotages; two labs at once
+  lab run --sabotage=after --rows 1 --sabotages 1  # one of each scenario
   lab run --plan                     # what would run
   lab run --world kubeconfig --kubeconfig milan=a.yaml --kubeconfig rome=b.yaml \
     --probe-image registry.example.com/isthmus-lab/probe:dev connectivity
@@ -100,6 +103,9 @@ row that failed the packets, the state of every host, logs and API objects.`,
 	f.StringVar(&o.overlay, "overlay", overlayAuto, "only rows that can run in this overlay: geneve or vxlan; auto: all. PATTERN@OVERLAY has its own")
 	f.StringVar(&o.seed, "seed", "", "decides the order of rows (default: random, printed)")
 	f.StringVar(&o.shard, "shard", "", "i/n: the i-th of n parts of the rows")
+	f.IntVar(&o.rows, "rows", 0, "at most so many rows of each scenario and @, spread over all that it has; 0: all of them")
+	f.IntVar(&o.sabotages, "sabotages", 0, "at most so many sabotages of each scenario and @, for --sabotage; 0: all of them")
+	f.DurationVar(&o.sabotageWithin, "sabotage-within", 0, "begin no sabotage when so much time has gone by since the start, and say which were left out; 0: make them all")
 	f.IntVar(&o.repeat, "repeat", 1, "run every row so many times")
 	f.IntVar(&o.jobs, "jobs", 1, "labs at the same time")
 	f.BoolVar(&o.keep, "keep", false, "leave the labs up afterwards")
@@ -127,6 +133,12 @@ func (o runOptions) check() error {
 	}
 	if err := o.checkKubeconfigs(); err != nil {
 		return err
+	}
+	if o.rows < 0 || o.sabotages < 0 {
+		return usageError("--rows %d and --sabotages %d: how many of each scenario at most, 0 for all", o.rows, o.sabotages)
+	}
+	if o.sabotageWithin < 0 {
+		return usageError("--sabotage-within %v: a time such as 20m, or 0 to make all sabotages", o.sabotageWithin)
 	}
 	if o.jobs < 1 {
 		return usageError("--jobs %d: at least one lab at a time", o.jobs)

@@ -51,6 +51,8 @@ type Lab struct {
 	Retried  []string `json:"retried,omitempty"` // why it was built again, each time
 	Error    string   `json:"error,omitempty"`
 	Left     string   `json:"left,omitempty"` // why taking it down has left something
+	// LeftOut are the sabotages that were not made because the time for them was over.
+	LeftOut []string `json:"sabotagesLeftOut,omitempty"`
 }
 
 // A Phase is a step of building a lab, or what a row did beside its steps.

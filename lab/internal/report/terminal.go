@@ -223,12 +223,16 @@ func PrintSummary(w io.Writer, run Run) {
 	if len(sabotages) > 0 {
 		parts = append(parts, verdicts(times(len(sabotages), "sabotage", "sabotages"), sabotages))
 	}
-	retries := 0
+	retries, leftOut := 0, 0
 	for _, l := range run.Labs {
 		retries += len(l.Retried)
+		leftOut += len(l.LeftOut)
 	}
 	for _, r := range slices.Concat(rows, sabotages) {
 		retries += len(r.Retried)
+	}
+	if leftOut > 0 {
+		parts = append(parts, times(leftOut, "sabotage", "sabotages")+" left out, because the time for them was over")
 	}
 	if retries > 0 {
 		parts = append(parts, times(retries, "retry", "retries")+" after errors of the lab")
