@@ -1,13 +1,17 @@
 package controllers
 
 import (
+	"log/slog"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
@@ -100,4 +104,41 @@ func TestRotationByItself(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestKeyChangesAreTold: each change of keys is an event on its gateway, and counted by
+// peer, by whose key it is, and by how it ended.
+func TestKeyChangesAreTold(t *testing.T) {
+	recorder, m := events.NewFakeRecorder(10), newMetrics()
+	h := &handovers{writer: &writer{reconciler: &reconciler{log: slog.New(slog.DiscardHandler), recorder: recorder, metrics: m}}}
+	gateway := &v1beta1.GatewayServer{ObjectMeta: metav1.ObjectMeta{Namespace: "liqo-tenant-rome", Name: "rome"}}
+	g := &rotating{side: side{gateway: gateway, kind: "GatewayServer", remoteID: "rome"}}
+	for _, c := range []keyChange{
+		{v1beta1.RotationByUs, reasonKeysRotated, "new keys", false},
+		{v1beta1.RotationByPeer, reasonKeysRotated, "the peer has new keys", false},
+		{v1beta1.RotationByPeer, reasonKeysRotated, "the peer has newer keys", false},
+		{v1beta1.RotationByUs, reasonKeysNotRotated, "no handshake", true},
+	} {
+		h.tellChange(g, c)
+	}
+	for _, want := range []string{"Normal KeysRotated new keys", "Normal KeysRotated the peer has new keys", "Normal KeysRotated the peer has newer keys", "Warning KeysNotRotated no handshake"} {
+		assert.Check(t, is.Equal(<-recorder.Events, want))
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(m.keyChanges)
+	families, err := registry.Gather()
+	assert.NilError(t, err)
+	assert.Assert(t, is.Len(families, 1))
+	assert.Check(t, is.Equal(families[0].GetName(), "isthmus_controller_key_changes_total"))
+	got := map[string]float64{}
+	for _, metric := range families[0].GetMetric() {
+		var labels []string // in the order of their names
+		for _, l := range metric.GetLabel() {
+			labels = append(labels, l.GetName()+"="+l.GetValue())
+		}
+		got[strings.Join(labels, " ")] = metric.GetCounter().GetValue()
+	}
+	assert.Check(t, is.DeepEqual(got, map[string]float64{
+		"by=us outcome=changed peer=rome": 1, "by=peer outcome=changed peer=rome": 2, "by=us outcome=failed peer=rome": 1,
+	}))
 }
