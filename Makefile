@@ -44,8 +44,8 @@ test-parts: deps $(if $(WITH_KIND),kind) build kubernetes cni flannel liqoctl no
 
 # A skip is a failure in CI. What this machine's own kernel lacks (geneve and
 # WireGuard, or a tun device without root) is tested in the virtual machine,
-# where nothing may be skipped. A cluster of kind is made by test-kind, and by the rows
-# of KIND in test-lab.
+# where nothing may be skipped. A cluster of kind is made by test-kind, and by the
+# rows of KIND_HERE in test-lab.
 NATIVE_SKIPS := geneve,wireguard,tun,kind
 
 # The packages whose tests can start control planes and labs come two at a time, and two
@@ -87,14 +87,14 @@ test-kernel: build ## kernel tests: without root, and in the virtual machine's k
 	$(call timed,kernel tests in the virtual machine,tests=$$(sed -nE 's,^ *--- SKIP: ([^/ ]+).*,\1,p' bin/kernel.txt | sort -u | paste -sd'|'); \
 		if [ "$$tests" ]; then $(KERNEL_IN_VM) -test.run "^($$tests)$$"; else echo 'this kernel skips none'; fi)
 
-# One row and one sabotage of each scenario run here; test-all runs all of them. Where the
-# machine is so slow that rows take longer than this, sabotages that have not begun are left
-# out, and the last lines say how many. One lab runs at a time: where page faults take 16 µs
-# two labs beside each other took longer than one after the other (47 s and 42 s), and an
-# emulated machine and a lab with containerd fourteen minutes and more in place of 94 s and
-# 58 s.
+# One row and at most one sabotage of each scenario run here; test-all runs all of them.
+# Each lab runs its rows, then its sabotages. SABOTAGE_WITHIN after the start no more
+# sabotage begins, and the last lines say how many were left out. One lab runs at a time:
+# on two cores where page faults take 16 µs two labs took 47 s beside each other, and 42 s
+# one after the other. An emulated machine and a lab with containerd took more than
+# fourteen minutes beside each other, and 94 s and 58 s alone.
 .PHONY: test-lab
-test-lab: build kubernetes cni flannel liqoctl nodes ## every scenario in the VXLAN overlay, those of GENEVE with Geneve and the kernel's WireGuard, each with a sabotage
+test-lab: build kubernetes cni flannel liqoctl nodes ## a row of each scenario in the VXLAN overlay, and of those of GENEVE with Geneve and the kernel's WireGuard; a sabotage of each while there is time
 	$(call timed,scenarios,bin/lab run --fresh --sabotage=after --rows 1 --sabotages 1 --sabotage-within $(SABOTAGE_WITHIN) --jobs $(LABS) \
 		'*@vxlan' $(GENEVE:%='%@geneve') $(if $(WITH_KIND),$(KIND_HERE:%='%@kind')))
 

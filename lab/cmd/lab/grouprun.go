@@ -56,7 +56,7 @@ func (r *groupRun) all(ctx context.Context) {
 	}
 	ran := time.Now()
 	for _, c := range g.sabotages {
-		if r.session.tooLate() {
+		if r.dead == nil && ctx.Err() == nil && r.session.tooLate() {
 			r.leaveOut(c)
 			continue
 		}
@@ -89,10 +89,14 @@ func (s *session) tooLate() bool {
 
 // leaveOut says that the sabotages of a scenario are not made.
 func (r *groupRun) leaveOut(c choice) {
+	n := 0
 	for _, i := range c.items {
-		r.result.LeftOut = append(r.result.LeftOut, i.row.Name+": "+i.sabotage.String())
+		if i.skip == "" {
+			r.result.LeftOut = append(r.result.LeftOut, i.row.Name+": "+i.sabotage.String())
+			n++
+		}
 	}
-	fmt.Fprintf(r.out, " - %-24s sabotage left out: %v since the run began are over\n", c.scenario.Name, r.session.options.sabotageWithin)
+	fmt.Fprintf(r.out, " - %-24s %d sabotages left out: the run began more than %v ago\n", c.scenario.Name, n, r.session.options.sabotageWithin)
 }
 
 // choice runs what there is of one scenario and prints how it went.

@@ -165,7 +165,15 @@ func TestAtMost(t *testing.T) {
 	assert.DeepEqual(t, spread([]int{0, 1, 2, 3, 4, 5, 6}, 3), []int{0, 2, 4})
 	assert.DeepEqual(t, spread([]int{0, 1}, 3), []int{0, 1})
 	assert.DeepEqual(t, spread([]int{0, 1}, 0), []int{0, 1})
-	assert.ErrorContains(t, runOptions{snapshot: "auto", pcap: "fail", jobs: 1, rows: -1}.check(), "--rows -1 and --sabotages 0: how many of each scenario at most, 0 for all")
+	for want, o := range map[string]runOptions{
+		"--rows -1: at most so many rows of each scenario, or 0 for all":                 {rows: -1},
+		"--sabotages -1: at most so many sabotages of each scenario, or 0 for all":       {sabotages: -1, sabotage: sabotageOnly},
+		"--sabotage-within -1s: a time such as 20m, or 0 to make all sabotages":          {sabotageWithin: -time.Second, sabotage: sabotageOnly},
+		"--sabotages and --sabotage-within say which sabotages are made: add --sabotage": {sabotages: 1},
+	} {
+		o.snapshot, o.pcap, o.jobs = "auto", "fail", 1
+		assert.ErrorContains(t, o.check(), want)
+	}
 }
 
 // sorted forgets in which order the seed has put rows.

@@ -19,7 +19,8 @@ type queue struct {
 	waiting []*group
 	limit   int // of machines that run beside other labs
 	most    int // of machines where there is room, or no other lab
-	// Machines are emulated: none runs beside labs with containerd.
+	// Virtual machines are emulated: none runs beside labs with containerd, of this
+	// kernel or of kind.
 	emulated bool
 	// Labs that have been handed out and are not down yet.
 	machines int

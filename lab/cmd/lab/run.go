@@ -71,7 +71,8 @@ than that.
 
 With --jobs 2 two labs are up at a time, with --jobs 3 and more a further one each time
 the machine's processors have been idle for a quarter of 20 seconds. Virtual machines come first;
-where they are emulated one runs at a time, or two where there is such room or no other lab is left.
+where they are emulated one runs at a time, or two where there is such room or no other lab is left,
+and none beside labs with containerd or of kind.
 
 Every run leaves runs/<time>-<seed> (and runs/latest): result.json, and for each
 row that failed the packets, the state of every host, logs and API objects.`,
@@ -134,8 +135,14 @@ func (o runOptions) check() error {
 	if err := o.checkKubeconfigs(); err != nil {
 		return err
 	}
-	if o.rows < 0 || o.sabotages < 0 {
-		return usageError("--rows %d and --sabotages %d: how many of each scenario at most, 0 for all", o.rows, o.sabotages)
+	if o.rows < 0 {
+		return usageError("--rows %d: at most so many rows of each scenario, or 0 for all", o.rows)
+	}
+	if o.sabotages < 0 {
+		return usageError("--sabotages %d: at most so many sabotages of each scenario, or 0 for all", o.sabotages)
+	}
+	if o.sabotage == "" && (o.sabotages > 0 || o.sabotageWithin > 0) {
+		return usageError("--sabotages and --sabotage-within say which sabotages are made: add --sabotage or --sabotage=after")
 	}
 	if o.sabotageWithin < 0 {
 		return usageError("--sabotage-within %v: a time such as 20m, or 0 to make all sabotages", o.sabotageWithin)

@@ -225,8 +225,8 @@ func (f FS) makeIn(hierarchy, path string) error {
 // Weights of processor time: to the scheduler a cgroup beside the processes of
 // the one above is one of them, so all pods of a lab would have the part of a
 // single API server. These are four times the kernel's own, 1024 shares
-// (version 1) or a weight of 100 (version 2). With sixteen times as much nothing
-// was left to a lab beside it.
+// (version 1) or a weight of 100 (version 2). With sixteen times the kernel's own
+// nothing was left to another lab that ran at the same time.
 const (
 	cpuShares = "4096"
 	cpuWeight = "400"

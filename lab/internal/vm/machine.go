@@ -54,10 +54,11 @@ type Config struct {
 // price: a third more processor time for the same work.
 const emulatedCPU = "Nehalem,+aes,+pclmulqdq,+rdrand"
 
-// emulatedNice is the niceness of an emulated machine. Two labs and their 30
-// processes beside it had left half a processor to it, and kernel tests of one
-// minute were not done after fifteen. It weighs nine processes (sched_prio_to_weight
-// in the kernel's kernel/sched/core.c), so it has one processor, nearly.
+// emulatedNice is the niceness of an emulated machine. Beside two labs with their 30
+// processes it got half a processor, and kernel tests that take one minute were not done
+// after fifteen. At this niceness it weighs as much as nine other processes
+// (sched_prio_to_weight in the kernel's kernel/sched/core.c), so it gets nearly a whole
+// processor.
 const emulatedNice = -10
 
 // cpus is how many processors a machine gets. An emulated one leaves one of the
