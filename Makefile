@@ -48,15 +48,16 @@ test-parts: deps $(if $(WITH_KIND),kind) build kubernetes cni flannel liqoctl no
 # rows of KIND_HERE in test-lab.
 NATIVE_SKIPS := geneve,wireguard,tun,kind
 
-# The packages whose tests can start control planes and labs come two at a time, and two
-# tests of each: on a slow machine twelve of them had no API server within four minutes.
-# Those that take longest are the first. Nothing runs beside them: kernel tests in an
-# emulated machine took one minute alone, and were not done after fifteen beside these.
+# The packages whose tests can start control planes and labs come one at a time, and two
+# tests of each: on a slow machine twelve of them had no API server within four minutes, and
+# the first of them took 7 minutes alone and 23 beside the second one. Those that take longest
+# are the first. Nothing runs beside them: kernel tests in an emulated machine took one
+# minute alone, and were not done after fifteen beside these.
 LAB_PACKAGES  := github.com/isthmus-net/isthmus/lab/internal
 DEPENDENTS    := {{$$p := .ForTest}}{{if $$p}}{{range .Deps}}{{if eq . "$(LAB_PACKAGES)/controlplane"}}{{$$p}}{{"\n"}}{{end}}{{end}}{{end}}
 with_planes   := $$({ printf '%s\n' $(LAB_PACKAGES)/apitest $(LAB_PACKAGES)/selftest $(LAB_PACKAGES)/controlplane; \
 	$(GO) list -test -f '$(DEPENDENTS)' ./...; } | awk 'NF && !had[$$0]++')
-GO_TEST       := ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -timeout 25m
+GO_TEST       := ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -timeout 40m
 
 .PHONY: test-unit
 test-unit: test-packages test-planes ## tests of the packages, against this machine's kernel and a real API server
@@ -67,7 +68,7 @@ test-packages: build kubernetes cni flannel
 
 .PHONY: test-planes
 test-planes: build kubernetes cni flannel
-	$(call timed,tests with control planes,$(GO_TEST) -p 2 -parallel 2 $(with_planes))
+	$(call timed,tests with control planes,$(GO_TEST) -p 1 -parallel 2 $(with_planes))
 
 # Writes 40,000 elements, which takes minutes in an emulated machine; test-unit
 # runs it as root on this kernel.
