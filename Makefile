@@ -35,8 +35,8 @@ test: ## everything that must pass: unit, kernel and API tests, scenarios, sabot
 		END { printf "  %6.1f s  = %.1f minutes in all\n", all, all / 60 }' bin/times; \
 	if awk -F '\t' '$$3 == "scenarios" { ran = 1 } END { exit !ran }' bin/times; then cat runs/latest/summary.txt; fi; exit $$rc
 
-# Clusters of kind are among the scenarios: Podman is installed then, if it is missing.
-# WITH_KIND= leaves them out.
+# TestEngine makes a cluster of kind: Podman is installed for it, if it is missing.
+# WITH_KIND= leaves that out.
 WITH_KIND := 1
 
 .PHONY: test-parts
@@ -44,8 +44,8 @@ test-parts: deps $(if $(WITH_KIND),kind) build kubernetes cni flannel liqoctl no
 
 # A skip is a failure in CI. What this machine's own kernel lacks (geneve and
 # WireGuard, or a tun device without root) is tested in the virtual machine,
-# where nothing may be skipped. A cluster of kind is made by test-kind, and by the
-# rows of KIND_HERE in test-lab.
+# where nothing may be skipped. A cluster of kind is made by TestEngine and by
+# test-kind.
 NATIVE_SKIPS := geneve,wireguard,tun,kind
 
 # The packages whose tests can start control planes and labs come one at a time, and two
@@ -96,11 +96,10 @@ test-kernel: build ## kernel tests: without root, and in the virtual machine's k
 # fourteen minutes beside each other, and 94 s and 58 s alone.
 .PHONY: test-lab
 test-lab: build kubernetes cni flannel liqoctl nodes ## a row of each scenario in the VXLAN overlay, and of those of GENEVE with Geneve and the kernel's WireGuard; a sabotage of each while there is time
-	$(call timed,scenarios,bin/lab run --fresh --sabotage=after --rows 1 --sabotages 1 --sabotage-within $(SABOTAGE_WITHIN) --jobs $(LABS) \
-		'*@vxlan' $(GENEVE:%='%@geneve') $(if $(WITH_KIND),$(KIND_HERE:%='%@kind')))
+	$(call timed,scenarios,bin/lab run --fresh --sabotage=after --rows 1 --sabotages 1 --sabotage-within $(SABOTAGE_WITHIN) --jobs $(LABS) '*@vxlan' $(GENEVE:%='%@geneve'))
 
 LABS            := 1
-SABOTAGE_WITHIN := 20m
+SABOTAGE_WITHIN := 10m
 
 # What runs with Geneve and the kernel's WireGuard, which need the virtual machine
 # where this kernel has neither: behaviours that depend on the overlay or on the kernel's
@@ -111,9 +110,6 @@ GENEVE := \
 	nodeport-return-path/geneve/milan/Cluster/tcp nodeport-from-pod/geneve/*/tcp nodeport-tuple-collision/geneve/tcp loadbalancer/geneve/*/tcp \
 	overlapping-cidrs/geneve/tcp mapped-ip/geneve/*/tcp address-of-the-gateway/geneve/own masquerade-bypass/geneve/tcp \
 	hostnetwork-source-ip/geneve/tcp mss-clamp path-mtu path-mtu-collapse/geneve/rome gateway-clusterip/geneve/tcp
-
-# What of KIND runs in test-lab: what shares one lab.
-KIND_HERE := overlapping-cidrs/vxlan/tcp/*-web masquerade-bypass/vxlan/tcp/*-web host-sources/vxlan
 
 # What runs in clusters of kind: what real kubelets, kubeadm's control planes and
 # nodes that are containers may do differently, with all of their sabotages.
