@@ -96,7 +96,7 @@ func (r *groupRun) leaveOut(c choice) {
 			n++
 		}
 	}
-	fmt.Fprintf(r.out, " - %-24s %d sabotages left out: the run began more than %v ago\n", c.scenario.Name, n, r.session.options.sabotageWithin)
+	fmt.Fprintf(r.out, " - %-24s sabotages left out: %d. The run began more than %v ago\n", c.scenario.Name, n, r.session.options.sabotageWithin)
 }
 
 // choice runs what there is of one scenario and prints how it went.

@@ -123,6 +123,13 @@ func TestGroups(t *testing.T) {
 			"of-this-test-native-vxlan: both/vxlan/tcp",
 			"of-this-test-vm-geneve: both/geneve/udp",
 		}},
+		{"left out", "auto", "auto", "", []string{"geneve"}, []string{"*@vxlan", "both@geneve", "!both/*/udp", "!any"}, []string{
+			"of-this-test-native-vxlan: both/vxlan/tcp",
+			"of-this-test-vm-geneve: both/geneve/tcp",
+		}},
+		{"all but those left out", "auto", "vxlan", "", []string{"geneve"}, []string{"!any"}, []string{
+			"of-this-test-native-vxlan: both/vxlan/tcp both/vxlan/udp",
+		}},
 		{"named with its overlay and without", "auto", "auto", "", []string{"geneve"}, []string{"both/*/tcp", "both@geneve", "any@vxlan", "any"}, []string{
 			"of-this-test-native-vxlan: both/vxlan/tcp any",
 			"of-this-test-vm-geneve: both/geneve/tcp both/geneve/udp",

@@ -104,8 +104,8 @@ func (s selection) pattern(name string) string {
 	return name + "@" + s.at.String()
 }
 
-// choose picks the rows that the patterns, the shard and the overlay name, and of each
-// selection no more than --rows says. A row that is named with an @ and without it runs
+// choose picks the rows that the patterns, the shard and the overlay name, without those
+// of patterns that begin with !, and of each selection no more than --rows says. A row that is named with an @ and without it runs
 // once, with it.
 func choose(all []*scenario.Scenario, args []string, o runOptions) ([]selection, error) {
 	part, parts, err := parseShard(o.shard)
@@ -113,17 +113,32 @@ func choose(all []*scenario.Scenario, args []string, o runOptions) ([]selection,
 		return nil, err
 	}
 	byAt := map[at][]*pattern{}
-	var patterns []*pattern
+	var patterns, without []*pattern
 	for _, text := range args {
-		p, err := parsePattern(text)
+		rest, left := strings.CutPrefix(text, "!")
+		p, err := parsePattern(rest)
 		if err != nil {
 			return nil, err
 		}
-		byAt[p.at] = append(byAt[p.at], p)
 		patterns = append(patterns, p)
+		switch {
+		case !left:
+			byAt[p.at] = append(byAt[p.at], p)
+		case p.at != (at{}):
+			return nil, usageError("%q: rows are left out wherever they would run: write '!%s'", text, p.name)
+		default:
+			without = append(without, p)
+		}
 	}
-	if len(args) == 0 {
+	if len(byAt) == 0 {
 		byAt[at{}] = []*pattern{{name: "*"}}
+	}
+	leftOut := func(r scenario.Row) bool {
+		out := false
+		for _, p := range without {
+			out = p.chooses(r) || out
+		}
+		return out
 	}
 	var out []selection
 	for _, s := range all {
@@ -141,7 +156,7 @@ func choose(all []*scenario.Scenario, args []string, o runOptions) ([]selection,
 				if sel.at == (at{}) {
 					chosen = chosen && !named[r.Name]
 				}
-				if chosen && inShard(r.Name, part, parts) {
+				if !leftOut(r) && chosen && inShard(r.Name, part, parts) {
 					sel.rows = append(sel.rows, r)
 					named[r.Name] = true
 				}

@@ -54,7 +54,8 @@ of the same checkout, topology, chart and programs, and says why it does not use
 another one), runs the rows and prints a line for what held and an explanation for what did not.
 A pattern is a scenario, or a row or a part of one: pod-to-pod, pod-to-pod/vxlan,
 '*/*/udp'. PATTERN@OVERLAY stands for those of its rows that can run in that
-overlay, PATTERN@kind for those that run in clusters of kind. Of the sabotages that a scenario has in several overlays each is made
+overlay, PATTERN@kind for those that run in clusters of kind, and '!PATTERN' leaves rows out.
+Of the sabotages that a scenario has in several overlays each is made
 in one, and one at least in every overlay.
 
 Each row runs in the fastest world that has what it needs: a lab that is up, then
@@ -81,6 +82,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
   lab run drift --repeat 20 --seed 8f3a
   lab run --overlay vxlan            # what needs no Geneve
   lab run '*@vxlan' 'drift@geneve'   # the same, and one scenario with Geneve
+  lab run '*@vxlan' '!real-nodes-*'  # without those
   lab run --sabotage                 # every scenario must be able to fail
   lab run --sabotage=after --jobs 2  # rows, then sabotages; two labs at once
   lab run --sabotage=after --rows 1 --sabotages 1  # one of each scenario
