@@ -102,8 +102,9 @@ test-lab: build kubernetes cni flannel liqoctl nodes ## a row of each scenario i
 LABS            := 1
 SABOTAGE_WITHIN := 10m
 
-# What test-all has for itself: the lab of nodes with the real kubelet takes longest.
-TOO_LONG := real-nodes-* upgrade-under-traffic
+# What test-all has for itself: the lab of nodes with the real kubelet takes longest, and
+# these two rows wait for two minutes each.
+TOO_LONG := real-nodes-* upgrade-under-traffic lock-out restart-without-api
 
 # What runs with Geneve and the kernel's WireGuard, which need the virtual machine
 # where this kernel has neither: behaviours that depend on the overlay or on the kernel's
