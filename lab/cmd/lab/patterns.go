@@ -105,8 +105,8 @@ func (s selection) pattern(name string) string {
 }
 
 // choose picks the rows that the patterns, the shard and the overlay name, without those
-// of patterns that begin with !, and of each selection no more than --rows says. A row that is named with an @ and without it runs
-// once, with it.
+// of patterns that begin with !, and of each selection no more than --rows says. A row
+// that is named with an @ and without it runs once, with it.
 func choose(all []*scenario.Scenario, args []string, o runOptions) ([]selection, error) {
 	part, parts, err := parseShard(o.shard)
 	if err != nil {
