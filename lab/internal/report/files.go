@@ -244,7 +244,7 @@ func (r Row) FirstFault() string {
 	}
 	for _, s := range r.Steps {
 		for _, f := range s.Failures {
-			return s.Name + ": want " + f.Want + ", got " + f.Got
+			return s.Name + ": want " + f.Want + ", got " + f.Found()
 		}
 	}
 	return r.Reason

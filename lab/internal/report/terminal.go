@@ -320,7 +320,7 @@ func withIt(run Run, l Lab) string {
 // How many characters of a reason are printed in the line of a row, and in that of
 // a lab, which stands for many rows.
 const (
-	lineOfRow = 240
+	lineOfRow = 400
 	lineOfLab = 1500
 )
 
