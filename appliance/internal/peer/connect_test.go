@@ -250,6 +250,25 @@ func TestChanges(t *testing.T) {
 			}
 			assert.DeepEqual(t, append(got, s.Notes...), tt.want)
 			assert.Check(t, len(s.Problems) == 0 || len(s.Changes) == 0, "something is changed although it is refused")
+			if len(s.Problems) > 0 {
+				return
+			}
+			// Who may not change it is told before anything is done.
+			for on := range b {
+				var may, need []string
+				for _, r := range rights(b, Side(on), Connect, tt.o) {
+					if r.Verb == "patch" {
+						may = append(may, r.Resource)
+					}
+				}
+				for _, c := range s.Changes {
+					if c.On == Side(on) {
+						_, kind := kindOf(c.Object)
+						need = append(need, resourceOf(kind))
+					}
+				}
+				assert.DeepEqual(t, may, need)
+			}
 		})
 	}
 }

@@ -3,6 +3,8 @@ package peer
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"golang.org/x/sync/errgroup"
 
@@ -48,6 +50,9 @@ func rights(b *Both, on Side, action Action, o *Options) []access.Right {
 		if o.Atomic && !exists {
 			add("delete", "", "namespaces", "")
 		}
+		for _, k := range updated(b, on, action, o) {
+			add("patch", group, k, ns)
+		}
 	case Invite, Accept:
 		gateway := "gatewayclients"
 		if action == Invite {
@@ -92,6 +97,40 @@ func rights(b *Both, on Side, action Action, o *Options) []access.Right {
 		}
 	}
 	return out
+}
+
+// updated are the resources of which a connect changes an object that is there, since a flag
+// asks for it or the other side is not what it was.
+func updated(b *Both, on Side, action Action, o *Options) []string {
+	var s Step // what it waits for, and what is wrong, is told elsewhere
+	changes := configure(b, o, &s)
+	if server := serverSide(b); action == Connect {
+		changes = append(changes, adoptGateways(b, server, o, &s)...)
+		if len(b[server].Servers) == 1 && len(s.Problems) == 0 {
+			s = Step{}
+			exchange(b, server, o, &s)
+			changes = append(changes, s.Changes...)
+		}
+	}
+	var out []string
+	for _, c := range changes {
+		if c.On != on || c.Deed != Update {
+			continue
+		}
+		_, kind := kindOf(c.Object)
+		if r := resourceOf(kind); !slices.Contains(out, r) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// resourceOf is what the API calls the objects of a kind.
+func resourceOf(kind string) string {
+	if kind == "PublicKey" {
+		return plural(kind)
+	}
+	return strings.ToLower(kind) + "s"
 }
 
 // checkRights returns a RefusedError that names what the users of the two
