@@ -76,3 +76,19 @@ func TestMayLose(t *testing.T) {
 	}
 	assert.Check(t, !(&Flow{Alive: true}).countsLost())
 }
+
+// TestSilenceOfTCP: where outages take longer, a stream of TCP may be silent for as much
+// longer twice.
+func TestSilenceOfTCP(t *testing.T) {
+	for _, tt := range []struct {
+		proto           string
+		outage, silence time.Duration
+	}{
+		{"tcp", 3 * time.Second, 3 * time.Second},
+		{"tcp", 9 * time.Second, 15 * time.Second},
+		{"udp", 9 * time.Second, 9 * time.Second},
+	} {
+		f := &FlowState{Proto: tt.proto}
+		assert.Equal(t, f.silence(3*time.Second, tt.outage), tt.silence, "%+v", tt)
+	}
+}
