@@ -39,12 +39,12 @@ func inShard(name string, part, parts int) bool {
 	return int(h.Sum32()%uint32(parts)) == part-1
 }
 
-// shuffled is the rows in an order that the seed decides.
-func shuffled(rows []scenario.Row, seed string) []scenario.Row {
+// shuffled is what is there in an order that the seed decides.
+func shuffled[T any](all []T, seed string) []T {
 	var key [32]byte
 	copy(key[:], seed)
 	rng := mathrand.New(mathrand.NewChaCha8(key))
-	out := slices.Clone(rows)
+	out := slices.Clone(all)
 	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
 	return out
 }

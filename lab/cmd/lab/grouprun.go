@@ -56,7 +56,7 @@ func (r *groupRun) all(ctx context.Context) {
 	}
 	ran := time.Now()
 	for _, c := range g.sabotages {
-		if r.dead == nil && ctx.Err() == nil && r.session.tooLate() {
+		if limit := r.session.options.sabotageTime; r.dead == nil && ctx.Err() == nil && limit > 0 && time.Since(ran) > limit {
 			r.leaveOut(c)
 			continue
 		}
@@ -81,12 +81,6 @@ func (r *groupRun) all(ctx context.Context) {
 	r.result.Took = report.Duration(time.Since(start))
 }
 
-// tooLate tells whether the time is over in which sabotages may begin.
-func (s *session) tooLate() bool {
-	limit := s.options.sabotageWithin
-	return limit > 0 && time.Since(s.run.Started) > limit
-}
-
 // leaveOut says that the sabotages of a scenario are not made.
 func (r *groupRun) leaveOut(c choice) {
 	n := 0
@@ -96,7 +90,7 @@ func (r *groupRun) leaveOut(c choice) {
 			n++
 		}
 	}
-	fmt.Fprintf(r.out, " - %-24s sabotages left out: %d. The run began more than %v ago\n", c.scenario.Name, n, r.session.options.sabotageWithin)
+	fmt.Fprintf(r.out, " - %-24s sabotages left out: %d. Those of this lab have had their %v\n", c.scenario.Name, n, r.session.options.sabotageTime)
 }
 
 // choice runs what there is of one scenario and prints how it went.

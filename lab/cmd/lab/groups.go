@@ -83,6 +83,11 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 			}
 		}
 	}
+	if o.sabotageTime > 0 { // another run has time for others
+		for _, g := range out {
+			g.sabotages = shuffled(g.sabotages, o.seed)
+		}
+	}
 	slices.SortFunc(out, inTurn(o.jobs))
 	return out
 }

@@ -169,14 +169,25 @@ func TestAtMost(t *testing.T) {
 		"of-this-test-native-vxlan: both/vxlan/tcp any both/vxlan/tcp[rome-node-gw] any[rome-node-gw]",
 		"of-this-test-vm-geneve: both/geneve/tcp both/geneve/tcp[rome-node-gw]",
 	}))
+	// Where there is no time for all sabotages of a lab, each run begins with others.
+	first := map[string]bool{}
+	for seed := range 20 {
+		o.seed, o.sabotageTime = fmt.Sprint(seed), time.Second
+		for _, g := range groups(selected, c, o) {
+			if len(g.sabotages) > 1 {
+				first[g.sabotages[0].scenario.Name] = true
+			}
+		}
+	}
+	assert.DeepEqual(t, first, map[string]bool{"both": true, "any": true})
 	assert.DeepEqual(t, spread([]int{0, 1, 2, 3, 4, 5, 6}, 3), []int{0, 2, 4})
 	assert.DeepEqual(t, spread([]int{0, 1}, 3), []int{0, 1})
 	assert.DeepEqual(t, spread([]int{0, 1}, 0), []int{0, 1})
 	for want, o := range map[string]runOptions{
-		"--rows -1: at most so many rows of each scenario, or 0 for all":                 {rows: -1},
-		"--sabotages -1: at most so many sabotages of each scenario, or 0 for all":       {sabotages: -1, sabotage: sabotageOnly},
-		"--sabotage-within -1s: a time such as 20m, or 0 to make all sabotages":          {sabotageWithin: -time.Second, sabotage: sabotageOnly},
-		"--sabotages and --sabotage-within say which sabotages are made: add --sabotage": {sabotages: 1},
+		"--rows -1: at most so many rows of each scenario, or 0 for all":               {rows: -1},
+		"--sabotages -1: at most so many sabotages of each scenario, or 0 for all":     {sabotages: -1, sabotage: sabotageOnly},
+		"--sabotage-time -1s: a time such as 20s, or 0 to make all sabotages":          {sabotageTime: -time.Second, sabotage: sabotageOnly},
+		"--sabotages and --sabotage-time say which sabotages are made: add --sabotage": {sabotages: 1},
 	} {
 		o.snapshot, o.pcap, o.jobs = "auto", "fail", 1
 		assert.ErrorContains(t, o.check(), want)
@@ -229,7 +240,7 @@ func TestQueue(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			groups := slices.Clone(all)
 			slices.SortFunc(groups, inTurn(tt.jobs))
-			q := newQueue(groups, tt.jobs, tt.emulated, 112)
+			q := newQueue(groups, tt.jobs, tt.emulated, 8, 112)
 			var running []*group
 			var got []string
 			for {
@@ -260,7 +271,7 @@ func TestQueue(t *testing.T) {
 // there is room, or no other lab runs or waits; a third one never, and none is forgotten.
 func TestQueueOfMachines(t *testing.T) {
 	first, second, third, native := weighing("vm", 3), weighing("vm", 2), weighing("vm", 1), weighing("native", 9)
-	q := newQueue([]*group{first, second, third, native}, 3, true, 112)
+	q := newQueue([]*group{first, second, third, native}, 3, true, 8, 112)
 	assert.Equal(t, q.pick(false), first)
 	assert.Equal(t, q.pick(false), native)
 	assert.Assert(t, q.pick(false) == nil, "a machine began beside another one and a native lab")
@@ -271,7 +282,7 @@ func TestQueueOfMachines(t *testing.T) {
 	assert.Equal(t, q.pick(false), third)
 	assert.Assert(t, q.empty())
 
-	q = newQueue([]*group{first, second, third, native}, 3, true, 112)
+	q = newQueue([]*group{first, second, third, native}, 3, true, 8, 112)
 	assert.Equal(t, q.pick(false), first)
 	assert.Equal(t, q.pick(true), second, "there was room")
 	assert.Equal(t, q.pick(true), native, "for a third machine there is none")
@@ -279,7 +290,7 @@ func TestQueueOfMachines(t *testing.T) {
 	assert.Assert(t, q.pick(false) == nil, "a machine began beside another one and a native lab")
 	assert.Equal(t, q.pick(true), third)
 
-	alone := newQueue([]*group{first, second}, 1, true, 112)
+	alone := newQueue([]*group{first, second}, 1, true, 8, 112)
 	assert.Equal(t, alone.pick(false), first)
 	assert.Assert(t, alone.pick(false) == nil)
 }
@@ -289,7 +300,7 @@ func TestQueueOfMachines(t *testing.T) {
 func TestQueueOfEmulated(t *testing.T) {
 	first, second, native, ofKind, real := weighing("vm", 2), weighing("vm", 1), weighing("native", 9), weighing("kind", 3), weighing("native", 1)
 	real.topology.Clusters = []topology.Cluster{{Runtime: topology.RuntimeContainerd}}
-	q := newQueue([]*group{first, second, real, native, ofKind}, 3, true, 112)
+	q := newQueue([]*group{first, second, real, native, ofKind}, 3, true, 8, 112)
 	assert.Equal(t, q.pick(false), first)
 	assert.Equal(t, q.pick(false), native)
 	assert.Assert(t, q.pick(false) == nil, "a lab with containerd began beside an emulated machine")
@@ -302,15 +313,27 @@ func TestQueueOfEmulated(t *testing.T) {
 	assert.Equal(t, q.pick(false), ofKind)
 	assert.Assert(t, q.empty())
 
-	q = newQueue([]*group{real, first}, 3, true, 112)
+	q = newQueue([]*group{real, first}, 3, true, 8, 112)
 	assert.Equal(t, q.pick(true), real)
 	assert.Assert(t, q.pick(true) == nil, "an emulated machine began beside a lab with containerd")
 	q.done(real)
 	assert.Equal(t, q.pick(true), first)
 
-	q = newQueue([]*group{first, real}, 3, false, 112)
+	q = newQueue([]*group{first, real}, 3, false, 8, 112)
 	assert.Equal(t, q.pick(false), first)
 	assert.Equal(t, q.pick(false), real)
+
+	// On two processors they have the machine for themselves, whichever began.
+	q = newQueue([]*group{first, native, second, ofKind}, 3, true, 2, 112)
+	assert.Equal(t, q.pick(true), first)
+	assert.Assert(t, q.pick(true) == nil, "something began beside an emulated machine on two processors")
+	q.done(first)
+	assert.Equal(t, q.pick(true), native)
+	assert.Equal(t, q.pick(true), ofKind, "an emulated machine began beside another lab on two processors")
+	q.done(native)
+	assert.Assert(t, q.pick(true) == nil)
+	q.done(ofKind)
+	assert.Equal(t, q.pick(true), second)
 }
 
 // TestQueueOfKind: labs of kind and labs of this kernel with containerd do not run
@@ -318,7 +341,7 @@ func TestQueueOfEmulated(t *testing.T) {
 func TestQueueOfKind(t *testing.T) {
 	machine, native, one, two, real := weighing("vm", 1), weighing("native", 9), weighing("kind", 3), weighing("kind", 2), weighing("native", 1)
 	real.topology.Clusters = []topology.Cluster{{Runtime: topology.RuntimeContainerd}}
-	q := newQueue([]*group{machine, one, real, native, two}, 4, false, 112)
+	q := newQueue([]*group{machine, one, real, native, two}, 4, false, 8, 112)
 	assert.Equal(t, q.take(false), machine)
 	assert.Equal(t, q.take(false), one)
 	assert.Equal(t, q.take(false), native)
@@ -331,7 +354,7 @@ func TestQueueOfKind(t *testing.T) {
 	q.done(two)
 	assert.Equal(t, <-waited, real)
 
-	q = newQueue([]*group{real, native, one}, 4, false, 112)
+	q = newQueue([]*group{real, native, one}, 4, false, 8, 112)
 	assert.Equal(t, q.take(false), real)
 	assert.Equal(t, q.take(false), native)
 	assert.Assert(t, q.pick(false) == nil, "a lab of kind began beside one with containerd")
@@ -352,7 +375,7 @@ func TestQueueOfInotify(t *testing.T) {
 	real := topology.Cluster{Runtime: topology.RuntimeContainerd, Nodes: 2} // takes 36
 	first, second, hub, huge := of(1, real, real), of(2, real, real), of(3, make([]topology.Cluster, 3)...), of(4, real, real, real, real)
 	machine, ofKind := weighing("vm", 1), weighing("kind", 1)
-	q := newQueue([]*group{first, second, huge, hub, machine}, 9, false, 112)
+	q := newQueue([]*group{first, second, huge, hub, machine}, 9, false, 8, 112)
 	assert.Equal(t, q.pick(true), first)
 	assert.Equal(t, q.pick(true), hub, "72 and 72 are more than 112; 72 and 30 are not")
 	assert.Equal(t, q.pick(true), machine)
@@ -364,7 +387,7 @@ func TestQueueOfInotify(t *testing.T) {
 	q.done(hub)
 	assert.Equal(t, q.pick(true), huge, "nothing else takes any")
 
-	q = newQueue([]*group{hub, ofKind, first}, 9, true, 20)
+	q = newQueue([]*group{hub, ofKind, first}, 9, true, 8, 20)
 	assert.Equal(t, q.pick(true), hub)
 	assert.Equal(t, q.pick(true), ofKind)
 	assert.Assert(t, q.pick(true) == nil)

@@ -20,8 +20,8 @@ type queue struct {
 	limit   int // of machines that run beside other labs
 	most    int // of machines where there is room, or no other lab
 	// Virtual machines are emulated: none runs beside labs with containerd, of this
-	// kernel or of kind.
-	emulated bool
+	// kernel or of kind, and with alone beside no other lab at all.
+	emulated, alone bool
 	// Labs that have been handed out and are not down yet.
 	machines int
 	kinds    int
@@ -41,16 +41,25 @@ type queue struct {
 //
 // Emulated machines and labs with containerd (of this kernel, or of kind) do not run beside
 // each other. On two cores whose page faults take 16 µs they were ready after 94 s and 58 s
-// alone, and after more than fourteen minutes beside each other.
-func newQueue(all []*group, jobs int, emulated bool, inotify int) *queue {
+// alone, and after more than fourteen minutes beside each other. Beside one other lab an
+// emulated machine took three times as long there, so on a machine of so few processors it
+// runs alone.
+func newQueue(all []*group, jobs int, emulated bool, processors, inotify int) *queue {
 	q := &queue{waiting: slices.Clone(all), limit: jobs, most: jobs, emulated: emulated, inotify: inotify}
 	q.change = sync.NewCond(&q.mu)
-	if emulated {
+	switch {
+	case emulated && processors < processorsOfMachine:
+		q.alone, q.limit, q.most = true, 1, 1
+	case emulated:
 		q.limit = max(1, min(jobs, alwaysAtOnce)/2)
 		q.most = min(jobs, max(2, q.limit))
 	}
 	return q
 }
+
+// processorsOfMachine is how many processors it takes to have an emulated machine beside
+// other labs: it and the control planes outside of it keep two busy.
+const processorsOfMachine = 4
 
 // take is the group to run now, for which it waits as long as what is left has to
 // wait for labs that run. It is nil when all are taken. room says that the machine's
@@ -84,6 +93,9 @@ func (q *queue) pick(room bool) *group {
 // can tells whether a group can run beside those that do.
 func (q *queue) can(g *group, room bool) bool {
 	running := q.running(g)
+	if q.alone && (running == &q.machines && q.kinds+q.real+q.others > 0 || running != &q.machines && q.machines > 0) {
+		return false
+	}
 	if q.emulated && (running == &q.machines && q.kinds+q.real > 0 || (running == &q.kinds || running == &q.real) && q.machines > 0) {
 		return false
 	}

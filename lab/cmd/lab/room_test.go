@@ -34,5 +34,5 @@ func TestProcessors(t *testing.T) {
 func TestWaitForRoom(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	assert.Assert(t, !waitForRoom(ctx, newQueue([]*group{weighing("native", 1)}, 3, false, 112)))
+	assert.Assert(t, !waitForRoom(ctx, newQueue([]*group{weighing("native", 1)}, 3, false, 8, 112)))
 }

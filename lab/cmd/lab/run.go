@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -31,7 +32,7 @@ type runOptions struct {
 	snapshot                                      string // auto or off
 	repeat, jobs                                  int
 	rows, sabotages                               int           // of each scenario at most; 0: all
-	sabotageWithin                                time.Duration // since the start, in which sabotages begin; 0: always
+	sabotageTime                                  time.Duration // of each lab, in which sabotages begin; 0: always
 	keep, asJSON, plan, fresh                     bool
 	ci                                            bool
 	kubeconfigs                                   []string // of the world kubeconfig, as kubeconfig.ParseAccess reads them
@@ -73,7 +74,7 @@ than that.
 With --jobs 2 two labs are up at a time, with --jobs 3 and more a further one each time
 the machine's processors have been idle for a quarter of 20 seconds. Virtual machines come first;
 where they are emulated one runs at a time, or two where there is such room or no other lab is left,
-and none beside labs with containerd or of kind.
+and none beside labs with containerd or of kind, nor, with fewer than four processors, beside any other lab.
 
 Every run leaves runs/<time>-<seed> (and runs/latest): result.json, and for each
 row that failed the packets, the state of every host, logs and API objects.`,
@@ -108,7 +109,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
 	f.StringVar(&o.shard, "shard", "", "i/n: the i-th of n parts of the rows")
 	f.IntVar(&o.rows, "rows", 0, "at most so many rows of each scenario and @, spread over all that it has; 0: all of them")
 	f.IntVar(&o.sabotages, "sabotages", 0, "at most so many sabotages of each scenario and @, for --sabotage; 0: all of them")
-	f.DurationVar(&o.sabotageWithin, "sabotage-within", 0, "begin no sabotage when so much time has gone by since the start, and say which were left out; 0: make them all")
+	f.DurationVar(&o.sabotageTime, "sabotage-time", 0, "begin no further sabotage in a lab when its sabotages have taken so much time, and say which were left out; the seed decides which come first; 0: make them all")
 	f.IntVar(&o.repeat, "repeat", 1, "run every row so many times")
 	f.IntVar(&o.jobs, "jobs", 1, "labs at the same time")
 	f.BoolVar(&o.keep, "keep", false, "leave the labs up afterwards")
@@ -143,11 +144,11 @@ func (o runOptions) check() error {
 	if o.sabotages < 0 {
 		return usageError("--sabotages %d: at most so many sabotages of each scenario, or 0 for all", o.sabotages)
 	}
-	if o.sabotage == "" && (o.sabotages > 0 || o.sabotageWithin > 0) {
-		return usageError("--sabotages and --sabotage-within say which sabotages are made: add --sabotage or --sabotage=after")
+	if o.sabotage == "" && (o.sabotages > 0 || o.sabotageTime > 0) {
+		return usageError("--sabotages and --sabotage-time say which sabotages are made: add --sabotage or --sabotage=after")
 	}
-	if o.sabotageWithin < 0 {
-		return usageError("--sabotage-within %v: a time such as 20m, or 0 to make all sabotages", o.sabotageWithin)
+	if o.sabotageTime < 0 {
+		return usageError("--sabotage-time %v: a time such as 20s, or 0 to make all sabotages", o.sabotageTime)
 	}
 	if o.jobs < 1 {
 		return usageError("--jobs %d: at least one lab at a time", o.jobs)
@@ -267,7 +268,7 @@ func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 	for _, g := range all {
 		ran[g] = &groupRun{session: s, group: g}
 	}
-	q := newQueue(all, s.options.jobs, s.emulated(ctx, all), inotifyLimit())
+	q := newQueue(all, s.options.jobs, s.emulated(ctx, all), runtime.NumCPU(), inotifyLimit())
 	var wg sync.WaitGroup
 	var room sync.Mutex // held by the one that looks for room
 	for n := range s.options.jobs {

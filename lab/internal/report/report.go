@@ -51,7 +51,7 @@ type Lab struct {
 	Retried  []string `json:"retried,omitempty"` // why it was built again, each time
 	Error    string   `json:"error,omitempty"`
 	Left     string   `json:"left,omitempty"` // why taking it down has left something
-	// LeftOut are the sabotages that were not made, because --sabotage-within was over before
+	// LeftOut are the sabotages that were not made, because --sabotage-time was over before
 	// their turn.
 	LeftOut []string `json:"sabotagesLeftOut,omitempty"`
 }

@@ -232,7 +232,7 @@ func PrintSummary(w io.Writer, run Run) {
 		retries += len(r.Retried)
 	}
 	if leftOut > 0 {
-		parts = append(parts, times(leftOut, "sabotage", "sabotages")+" left out, since --sabotage-within was over before their turn")
+		parts = append(parts, times(leftOut, "sabotage", "sabotages")+" left out, since --sabotage-time was over before their turn")
 	}
 	if retries > 0 {
 		parts = append(parts, times(retries, "retry", "retries")+" after errors of the lab")
