@@ -77,6 +77,7 @@ type Snapshot struct {
 	OtherNodePorts map[uint16]Ref
 	Deployments    []Deployment
 	Secrets        []KeySecret
+	Invitations    []Invitation // that are not done
 	Namespaces     []Namespace
 
 	Configurations  []Configuration
@@ -202,6 +203,17 @@ type KeySecret struct {
 	Meta
 	PublicKey  []byte
 	HasPrivate bool
+}
+
+// An Invitation is one of this cluster to another, or one that this cluster has accepted.
+type Invitation struct {
+	Meta
+	RemoteID  string
+	Accepting bool // this cluster is the one that was invited
+	Asks      bool // somebody here has to say yes to the answer, or no
+	Used      bool // both sides have agreed
+	// Expires is when it can't be used any more, by the clock of the inviting cluster.
+	Expires time.Time
 }
 
 // A Namespace is a tenant namespace, the system namespace, or another one with a gateway.

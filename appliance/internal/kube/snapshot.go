@@ -17,6 +17,7 @@ import (
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	v1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/cluster"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
@@ -55,8 +56,12 @@ func Snapshot(o Objects) cluster.Snapshot {
 		if k, ok := KeySecret(&o.Secrets[i]); ok {
 			s.Secrets = append(s.Secrets, k)
 		}
+		if i, ok := openInvitation(&o.Secrets[i]); ok {
+			s.Invitations = append(s.Invitations, i)
+		}
 	}
 	slices.SortFunc(s.Secrets, func(a, b cluster.KeySecret) int { return compareNames(a.Meta, b.Meta) })
+	slices.SortFunc(s.Invitations, func(a, b cluster.Invitation) int { return compareNames(a.Meta, b.Meta) })
 	withGateway := map[string]bool{}
 	for i := range o.GatewayServers {
 		withGateway[o.GatewayServers[i].Namespace] = true
@@ -387,6 +392,27 @@ func KeySecret(o *corev1.Secret) (cluster.KeySecret, bool) {
 		PublicKey:  o.Data[v1beta1.PublicKeyField],
 		HasPrivate: len(o.Data[v1beta1.PrivateKeyField]) > 0,
 	}, true
+}
+
+// openInvitation reads the Secret of an invitation, without its keys. It returns false for other
+// Secrets, for an invitation that is done, and for one that can't be read, of which the
+// controller says so.
+func openInvitation(o *corev1.Secret) (cluster.Invitation, bool) {
+	if o.Type != v1beta1.SecretTypeInvitation || o.DeletionTimestamp != nil {
+		return cluster.Invitation{}, false
+	}
+	r, err := invitation.ReadRecord(o.Data)
+	if err != nil || r.Done {
+		return cluster.Invitation{}, false
+	}
+	out := cluster.Invitation{
+		Meta: metaOf(o, corev1.SchemeGroupVersion, "Secret"), RemoteID: r.To, Accepting: r.Accepting,
+		Asks: r.Undecided(), Used: r.Used != nil, Expires: r.Expires,
+	}
+	if r.Accepting {
+		out.RemoteID = r.From
+	}
+	return out, true
 }
 
 // Network reads a Network.

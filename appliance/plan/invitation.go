@@ -1,0 +1,42 @@
+package plan
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/isthmus-net/isthmus/appliance/cluster"
+)
+
+// invitation is the one that a peering with the cluster id is to come of, on the side that
+// invites or on the one that was invited; nil: there is none that is open.
+func (p *planner) invitation(id string) *cluster.Invitation {
+	i := slices.IndexFunc(p.s.Invitations, func(i cluster.Invitation) bool { return i.RemoteID == id })
+	if i < 0 {
+		return nil
+	}
+	return &p.s.Invitations[i]
+}
+
+// invited says how far an invitation has come, and what to do next. Until then there is no
+// Configuration, and that is no mistake.
+func (p *planner) invited(i *cluster.Invitation) (reason, message string) {
+	id, ends := i.RemoteID, i.Expires.UTC().Format(time.RFC3339)
+	expired := !p.s.Now.IsZero() && !p.s.Now.Before(i.Expires)
+	if !expired && !i.Used {
+		p.again(i.Expires)
+	}
+	switch {
+	case i.Used:
+		return "InvitationUsed", fmt.Sprintf("cluster %s has answered the invitation, and the gateways are exchanging keys", id)
+	case expired && i.Accepting:
+		return "InvitationExpired", fmt.Sprintf("cluster %s has not let this cluster in, and its invitation has expired at %s: isthmusctl peer remove %s takes back what was made for it, then ask for another one", id, ends, id)
+	case expired:
+		return "InvitationExpired", fmt.Sprintf("cluster %s has not used the invitation, which has expired at %s: isthmusctl peer invite %s --revoke takes it back, then invite again", id, ends, id)
+	case i.Accepting:
+		return "InvitationAccepted", fmt.Sprintf("cluster %s has not let this cluster in yet, and its invitation expires at %s: isthmusctl peer accept with the same text goes on and says why, isthmusctl peer remove %s gives up", id, ends, id)
+	case i.Asks:
+		return "InvitationAnswered", fmt.Sprintf("somebody has answered the invitation of cluster %s, and nobody has said yes yet: isthmusctl peer invite %s --approve shows who it is and asks", id, id)
+	}
+	return "InvitationOpen", fmt.Sprintf("cluster %s has not answered the invitation yet, which expires at %s: isthmusctl peer invite %s --revoke takes it back", id, ends, id)
+}
