@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -411,5 +413,16 @@ func (r *Runner) shell(ctx context.Context, row *expect.Row, on operand.Operand,
 	if err != nil {
 		return world.ExecResult{}, err
 	}
-	return r.World.Exec(ctx, world.ExecRequest{Target: target, Host: true, Argv: []string{"sh", "-c", text}})
+	return r.World.Exec(ctx, world.ExecRequest{
+		Target: target, Host: true, Argv: []string{"sh", "-c", text},
+		Env: []string{patienceVariable + "=" + strconv.Itoa(r.wholePatience(row.Started))},
+	})
+}
+
+// patienceVariable is a variable of the commands of scenarios: how many times as long a command
+// may wait as it would on a machine that has nothing else to do, a whole number.
+const patienceVariable = "PATIENCE"
+
+func (r *Runner) wholePatience(since time.Time) int {
+	return max(r.Patience, 1) * int(math.Ceil(r.Pace.Since(since)))
 }

@@ -48,7 +48,7 @@ type Delete struct {
 // Exec runs a shell command on a host, or in the network namespace of a pod.
 type Exec struct {
 	On   expect.Ref `lab:"on,required" doc:"host or pod"`
-	Run  string     `lab:"run,required" doc:"shell commands; {milan/web.ip} is an address, $TMPDIR a directory of the lab's own"`
+	Run  string     `lab:"run,required" doc:"shell commands; {milan/web.ip} is an address, $TMPDIR a directory of the lab's own, $PATIENCE how many times as long commands may wait here: --timeout $((90 * PATIENCE))s"`
 	Name string     `lab:"name" doc:"for expect: output: { of: … }"`
 	Undo string     `lab:"undo" doc:"shell commands for the end of the row"`
 	// Fails allows another exit code than 0.
