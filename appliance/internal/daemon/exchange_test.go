@@ -123,6 +123,50 @@ func TestShown(t *testing.T) {
 	assert.Check(t, !x.silent(), "who has spoken is no longer silent")
 }
 
+// TestCallsAreTakenSlowly: a peer that begins one exchange after the other is answered once a
+// second at most, and each time that it waits.
+func TestCallsAreTakenSlowly(t *testing.T) {
+	nettest.Need(t, "ip")
+	own := nettest.Another(t)
+	own.Run("ip", "link", "set", "lo", "up")
+	var ns *kernel.NetNS
+	var err error
+	own.Do(func() { ns, err = kernel.Open(kernel.Config{}) })
+	assert.NilError(t, err)
+	defer ns.Close()
+	log, _ := newLog(t, "server")
+	gw := &gateway{host: &host{ns: ns, log: log}}
+	at := netip.MustParseAddrPort("127.0.0.1:12347")
+	ctx, cancel := context.WithCancel(t.Context())
+	var taken []time.Time
+	ended := make(chan error)
+	go func() {
+		ended <- gw.takeCalls(ctx, at, func(net.Conn) bool { return true }, func(_ context.Context, c net.Conn) error {
+			defer c.Close()
+			taken = append(taken, time.Now())
+			_, err := c.Write([]byte("x"))
+			return err
+		})
+	}()
+	for range 3 {
+		within(t, 20*time.Second, func() error {
+			c, err := gw.dialFromGateway(ctx, at)
+			if err != nil {
+				return err
+			}
+			defer c.Close()
+			_, err = c.Read(make([]byte, 1))
+			return err
+		})
+	}
+	cancel()
+	assert.NilError(t, <-ended)
+	assert.Equal(t, len(taken), 3)
+	for i := range 2 {
+		assert.Check(t, taken[i+1].Sub(taken[i]) >= tellLeast, "%v after the one before", taken[i+1].Sub(taken[i]))
+	}
+}
+
 // TestExchange runs both gateways of a peering: each knows of the other's cluster what it is
 // now, and the tunnel has the smaller MTU on both sides, and the larger again afterwards.
 func TestExchange(t *testing.T) {
