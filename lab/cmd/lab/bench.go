@@ -40,7 +40,7 @@ type benchOptions struct {
 
 func newBenchCommand(a *app, root *string) *cobra.Command {
 	cmd := &cobra.Command{Use: "bench", Short: "measure, as ratios within one run"}
-	cmd.AddCommand(newBenchDatapathCommand(a, root), newBenchFirewallCommand(a))
+	cmd.AddCommand(newBenchDatapathCommand(a, root), newBenchFirewallCommand(a), newBenchConnectCommand(a, root))
 	return cmd
 }
 
