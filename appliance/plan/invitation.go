@@ -30,13 +30,13 @@ func (p *planner) invited(i *cluster.Invitation) (reason, message string) {
 	case i.Used:
 		return "InvitationUsed", fmt.Sprintf("cluster %s has answered the invitation, and the gateways are exchanging keys", id)
 	case expired && i.Accepting:
-		return "InvitationExpired", fmt.Sprintf("cluster %s has not let this cluster in, and its invitation has expired at %s: isthmusctl peer remove %s takes back what was made for it, then ask for another one", id, ends, id)
+		return "InvitationExpired", fmt.Sprintf("cluster %s has not let this cluster in, and by the clock of this cluster its invitation has expired at %s: isthmusctl peer accept with the same text tries it all the same, isthmusctl peer remove %s takes back what was made for it", id, ends, id)
 	case expired:
-		return "InvitationExpired", fmt.Sprintf("cluster %s has not used the invitation, which has expired at %s: isthmusctl peer invite %s --revoke takes it back, then invite again", id, ends, id)
+		return "InvitationExpired", fmt.Sprintf("nobody was let in by the invitation of cluster %s, which has expired at %s: isthmusctl peer invite %s --revoke takes it back, then invite again", id, ends, id)
 	case i.Accepting:
 		return "InvitationAccepted", fmt.Sprintf("cluster %s has not let this cluster in yet, and its invitation expires at %s: isthmusctl peer accept with the same text goes on and says why, isthmusctl peer remove %s gives up", id, ends, id)
 	case i.Asks:
 		return "InvitationAnswered", fmt.Sprintf("somebody has answered the invitation of cluster %s, and nobody has said yes yet: isthmusctl peer invite %s --approve shows who it is and asks", id, id)
 	}
-	return "InvitationOpen", fmt.Sprintf("cluster %s has not answered the invitation yet, which expires at %s: isthmusctl peer invite %s --revoke takes it back", id, ends, id)
+	return "InvitationOpen", fmt.Sprintf("nobody has been let in by the invitation of cluster %s yet, which expires at %s: isthmusctl peer invite %s --revoke takes it back", id, ends, id)
 }

@@ -103,7 +103,7 @@ func (p *planner) moduleConditions(id string) []corev1beta1.Condition {
 		out = append(out, condition(corev1beta1.NetworkConfigurationStatus, corev1beta1.ConditionStatusReady, "ConfigurationReady", "Configuration %s/%s is in use", peer.config.Namespace, peer.config.Name))
 	case peer.config != nil:
 		out = append(out, condition(corev1beta1.NetworkConfigurationStatus, corev1beta1.ConditionStatusNotReady, "ConfigurationNotReady", "see the condition of Configuration %s/%s", peer.config.Namespace, peer.config.Name))
-	case p.invitation(id) != nil:
+	case p.invitation(id) != nil && !slices.ContainsFunc(p.s.Configurations, func(c cluster.Configuration) bool { return c.RemoteID == id }):
 		reason, message := p.invited(p.invitation(id))
 		out = append(out, condition(corev1beta1.NetworkConfigurationStatus, corev1beta1.ConditionStatusNotReady, reason, "%s", message))
 	default:

@@ -83,6 +83,7 @@ func TestForeignClusterOfAnInvitation(t *testing.T) {
 	}{
 		{invitation.Record{Expires: soon}, "InvitationOpen", "isthmusctl peer invite rome --revoke", soon},
 		{invitation.Record{Expires: soon, Approve: true, Asks: answer}, "InvitationAnswered", "isthmusctl peer invite rome --approve", soon},
+		{invitation.Record{Expires: soon, Approve: true, Asks: answer, Rejected: &answer.Key}, "InvitationOpen", "nobody has been let in", soon},
 		{invitation.Record{Expires: before, Used: answer}, "InvitationUsed", "exchanging keys", time.Time{}},
 		{invitation.Record{Expires: before}, "InvitationExpired", "isthmusctl peer invite rome --revoke", time.Time{}},
 		{invitation.Record{Expires: soon, Accepting: true}, "InvitationAccepted", "isthmusctl peer accept with the same text", soon},

@@ -139,7 +139,7 @@ func TestCallsAreTakenSlowly(t *testing.T) {
 	at := netip.MustParseAddrPort("127.0.0.1:12347")
 	ctx, cancel := context.WithCancel(t.Context())
 	var taken []time.Time
-	ended := make(chan error)
+	ended := make(chan error, 1)
 	go func() {
 		ended <- gw.takeCalls(ctx, at, func(net.Conn) bool { return true }, func(_ context.Context, c net.Conn) error {
 			defer c.Close()

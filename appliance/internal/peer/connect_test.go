@@ -273,6 +273,25 @@ func TestChanges(t *testing.T) {
 	}
 }
 
+// TestRightsOfLater: what a connect changes only after something else has come is asked for
+// before it begins, too.
+func TestRightsOfLater(t *testing.T) {
+	b := two()
+	b.done(t, Connect, defaults())
+	moved(b, v1beta1.ConnectionError) // the client is to dial another place
+	b[Local].PublicKey, b[Remote].PublicKey = []byte("new"), []byte("new, too")
+	patched := func(on Side) (out []string) {
+		for _, r := range rights(b, on, Connect, defaults()) {
+			if r.Verb == "patch" {
+				out = append(out, r.Resource)
+			}
+		}
+		return out
+	}
+	assert.DeepEqual(t, patched(Local), []string{"gatewayclients", "publickeies"})
+	assert.DeepEqual(t, patched(Remote), []string{"publickeies"})
+}
+
 func moved(b *Both, value v1beta1.ConnectionStatusValue) {
 	port := int32(31000)
 	b[Remote].Servers[0].Status.Endpoint = &v1beta1.EndpointStatus{Addresses: []string{"203.0.113.8"}, Port: &port}

@@ -106,11 +106,7 @@ func updated(b *Both, on Side, action Action, o *Options) []string {
 	changes := configure(b, o, &s)
 	if server := serverSide(b); action == Connect {
 		changes = append(changes, adoptGateways(b, server, o, &s)...)
-		if len(b[server].Servers) == 1 && len(s.Problems) == 0 {
-			s = Step{}
-			exchange(b, server, o, &s)
-			changes = append(changes, s.Changes...)
-		}
+		changes = append(changes, exchanged(b, server, o, &s)...)
 	}
 	var out []string
 	for _, c := range changes {
@@ -121,6 +117,27 @@ func updated(b *Both, on Side, action Action, o *Options) []string {
 		if r := resourceOf(kind); !slices.Contains(out, r) {
 			out = append(out, r)
 		}
+	}
+	return out
+}
+
+// exchanged are the changes to objects that are there of all that the sides have to learn of each
+// other, whatever has to be waited for in between.
+func exchanged(b *Both, server Side, o *Options, s *Step) []Change {
+	on := server.other()
+	if len(b[server].Servers) != 1 || len(b[on].Clients) != 1 {
+		return nil
+	}
+	g, c := &b[server].Servers[0], &b[on].Clients[0]
+	var out []Change
+	if endpoint := dialled(g.Status.Endpoint, o); endpoint != nil {
+		out = redial(b, on, c, endpoint, o, s)
+	}
+	if !o.KeepKeys {
+		var keys Step
+		giveKey(b, server, g, o, &keys)
+		giveKey(b, on, c, o, &keys)
+		out = append(out, keys.Changes...)
 	}
 	return out
 }

@@ -420,7 +420,7 @@ func (r *Runner) shell(ctx context.Context, row *expect.Row, on operand.Operand,
 }
 
 // patienceVariable is a variable of the commands of scenarios: how many times as long a command
-// may wait as it would on a machine that has nothing else to do, a whole number.
+// may wait as it would on a machine that has nothing else to do, rounded up.
 const patienceVariable = "PATIENCE"
 
 func (r *Runner) wholePatience(since time.Time) int {
