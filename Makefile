@@ -239,16 +239,16 @@ CRICTL := v1.34.0
 bin/kubeadm: $(wildcard lab/kubernetes/kubeadm/*.go) lab/kubernetes/go.mod | bin/kubernetes
 	$(call timed,bin/kubeadm $(KUBERNETES),cd lab/kubernetes && \
 		$(GO) build -trimpath -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kubeadm ./kubeadm)
-bin/crictl:
-	$(call timed,bin/crictl $(CRICTL),GOBIN=$(CURDIR)/bin $(GO) install -trimpath -ldflags '-s -w' sigs.k8s.io/cri-tools/cmd/crictl@$(CRICTL))
+bin/.crictl-$(CRICTL):
+	$(call timed,bin/crictl $(CRICTL),GOBIN=$(CURDIR)/bin $(GO) install -trimpath -ldflags '-s -w' sigs.k8s.io/cri-tools/cmd/crictl@$(CRICTL) && touch $@)
 
 NODE_IMAGE := lab/internal/kind/nodeimage
 
 .PHONY: kind-image
 kind-image: node-images bin/helm bin/kind/node-$(ARCH).tar
-bin/kind/base.tar: $(NODE_IMAGE)/debian.sh
+bin/kind/base.tar bin/kind/firewall.tar &: $(NODE_IMAGE)/debian.sh
 	$(call timed,bin/kind/base.tar (Debian),$(NODE_IMAGE)/debian.sh bin/kind)
-bin/kind/node-$(ARCH).tar: $(wildcard $(NODE_IMAGE)/*.go) bin/kind/base.tar bin/kubernetes bin/kube-proxy bin/kubeadm bin/crictl bin/coredns bin/.containerd-$(CONTAINERD) bin/cni/.tools go.mod
+bin/kind/node-$(ARCH).tar: $(wildcard $(NODE_IMAGE)/*.go) bin/kind/base.tar bin/kind/firewall.tar bin/kubernetes bin/kube-proxy bin/kubeadm bin/.crictl-$(CRICTL) bin/coredns bin/.containerd-$(CONTAINERD) bin/cni/.tools go.mod
 	$(call timed,$@,$(GO) run ./$(NODE_IMAGE) -base bin/kind/base.tar -firewall bin/kind/firewall.tar -bin bin -version $(KUBERNETES) \
 		-kind "$$($(GO) mod download sigs.k8s.io/kind && $(GO) list -m -f '{{.Dir}}' sigs.k8s.io/kind)" -out $@)
 
