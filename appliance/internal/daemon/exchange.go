@@ -239,12 +239,13 @@ func networksMatch(p *PeerStatus, c *cluster.Configuration) Condition {
 		name          string
 		tells, writes []netip.Prefix
 	}{{"pod", p.Networks.Pod, known.Pod}, {"external", p.Networks.External, known.External}} {
-		tells := slices.DeleteFunc(slices.Clone(kind.tells), func(n netip.Prefix) bool {
-			return !slices.ContainsFunc(c.Remote.All(), func(o netip.Prefix) bool { return o.Addr().BitLen() == n.Addr().BitLen() })
-		})
+		tells := ofPeering(kind.tells, c)
 		if !sameSet(tells, kind.writes) {
 			differ = append(differ, fmt.Sprintf("its %s networks are %s, and spec.remote.cidr.%s of %s%s is %s", kind.name, texts(tells), kind.name, c.Ref, more, texts(kind.writes)))
 		}
+	}
+	if news := undecided(p, &counts); len(differ) > 0 && len(news) > 0 {
+		return Condition{v1beta1.ConditionNetworksMatch, "FollowPending", "the gateway of the peer has told of a change, of " + texts(news) + ", and the controller of this cluster is about to follow it or to say why not", true}
 	}
 	if len(differ) > 0 {
 		allow := "isthmusctl peer follow " + c.RemoteID + " --range RANGE"
@@ -262,6 +263,42 @@ func networksMatch(p *PeerStatus, c *cluster.Configuration) Condition {
 		return Condition{v1beta1.ConditionNetworksMatch, "Followed", "the networks that the peer tells are those of " + c.Ref.String() + more, true}
 	}
 	return Condition{v1beta1.ConditionNetworksMatch, "Same", "the networks that the peer tells are those of " + c.Ref.String(), true}
+}
+
+// ofPeering are the networks of an address family that the peering has.
+func ofPeering(list []netip.Prefix, c *cluster.Configuration) []netip.Prefix {
+	return slices.DeleteFunc(slices.Clone(list), func(n netip.Prefix) bool {
+		return !slices.ContainsFunc(c.Remote.All(), func(o netip.Prefix) bool { return o.Addr().BitLen() == n.Addr().BitLen() })
+	})
+}
+
+// undecided are the networks that the peer has added, or withdrawn, since the controller looked
+// at what it tells: they are in what c follows, or are not, for a moment more. It is empty where
+// the peer may add none, and where something else differs as well.
+func undecided(p *PeerStatus, c *cluster.Configuration) []netip.Prefix {
+	if c.Follow == nil || c.Follow.Problem != "" {
+		return nil
+	}
+	told, known := ofPeering(slices.Concat(p.Networks.Pod, p.Networks.External), c), c.Peer().All()
+	var out []netip.Prefix
+	for _, n := range told {
+		if slices.ContainsFunc(c.Refused, func(r cluster.Refused) bool { return r.CIDR == n }) {
+			return nil
+		}
+		if !slices.Contains(known, n) {
+			out = append(out, n)
+		}
+	}
+	for _, n := range known {
+		if slices.Contains(told, n) {
+			continue
+		}
+		if !slices.ContainsFunc(c.Followed, func(f cluster.Followed) bool { return f.CIDR == n }) {
+			return nil
+		}
+		out = append(out, n)
+	}
+	return out
 }
 
 func apiCIDRs(list []netip.Prefix) []v1beta1.CIDR {

@@ -70,7 +70,10 @@ func TestNetworksFollowed(t *testing.T) {
 		want, says string
 	}{
 		{"nothing", []string{"10.1.0.0/16"}, nil, nil, "Same", "are those of Configuration ns/rome"},
-		{"not yet", []string{"10.1.0.0/16", "10.64.0.0/16"}, nil, nil, "NetworksDiffer", "or let the peer add networks: isthmusctl peer follow rome --range RANGE"},
+		{"not yet", []string{"10.1.0.0/16", "10.64.0.0/16"}, nil, nil, "FollowPending", "has told of a change, of 10.64.0.0/16, and the controller"},
+		{"not yet, beside one of another family", []string{"10.1.0.0/16", "10.64.0.0/16", "fd00::/64"}, nil, nil, "FollowPending", "of a change, of 10.64.0.0/16, and"},
+		{"no longer, and nobody has looked", []string{"10.1.0.0/16"}, []cluster.Followed{{CIDR: more}}, nil, "FollowPending", "has told of a change, of 10.64.0.0/16, and"},
+		{"not yet, and what is written is not told", []string{"10.64.0.0/16"}, nil, nil, "NetworksDiffer", "or let the peer add networks: isthmusctl peer follow rome --range RANGE"},
 		{"one", []string{"10.64.0.0/16", "10.1.0.0/16"}, []cluster.Followed{{CIDR: more}}, nil, "Followed", "are those of Configuration ns/rome and 1 in its status.follow"},
 		{"one that was withdrawn", []string{"10.1.0.0/16"}, []cluster.Followed{{CIDR: gone, Withdrawn: time.Now()}}, nil, "Same", ""},
 		{"and one more", []string{"10.64.0.0/16", "10.1.0.0/16"}, []cluster.Followed{{CIDR: more}, {CIDR: gone, Withdrawn: time.Now()}}, nil, "Followed", "and 1 in its status.follow"},
