@@ -11,6 +11,7 @@ import (
 	"gotest.tools/v3/poll"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/kind/pkg/log"
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
@@ -32,6 +33,10 @@ func TestEngine(t *testing.T) {
 	}
 	engine, err := FindEngine(t.Context())
 	assert.NilError(t, err)
+	// A run that was killed has left its containers.
+	p, err := provider(engine.Name, log.NoopLogger{})
+	assert.NilError(t, err)
+	assert.NilError(t, p.Delete(ClusterName("engine-test", "milan"), filepath.Join(t.TempDir(), "kubeconfig")))
 	l, err := Create(t.Context(), Spec{
 		Name: "engine-test", Dir: filepath.Join(t.TempDir(), "engine-test"), BinDir: bin, Engine: engine, Ephemeral: true,
 		Topology: parse(t, "clusters: { milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 } }"),
