@@ -1,0 +1,27 @@
+#!/bin/sh
+# Runs the commands of the README that begin with bin/lab, in its sections Install and Peer,
+# as they are written: two clusters of real nodes are installed, connected and emptied again,
+# and two others connect by an invitation.
+set -eu
+
+section() { # NAME: the commands of a section
+	awk -v name="$1" '/^## / { here = $2 == name } /^```/ { code = !code; next } here && code && /^(make nodes && )?bin\/lab /' README.md
+}
+
+run() { # COMMANDS, one a line
+	[ "$1" ] || { echo "lab/readme.sh: the README has none of the commands that come next" >&2; exit 1; }
+	printf '%s\n' "$1" | while IFS= read -r command; do
+		printf '\n$ %s\n' "$command"
+		sh -c "$command" </dev/null
+	done
+}
+
+install=$(section Install)
+peer=$(section Peer)
+trap 'for lab in bare-clusters hub-joins; do bin/lab down $lab >/dev/null 2>&1 || true; done' EXIT
+run "$(printf '%s\n' "$install" | sed '/ uninstall/,$d')"
+run "$(printf '%s\n' "$peer" | grep 'isthmusctl network\|lab kubectl')"
+run "$(printf '%s\n' "$install" | sed -n '/ uninstall/,$p')"
+run 'bin/lab up hub-joins'
+run "$(printf '%s\n' "$peer" | grep 'isthmusctl peer')"
+run 'bin/lab down hub-joins'
