@@ -150,8 +150,7 @@ func connectConfig(lab *builtLab, pairs int) (bench.ConnectConfig, error) {
 		Pairs:      pairs,
 		Disconnect: shell(`isthmusctl network reset --remote-kubeconfig $KUBECONFIGS/milan/admin.kubeconfig --wait`),
 		Reached: func(ctx context.Context) (bool, error) {
-			p, err := row().Send(ctx, from, to, "tcp", 0)
-			return p.Result.OK, err
+			return row().Reached(ctx, from, to, "tcp")
 		},
 	}, nil
 }

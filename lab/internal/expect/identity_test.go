@@ -50,6 +50,9 @@ func TestWhoAnswers(t *testing.T) {
 					assert.Equal(t, res.Got, tc.got)
 					assert.Assert(t, strings.HasPrefix(res.Want, tc.to+" answers milan/web"), res.Want)
 				}
+				reached, err := row.Reached(t.Context(), from.Operand, to.Operand, proto)
+				assert.NilError(t, err)
+				assert.Equal(t, reached, tc.got == "")
 				// What an impostor says it saw is not what whom was asked has seen.
 				res, err = (&expect.Source{SeenBy: to, Is: from}).Check(t.Context(), row)
 				assert.NilError(t, err)

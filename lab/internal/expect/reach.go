@@ -92,6 +92,17 @@ func (e *Reach) Check(ctx context.Context, row *Row) (Result, error) {
 	return Result{OK: true, Want: want, Got: want, Notes: notes}, nil
 }
 
+// Reached reports whether one probe is answered by whom it is for. Where address ranges overlap
+// and the clusters are no peers yet, somebody else has that address.
+func (row *Row) Reached(ctx context.Context, from, to operand.Operand, proto string) (bool, error) {
+	p, err := row.Send(ctx, from, to, proto, 0)
+	if err != nil || !p.Result.OK {
+		return false, err
+	}
+	v, err := row.judge(ctx, p)
+	return err == nil && v.impostor == "", err
+}
+
 // explainImpostor adds the way of a probe that somebody else answered.
 func (row *Row) explainImpostor(ctx context.Context, p Probe, res Result) (Result, error) {
 	addr, err := row.Directory.Address(ctx, p.Dst, p.From.Cluster)
