@@ -89,9 +89,9 @@ test-kernel: build ## kernel tests: without root, and in the virtual machine's k
 		if [ "$$tests" ]; then $(KERNEL_IN_VM) -test.run "^($$tests)$$"; else echo 'this kernel skips none'; fi)
 
 # One row and at most one sabotage of each scenario run here; test-all runs all of them.
-# Each lab runs its rows, then its sabotages, of which none begins any more after SABOTAGE_TIME. Which
-# come first is drawn, so that each run makes others; the last lines say how many were left
-# out. One lab runs at a time: with two, neither processor had anything left (idle: 1 %), and
+# Each lab runs its rows, then a sabotage, and further ones until its sabotages have taken
+# SABOTAGE_TIME. The seed draws which, so that each run makes others; the last lines say how many
+# were left out. One lab runs at a time: with two, neither processor had anything left (idle: 1 %), and
 # rows of half a minute took five.
 .PHONY: test-lab
 test-lab: build kubernetes cni flannel liqoctl nodes ## a row of each scenario in the VXLAN overlay, and of those of GENEVE with Geneve and the kernel's WireGuard; a sabotage of each while there is time

@@ -16,6 +16,10 @@ run() { # COMMANDS, one a line
 	done
 }
 
+if bin/lab ls 2>/dev/null | grep -q '^bare-clusters-\|^hub-joins-'; then
+	echo "lab/readme.sh: a lab of bare-clusters or hub-joins is up, and this would take it down: bin/lab ls, bin/lab down NAME" >&2
+	exit 1
+fi
 install=$(section Install)
 peer=$(section Peer)
 trap 'for lab in bare-clusters hub-joins; do bin/lab down $lab >/dev/null 2>&1 || true; done' EXIT

@@ -8,8 +8,8 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 )
 
-// invitation is the one that a peering with the cluster id is to come of, on the side that
-// invites or on the one that was invited; nil: there is none that is open.
+// invitation returns the open invitation between this cluster and the cluster id, whichever of
+// the two has invited the other; nil: there is none.
 func (p *planner) invitation(id string) *cluster.Invitation {
 	i := slices.IndexFunc(p.s.Invitations, func(i cluster.Invitation) bool { return i.RemoteID == id })
 	if i < 0 {
@@ -18,8 +18,8 @@ func (p *planner) invitation(id string) *cluster.Invitation {
 	return &p.s.Invitations[i]
 }
 
-// invited says how far an invitation has come, and what to do next. Until then there is no
-// Configuration, and that is no mistake.
+// invited says how far an invitation has come, and what to do next. The Configuration is made
+// when it has been answered, so a missing one is no mistake before.
 func (p *planner) invited(i *cluster.Invitation) (reason, message string) {
 	id, ends := i.RemoteID, i.Expires.UTC().Format(time.RFC3339)
 	expired := !p.s.Now.IsZero() && !p.s.Now.Before(i.Expires)

@@ -272,9 +272,9 @@ func ofPeering(list []netip.Prefix, c *cluster.Configuration) []netip.Prefix {
 	})
 }
 
-// undecided are the networks that the peer has added, or withdrawn, since the controller looked
-// at what it tells: they are in what c follows, or are not, for a moment more. It is empty where
-// the peer may add none, and where something else differs as well.
+// undecided returns the networks that the peer has added or withdrawn, and that the controller has
+// not looked at yet: the status of c says nothing of them. It returns none where the peer may add
+// no networks, and where something else differs as well.
 func undecided(p *PeerStatus, c *cluster.Configuration) []netip.Prefix {
 	if c.Follow == nil || c.Follow.Problem != "" {
 		return nil

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"gotest.tools/v3/assert"
 	corev1 "k8s.io/api/core/v1"
@@ -243,4 +244,11 @@ func TestUndoObjects(t *testing.T) {
 	undo.addObject("endpoint made again", undone("endpoint made again is removed"))
 	assert.NilError(t, undo.run(t.Context()))
 	assert.DeepEqual(t, order, []string{"endpoint made again is removed", "another command", "configuration is removed", "command", "endpoint, as it was"})
+}
+
+// TestPatience: commands of scenarios are told how much longer they may wait in an emulated machine.
+func TestPatience(t *testing.T) {
+	for patience, want := range map[int]int{0: 1, 1: 1, 3: 3} {
+		assert.Equal(t, (&Runner{Patience: patience}).wholePatience(time.Time{}), want)
+	}
 }
