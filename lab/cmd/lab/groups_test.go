@@ -323,17 +323,24 @@ func TestQueueOfEmulated(t *testing.T) {
 	assert.Equal(t, q.pick(false), first)
 	assert.Equal(t, q.pick(false), real)
 
-	// On two processors they have the machine for themselves, whichever began.
-	q = newQueue([]*group{first, native, second, ofKind}, 3, true, 2, 112)
+	// On two processors each of them has the machine for itself, whichever began.
+	another := weighing("native", 8)
+	q = newQueue([]*group{first, native, second, ofKind, real, another}, 3, true, 2, 112)
 	assert.Equal(t, q.pick(true), first)
 	assert.Assert(t, q.pick(true) == nil, "something began beside an emulated machine on two processors")
 	q.done(first)
 	assert.Equal(t, q.pick(true), native)
-	assert.Equal(t, q.pick(true), ofKind, "an emulated machine began beside another lab on two processors")
+	assert.Equal(t, q.pick(true), another, "what began beside another lab on two processors is no plain lab of this kernel")
+	assert.Assert(t, q.pick(true) == nil, "something heavy began beside two labs")
 	q.done(native)
-	assert.Assert(t, q.pick(true) == nil)
-	q.done(ofKind)
-	assert.Equal(t, q.pick(true), second)
+	assert.Assert(t, q.pick(true) == nil, "something heavy began beside a lab")
+	q.done(another)
+	for _, g := range []*group{second, ofKind, real} {
+		assert.Equal(t, q.pick(true), g)
+		assert.Assert(t, q.pick(true) == nil, "something began beside %s", g.topology.Name)
+		q.done(g)
+	}
+	assert.Assert(t, q.empty())
 }
 
 // TestQueueOfKind: labs of kind and labs of this kernel with containerd do not run

@@ -20,8 +20,10 @@ type queue struct {
 	limit   int // of machines that run beside other labs
 	most    int // of machines where there is room, or no other lab
 	// Virtual machines are emulated: none runs beside labs with containerd, of this
-	// kernel or of kind, and with alone beside no other lab at all.
-	emulated, alone bool
+	// kernel or of kind.
+	emulated bool
+	// The machine has few processors: emulated machines and labs with containerd run alone.
+	few bool
 	// Labs that have been handed out and are not down yet.
 	machines int
 	kinds    int
@@ -41,25 +43,22 @@ type queue struct {
 //
 // Emulated machines and labs with containerd (of this kernel, or of kind) do not run beside
 // each other. On two cores whose page faults take 16 µs they were ready after 94 s and 58 s
-// alone, and after more than fourteen minutes beside each other. Beside one other lab an
-// emulated machine took three times as long there, so on a machine of so few processors it
-// runs alone.
+// alone, and after more than fourteen minutes beside each other. On a machine of so few
+// processors each of them runs alone: beside one other lab an emulated machine took three
+// times as long there, and a row in a lab with containerd 6m27 in place of 1m29.
 func newQueue(all []*group, jobs int, emulated bool, processors, inotify int) *queue {
-	q := &queue{waiting: slices.Clone(all), limit: jobs, most: jobs, emulated: emulated, inotify: inotify}
+	q := &queue{waiting: slices.Clone(all), limit: jobs, most: jobs, emulated: emulated, few: processors < enoughProcessors, inotify: inotify}
 	q.change = sync.NewCond(&q.mu)
-	switch {
-	case emulated && processors < processorsOfMachine:
-		q.alone, q.limit, q.most = true, 1, 1
-	case emulated:
+	if emulated {
 		q.limit = max(1, min(jobs, alwaysAtOnce)/2)
 		q.most = min(jobs, max(2, q.limit))
 	}
 	return q
 }
 
-// processorsOfMachine is how many processors it takes to have an emulated machine beside
-// other labs: it and the control planes outside of it keep two busy.
-const processorsOfMachine = 4
+// enoughProcessors is how many it takes to have an emulated machine, or a lab with
+// containerd, beside other labs: each keeps two busy.
+const enoughProcessors = 4
 
 // take is the group to run now, for which it waits as long as what is left has to
 // wait for labs that run. It is nil when all are taken. room says that the machine's
@@ -93,7 +92,7 @@ func (q *queue) pick(room bool) *group {
 // can tells whether a group can run beside those that do.
 func (q *queue) can(g *group, room bool) bool {
 	running := q.running(g)
-	if q.alone && (running == &q.machines && q.kinds+q.real+q.others > 0 || running != &q.machines && q.machines > 0) {
+	if all := q.machines + q.kinds + q.real + q.others; q.few && all > 0 && (q.heavy(running) || q.heavyRun()) {
 		return false
 	}
 	if q.emulated && (running == &q.machines && q.kinds+q.real > 0 || (running == &q.kinds || running == &q.real) && q.machines > 0) {
@@ -161,6 +160,16 @@ func (q *queue) running(g *group) *int {
 		return &q.real
 	}
 	return &q.others
+}
+
+// heavy tells whether labs of this kind keep two processors busy.
+func (q *queue) heavy(kind *int) bool {
+	return kind == &q.kinds || kind == &q.real || kind == &q.machines && q.emulated
+}
+
+// heavyRun tells whether such a lab runs.
+func (q *queue) heavyRun() bool {
+	return q.kinds+q.real > 0 || q.emulated && q.machines > 0
 }
 
 // onlyMachines tells whether no lab of another world runs or waits.
