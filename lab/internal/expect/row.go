@@ -63,6 +63,7 @@ type Row struct {
 	Probes  []Probe               // in the order they were sent
 	Flows   map[string]*FlowState // by name
 	Outputs map[string]Ran        // of exec actions by name; "" is the last
+	Ran     []Ran                 // all of them, in the order in which they ended
 	// Remembered is what clusters were like, by the name of the action.
 	Remembered map[string]Remembered
 	// LogMarks has the end of every log when the row began.

@@ -94,6 +94,16 @@ type Step struct {
 	Took     Duration `json:"took"`
 	Notes    []string `json:"notes,omitempty"` // what was measured
 	Failures []Fault  `json:"failures,omitempty"`
+	// Commands are those of a step that failed.
+	Commands []Command `json:"commands,omitempty"`
+}
+
+// A Command is how one ended that a scenario had run.
+type Command struct {
+	Command string `json:"command"`
+	Code    int    `json:"code"` // its exit code
+	Stdout  string `json:"stdout,omitempty"`
+	Stderr  string `json:"stderr,omitempty"`
 }
 
 // A Fault is an expectation that did not hold.

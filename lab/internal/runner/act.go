@@ -405,7 +405,18 @@ func (r *Runner) exec(ctx context.Context, row *expect.Row, a *scenario.Exec) (e
 	}
 	ran := expect.Ran{Command: strings.TrimSpace(text), MayFail: a.Fails, ExecResult: res}
 	row.Outputs[a.Name], row.Outputs[""] = ran, ran
+	row.Ran = append(row.Ran, ran)
 	return ran, nil
+}
+
+// commands are those that were run, each as it ended the last time.
+func commands(ran []expect.Ran) []report.Command {
+	var out []report.Command
+	for _, c := range ran {
+		out = slices.DeleteFunc(out, func(x report.Command) bool { return x.Command == c.Command })
+		out = append(out, report.Command{Command: c.Command, Code: c.Code, Stdout: string(c.Stdout), Stderr: string(c.Stderr)})
+	}
+	return out
 }
 
 func (r *Runner) shell(ctx context.Context, row *expect.Row, on operand.Operand, text string) (world.ExecResult, error) {

@@ -159,26 +159,41 @@ func (r *Runner) Run(ctx context.Context, s *scenario.Scenario, sr scenario.Row)
 	r.say("%s", sr.Name)
 	out := report.Row{Name: sr.Name}
 	start := time.Now()
-	err := r.run(ctx, s, sr, &out)
+	// The evidence is of the lab as the failure left it: once that is undone it shows nothing.
+	var evidence error
+	err := r.run(ctx, s, sr, &out, func(err error) {
+		out.Verdict, out.Reason = verdict(&out, s.XFail, err)
+		evidence = r.bundle(ctx, &out)
+	})
 	out.Took = report.Duration(time.Since(start))
 	out.Verdict, out.Reason = verdict(&out, s.XFail, err)
-	r.bundle(ctx, &out)
+	if out.Bundle == "" {
+		evidence = r.bundle(ctx, &out)
+	}
+	out.Reason = withoutEvidence(out.Reason, evidence)
 	return out
 }
 
-// bundle writes the evidence of a row that failed.
-func (r *Runner) bundle(ctx context.Context, out *report.Row) {
+// bundle writes the evidence of a row that failed. The error says what of it was not
+// written.
+func (r *Runner) bundle(ctx context.Context, out *report.Row) error {
 	if r.Bundle == nil || out.Verdict != report.Fail && out.Verdict != report.Infra {
-		return
+		return nil
 	}
 	bundle, err := r.Bundle(context.WithoutCancel(ctx), out)
 	if errors.Is(err, world.ErrNotRunning) { // the reason says so already
-		return
+		return nil
 	}
 	out.Bundle = bundle
-	if err != nil {
-		out.Reason = strings.TrimSpace(out.Reason + "\nnot all evidence was written: " + err.Error())
+	return err
+}
+
+// withoutEvidence adds to why a row failed what of the evidence was not written.
+func withoutEvidence(reason string, err error) string {
+	if err == nil {
+		return reason
 	}
+	return strings.TrimSpace(reason + "\nnot all evidence was written: " + err.Error())
 }
 
 // verdict judges a row. What failed as an expectation has failed, whatever the
@@ -202,7 +217,8 @@ func verdict(out *report.Row, xfail string, err error) (report.Verdict, string) 
 	return report.Pass, ""
 }
 
-func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row, out *report.Row) (err error) {
+// run runs a row. red is told of a failure before anything is undone.
+func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row, out *report.Row, red func(error)) (err error) {
 	row, err := r.newRow(ctx, s)
 	if err != nil {
 		return err
@@ -232,6 +248,9 @@ func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row,
 		if failed = len(rs.Failures) > 0; failed {
 			break // what follows builds on it
 		}
+	}
+	if err != nil || failed {
+		red(err)
 	}
 	// Whatever happened, the next row finds the lab as this one did.
 	closeFlows(row)

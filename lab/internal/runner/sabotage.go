@@ -55,7 +55,7 @@ func (r *Runner) RunSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 		out.Verdict, out.Reason = seen.verdict(s.Build(sr), sab, err)
 	}
 	out.Took = report.Duration(time.Since(start))
-	r.bundle(ctx, &out)
+	out.Reason = withoutEvidence(out.Reason, r.bundle(ctx, &out))
 	return out
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/runner"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
+	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -32,6 +33,7 @@ func (l *brokenLab) Exec(ctx context.Context, req world.ExecRequest) (world.Exec
 			l.loseOne = l.probes + 1
 		case strings.HasPrefix(text, "lose "):
 			l.lostAt = strings.TrimSpace(strings.TrimPrefix(text, "lose "))
+			return world.ExecResult{Stdout: []byte("lost")}, nil
 		case strings.HasPrefix(text, "mend"):
 			l.lostAt = ""
 		case strings.HasPrefix(text, "forget"): // to mend it
@@ -47,6 +49,9 @@ func (l *brokenLab) Exec(ctx context.Context, req world.ExecRequest) (world.Exec
 	}
 	return l.memoryLab.Exec(ctx, req)
 }
+
+// Inventory is empty: nothing else than what is lost changes here.
+func (l *brokenLab) Inventory(context.Context) ([]world.Inventory, error) { return nil, nil }
 
 // TestRunSabotage: only the expectation that a sabotage names is proof, and only
 // when it fails for as long as it is looked at.
@@ -85,6 +90,34 @@ func TestRunSabotage(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestEvidence: what explains a failure is written before anything is undone, with what the
+// commands of the step printed.
+func TestEvidence(t *testing.T) {
+	src := "description: x\ntopology: two-clusters\nsteps:\n  - name: it\n    within: 300ms\n" +
+		"    do: { exec: { on: milan/node-1, run: lose milan/gateway, undo: mend } }\n" +
+		"    expect: { reach: { from: milan/web, to: rome/web, proto: udp } }\n" +
+		"sabotage:\n  - { withhold: routeconfiguration/rome-node-gw, in: milan, fails: it, expectation: reach }\n"
+	sc, err := scenario.Parse("scenarios/x.yaml", []byte(src), topologies)
+	assert.NilError(t, err)
+	sc.Topology = &topology.Topology{} // a lab in memory has no API servers, whose objects are looked at before
+	l := &brokenLab{memoryLab: newMemoryLab(t)}
+	var lost []string
+	var commands []report.Command
+	r := &runner.Runner{World: l, Seed: "8f3a", Bundle: func(_ context.Context, row *report.Row) (string, error) {
+		lost = append(lost, l.lostAt)
+		commands = row.Steps[len(row.Steps)-1].Commands
+		return "runs/x", nil
+	}}
+	synctest.Test(t, func(t *testing.T) {
+		row := r.Run(t.Context(), sc, sc.Rows[0])
+		assert.Equal(t, row.Verdict, report.Fail, "%s", row.Reason)
+		assert.Equal(t, row.Bundle, "runs/x")
+	})
+	assert.DeepEqual(t, lost, []string{"milan/gateway"})
+	assert.Equal(t, l.lostAt, "", "the row has not undone what it did")
+	assert.DeepEqual(t, commands, []report.Command{{Command: "lose milan/gateway", Stdout: "lost"}})
 }
 
 // A goneLab is a lab in memory whose agent goes away at the second probe.

@@ -51,7 +51,13 @@ func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row
 	out.Name = st.Name
 	start := time.Now()
 	row.StepStarted = start
-	defer func() { out.Took = report.Duration(time.Since(start)) }()
+	ran := len(row.Ran)
+	defer func() {
+		out.Took = report.Duration(time.Since(start))
+		if out.err != nil || len(out.Failures) > 0 {
+			out.Commands = commands(row.Ran[ran:])
+		}
+	}()
 	before, stop, meanwhile := split(st.Do)
 	again, acted := r.actAll(ctx, s, row, st, before, undo, &out)
 	if !acted {
