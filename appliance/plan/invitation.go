@@ -32,7 +32,7 @@ func (p *planner) invited(i *cluster.Invitation) (reason, message string) {
 	case expired && i.Accepting:
 		return "InvitationExpired", fmt.Sprintf("cluster %s has not let this cluster in, and by the clock of this cluster its invitation has expired at %s: isthmusctl peer accept with the same text tries it all the same, isthmusctl peer remove %s takes back what was made for it", id, ends, id)
 	case expired:
-		return "InvitationExpired", fmt.Sprintf("nobody was let in by the invitation of cluster %s, which has expired at %s: isthmusctl peer invite %s --revoke takes it back, then invite again", id, ends, id)
+		return "InvitationExpired", fmt.Sprintf("nobody was let in by the invitation of cluster %s, which has expired at %s: isthmusctl peer invite %s --revoke takes it back, then invite again; where this cluster can't be reached from outside, let %s invite", id, ends, id, id)
 	case i.Accepting:
 		return "InvitationAccepted", fmt.Sprintf("cluster %s has not let this cluster in yet, and its invitation expires at %s: isthmusctl peer accept with the same text goes on and says why, isthmusctl peer remove %s gives up", id, ends, id)
 	case i.Asks:

@@ -142,18 +142,15 @@ func (gw *gateway) listenForAnswers(ctx context.Context) error {
 	}
 }
 
-// takeAnswers listens until there is no temporary tunnel any more.
+// takeAnswers listens until there is no temporary tunnel any more. Answers are taken one at a
+// time and slowly: there is one peer, and each other answer is written to the API server.
 func (gw *gateway) takeAnswers(ctx context.Context, at netip.AddrPort) error {
-	l, err := gw.listenInTunnel(ctx, at)
-	if err != nil {
-		return err
-	}
 	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	defer cancel()
 	wg.Go(func() {
-		defer l.Close()
+		defer cancel()
 		tick := time.NewTicker(askAgain)
 		defer tick.Stop()
 		for gw.handover.now().Offer != nil {
@@ -164,21 +161,13 @@ func (gw *gateway) takeAnswers(ctx context.Context, at netip.AddrPort) error {
 			}
 		}
 	})
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			cancel()
-			if gw.handover.now().Offer == nil || errors.Is(err, net.ErrClosed) {
-				return nil
-			}
-			return err
-		}
-		// One at a time: there is one peer, and it has one answer.
+	return gw.takeCalls(ctx, at, func(net.Conn) bool { return true }, func(ctx context.Context, c net.Conn) error {
+		defer c.Close()
 		if err := gw.takeAnswer(ctx, c); err != nil {
-			gw.log.Info("an answer to the invitation was not taken", "err", err)
+			return fmt.Errorf("an answer to the invitation was not taken: %w", err)
 		}
-		_ = c.Close()
-	}
+		return nil
+	})
 }
 
 // listenInTunnel listens on TCP, and on no other protocol that would look the same: the

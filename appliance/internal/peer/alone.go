@@ -242,7 +242,7 @@ func revoke(b *Both, o *Options) Step {
 	var s Step
 	checkAlone(b, &s)
 	switch {
-	case f.Invitation == nil && !o.began:
+	case f.Invitation == nil && !o.began && !f.halfInvited():
 		s.problem("invitation", fmt.Sprintf("the invitation of %s", id), fmt.Sprintf("%s peer invite --list shows those there are", f.Cluster.Isthmusctl), "there is none")
 	case f.Invitation != nil && f.Record.Accepting:
 		s.problem("invitation", fmt.Sprintf("the invitation of %s", id), fmt.Sprintf("%s peer remove %s", f.Cluster.Isthmusctl, id), "it was %s who has invited", id)
@@ -255,6 +255,12 @@ func revoke(b *Both, o *Options) Step {
 		return s
 	}
 	return remove(b, Reset, o)
+}
+
+// halfInvited tells whether a run of peer invite was ended before it had made the Secret, the
+// last of its objects.
+func (f *Facts) halfInvited() bool {
+	return len(f.Servers) == 1 && writer(&f.Servers[0], "spec.endpoint") == "" && len(f.Configurations)+len(f.Keys)+len(f.Clients) == 0
 }
 
 // checkAlone finds what makes it impossible that the cluster has such a peer.

@@ -229,6 +229,7 @@ func TestAloneRefuses(t *testing.T) {
 		}, "there are objects of one"},
 		{"accept: this side has invited", accept, record(true), invitedBy(other), "there are objects of one"},
 		{"revoke: there is none", revoke, record(false), func(*Both) {}, "there is none"},
+		{"revoke: there is somebody else's server", revoke, record(false), func(b *Both) { b[Local].Servers = []v1beta1.GatewayServer{{}} }, "there is none"},
 		{"revoke: it was used", revoke, record(false), invitedBy(used), "it was used, by a gateway with the fingerprint " + invitation.Fingerprint(invitation.Key{9})},
 		{"revoke: the other side's", revoke, record(false), invitedBy(record(true)), "it was rome who has invited"},
 	} {

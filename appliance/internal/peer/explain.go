@@ -13,10 +13,10 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
-// explain says what to look at when a peering does not come about, a line each:
-// where the client dials, the Service that it should meet there, the pods of both
-// gateways. What can't be read is left out.
-func explain(ctx context.Context, b *Both) []string {
+// explain says what to look at when what a run does to a peering does not come about, a
+// line each: where the client dials, the Service that it should meet there, the pods of
+// both gateways. What can't be read is left out.
+func explain(ctx context.Context, b *Both, action Action) []string {
 	var out []string
 	for i := range b {
 		f, other := &b[i], &b[1-i]
@@ -33,7 +33,7 @@ func explain(ctx context.Context, b *Both) []string {
 			var s corev1.Service
 			name := plan.GatewayName(g.Name)
 			if err := f.Cluster.Client.Get(ctx, client.ObjectKey{Namespace: g.Namespace, Name: name}, &s); err == nil {
-				out = append(out, fmt.Sprintf("Service %s/%s in %s: %s", g.Namespace, name, f.ID, exposure(&s)))
+				out = append(out, fmt.Sprintf("Service %s/%s in %s: %s", g.Namespace, name, f.ID, exposure(&s, again(b, action))))
 			} else if client.IgnoreNotFound(err) == nil {
 				out = append(out, fmt.Sprintf("Service %s/%s in %s does not exist: does the controller run? %s get pods -n %s", g.Namespace, name, f.ID, f.Cluster.Kubectl, f.Cluster.System))
 			}
@@ -50,8 +50,29 @@ func explain(ctx context.Context, b *Both) []string {
 	return out
 }
 
-// exposure says how a Service is reached.
-func exposure(s *corev1.Service) string {
+// otherWay says what to do where the side that is to be dialled can't be.
+func otherWay(b *Both, action Action) []string {
+	f, id := &b[Local], b[Remote].ID
+	switch {
+	case action == Invite:
+		return []string{fmt.Sprintf("if %s can't be reached from outside, let the other side invite: there, isthmusctl peer invite %s", f.ID, f.ID)}
+	case action == Accept && f.Reply == nil:
+		return []string{fmt.Sprintf("if %s can't be reached from outside, let this side invite: %s peer remove %s, then %s peer invite %s, whose text the administrator of %s accepts",
+			id, f.Cluster.Isthmusctl, id, f.Cluster.Isthmusctl, id, id)}
+	}
+	return nil
+}
+
+// again is the command that makes the server's Service another one.
+func again(b *Both, action Action) string {
+	if action == Invite {
+		return fmt.Sprintf("%s peer invite %s", b[Local].Cluster.Isthmusctl, b[Remote].ID)
+	}
+	return "the same command"
+}
+
+// exposure says how a Service is reached. again is the command that makes it another one.
+func exposure(s *corev1.Service, again string) string {
 	out := string(s.Spec.Type)
 	for _, p := range s.Spec.Ports {
 		out += fmt.Sprintf(", port %d", p.Port)
@@ -67,7 +88,7 @@ func exposure(s *corev1.Service) string {
 		at = append(at, in.IP+in.Hostname)
 	}
 	if len(at) == 0 {
-		return out + ", and no load balancer has given it an address: if the cluster has none, disconnect and connect with --" + FlagServiceType + " NodePort"
+		return out + ", and no load balancer has given it an address: if the cluster has none, run " + again + " once more, with --" + FlagServiceType + " NodePort"
 	}
 	return out + ", at " + strings.Join(at, ", ")
 }

@@ -515,10 +515,8 @@ func (r *run) late(ctx context.Context, step Step, away error) error {
 	if len(step.Waits) > 0 {
 		look, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer cancel()
-		e.Look = explain(look, &r.both)
-		if r.Action == Invite {
-			e.Look = append(e.Look, fmt.Sprintf("if %s can't be reached from outside, let the other side invite: there, isthmusctl peer invite %s", r.ids[Local].ID, r.ids[Local].ID))
-		}
+		e.Look = explain(look, &r.both, r.Action)
+		e.Look = append(e.Look, otherWay(&r.both, r.Action)...)
 	}
 	if text := r.resume(); text != "" {
 		e.Look = append(e.Look, "run it again when that is mended, with a longer --timeout where it only takes its time: what is done stays done")

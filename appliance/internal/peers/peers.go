@@ -3,6 +3,7 @@
 package peers
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -190,7 +191,8 @@ func (o Objects) blockedKey(id string) (text string, blocked bool) {
 
 // madeBy are the programs that wrote the objects of a peering, by the names under
 // which the API server knows them. What the controller writes into them, such as
-// finalizers, makes nobody their author.
+// finalizers, makes nobody their author, and neither does an annotation, as peer block
+// and peer rotate write it.
 func (o Objects) madeBy(id string) []string {
 	by := map[string]bool{}
 	for _, object := range o.written() {
@@ -198,12 +200,25 @@ func (o Objects) madeBy(id string) []string {
 			continue
 		}
 		for _, f := range object.GetManagedFields() {
-			if f.Subresource == "" && f.Manager != controller {
+			if f.Subresource == "" && f.Manager != controller && !annotates(f) {
 				by[f.Manager] = true
 			}
 		}
 	}
 	return slices.Sorted(maps.Keys(by))
+}
+
+// annotates tells whether a program wrote nothing but metadata of an object.
+func annotates(f metav1.ManagedFieldsEntry) bool {
+	if f.FieldsV1 == nil {
+		return false
+	}
+	var wrote map[string]json.RawMessage
+	if err := json.Unmarshal(f.FieldsV1.GetRawBytes(), &wrote); err != nil {
+		return false // a newer form
+	}
+	delete(wrote, "f:metadata")
+	return len(wrote) == 0
 }
 
 // missing is what the ForeignCluster says is not ready. Where an object has said why

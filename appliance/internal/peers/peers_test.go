@@ -19,7 +19,11 @@ func about(id string, managers ...string) metav1.ObjectMeta {
 	for _, by := range append(managers, controller) {
 		m.ManagedFields = append(m.ManagedFields, metav1.ManagedFieldsEntry{Manager: by})
 	}
-	m.ManagedFields = append(m.ManagedFields, metav1.ManagedFieldsEntry{Manager: "somebody", Subresource: "status"})
+	m.ManagedFields = append(m.ManagedFields, metav1.ManagedFieldsEntry{Manager: "somebody", Subresource: "status"},
+		metav1.ManagedFieldsEntry{Manager: "who-blocks", FieldsV1: metav1.NewFieldsV1(`{"f:metadata":{"f:annotations":{".":{},"f:networking.liqo.io/blocked":{}}}}`)})
+	if len(managers) > 0 {
+		m.ManagedFields[0].FieldsV1 = metav1.NewFieldsV1(`{"f:metadata":{"f:labels":{}},"f:spec":{}}`)
+	}
 	return m
 }
 
