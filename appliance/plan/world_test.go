@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"fmt"
@@ -184,6 +185,9 @@ func (w *world) apply(r plan.Result) []string {
 			done = append(done, "create "+k)
 			continue
 		}
+		if unchanged(w.t, old, o) {
+			continue
+		}
 		merged := tree(w.t, o)
 		before := tree(w.t, old)
 		if before["status"] != nil {
@@ -295,6 +299,24 @@ func tree(t testing.TB, o runtime.Object) map[string]any {
 	var out map[string]any
 	assert.NilError(t, json.Unmarshal(raw, &out))
 	return out
+}
+
+// unchanged tells whether a planned object is the one that is there, but for its status and
+// what the API server gives it. It is asked of nearly all objects in each pass, and
+// takes half the time of comparing them field by field.
+func unchanged(t testing.TB, old, planned plan.Object) bool {
+	o := planned.DeepCopyObject().(plan.Object)
+	o.SetUID(old.GetUID())
+	o.SetGeneration(old.GetGeneration())
+	o.SetCreationTimestamp(old.GetCreationTimestamp())
+	if status := reflect.ValueOf(o).Elem().FieldByName("Status"); status.IsValid() {
+		status.Set(reflect.ValueOf(old).Elem().FieldByName("Status"))
+	}
+	before, err := json.Marshal(old)
+	assert.NilError(t, err)
+	after, err := json.Marshal(o)
+	assert.NilError(t, err)
+	return bytes.Equal(before, after)
 }
 
 func (w *world) replace(old plan.Object, fields map[string]any) {
