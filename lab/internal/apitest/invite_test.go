@@ -65,6 +65,22 @@ func (p *pair) invites() {
 	p.acceptKilled()
 }
 
+// invitesInVain has milan invite where there is no load balancer: what was made until then
+// is taken back by the command that ends an invitation.
+func (p *pair) invitesInVain() {
+	_, errs, err := p.milan.try("peer", "invite", "rome", "--timeout", "5s")
+	assert.Check(p.t, err != nil)
+	for _, want := range []string{
+		"GatewayServer liqo-tenant-rome/rome in milan to have an endpoint: no load balancer has given Service gw-rome an address",
+		"peer invite rome once more, with --gw-server-service-type NodePort",
+		"if milan can't be reached from outside, let the other side invite: there, isthmusctl peer invite milan",
+	} {
+		assert.Check(p.t, is.Contains(errs, want))
+	}
+	assert.Check(p.t, is.Contains(p.milan.run("peer", "invite", "rome", "--revoke"), "is revoked"))
+	p.nothing()
+}
+
 // handing has done what two gateways and a load balancer do, until what it returns is called.
 func (p *pair) handing() (end func()) {
 	ctx, cancel := context.WithCancel(p.t.Context())
