@@ -188,8 +188,9 @@ func TestAtMost(t *testing.T) {
 		"--sabotages -1: at most so many sabotages of each scenario, or 0 for all":     {sabotages: -1, sabotage: sabotageOnly},
 		"--sabotage-time -1s: a time such as 20s, or 0 to make all sabotages":          {sabotageTime: -time.Second, sabotage: sabotageOnly},
 		"--sabotages and --sabotage-time say which sabotages are made: add --sabotage": {sabotages: 1},
+		"--stretch 9: from 1, as scenarios say, to 5 times as long":                    {stretch: 9},
 	} {
-		o.snapshot, o.pcap, o.jobs = "auto", "fail", 1
+		o.snapshot, o.pcap, o.jobs, o.stretch = "auto", "fail", 1, max(o.stretch, 1)
 		assert.ErrorContains(t, o.check(), want)
 	}
 }

@@ -33,6 +33,7 @@ type runOptions struct {
 	repeat, jobs                                  int
 	rows, sabotages                               int           // of each scenario at most; 0: all
 	sabotageTime                                  time.Duration // of each lab, in which sabotages begin; 0: always
+	stretch                                       float64       // what bounds are multiplied with at most where the machine is busy
 	keep, asJSON, plan, fresh                     bool
 	ci                                            bool
 	kubeconfigs                                   []string // of the world kubeconfig, as kubeconfig.ParseAccess reads them
@@ -111,6 +112,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
 	f.IntVar(&o.rows, "rows", 0, "at most so many rows of each scenario and @, spread over all that it has; 0: all of them")
 	f.IntVar(&o.sabotages, "sabotages", 0, "at most so many sabotages of each scenario and @, for --sabotage; 0: all of them")
 	f.DurationVar(&o.sabotageTime, "sabotage-time", 0, "begin no further sabotage in a lab when its sabotages have taken so much time, and say which were left out; the seed decides which come first; 0: make them all")
+	f.Float64Var(&o.stretch, "stretch", pace.Most, "where the machine is busy, bounds of steps are so many times as long at most: from 1 to 5")
 	f.IntVar(&o.repeat, "repeat", 1, "run every row so many times")
 	f.IntVar(&o.jobs, "jobs", 1, "labs at the same time")
 	f.BoolVar(&o.keep, "keep", false, "leave the labs up afterwards")
@@ -147,6 +149,9 @@ func (o runOptions) check() error {
 	}
 	if o.sabotage == "" && (o.sabotages > 0 || o.sabotageTime > 0) {
 		return usageError("--sabotages and --sabotage-time say which sabotages are made: add --sabotage or --sabotage=after")
+	}
+	if o.stretch < 1 || o.stretch > pace.Most {
+		return usageError("--stretch %v: from 1, as scenarios say, to %d times as long", o.stretch, pace.Most)
 	}
 	if o.sabotageTime < 0 {
 		return usageError("--sabotage-time %v: a time such as 20s, or 0 to make all sabotages", o.sabotageTime)
@@ -236,7 +241,7 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 	if _, err := removeDead(ctx, out, rundir.Base()); err != nil {
 		return err
 	}
-	s := &session{app: a, place: p, labs: labs, out: out, options: o, dir: dir, run: &run, clusters: have, pace: pace.Start(ctx)}
+	s := &session{app: a, place: p, labs: labs, out: out, options: o, dir: dir, run: &run, clusters: have, pace: pace.Start(ctx, o.stretch)}
 	s.runGroups(ctx, groups(selected, chooser, o), chooser)
 	run.Took = report.Duration(time.Since(run.Started))
 	run.Slowdown = s.pace.Since(run.Started)

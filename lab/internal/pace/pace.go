@@ -33,7 +33,8 @@ const Most = 5
 // A Meter computes the same thing again and again and remembers how long that
 // took.
 type Meter struct {
-	rounds int // of the computation
+	rounds int     // of the computation
+	most   float64 // the slowest that the machine is taken for; 0: Most
 
 	mu      sync.Mutex
 	best    time.Duration
@@ -46,9 +47,10 @@ type sample struct {
 	took time.Duration
 }
 
-// Start returns a meter that runs until ctx ends.
-func Start(ctx context.Context) *Meter {
-	m := &Meter{rounds: 1}
+// Start returns a meter that runs until ctx ends, and takes the machine for most times as
+// slow as at best when it is slower than that: from 1 to Most.
+func Start(ctx context.Context, most float64) *Meter {
+	m := &Meter{rounds: 1, most: most}
 	for compute(m.rounds) < work {
 		m.rounds *= 2
 	}
@@ -90,7 +92,8 @@ func (m *Meter) add(at time.Time, took time.Duration) {
 }
 
 // Since returns how many times as long as at best the machine has taken on
-// average since a moment: 1 when it had nothing else to do, and 5 at most. A nil
+// average since a moment: 1 when it had nothing else to do, and no more than the meter was
+// started for, which is 5 where nobody said otherwise. A nil
 // meter, and one that has no sample since then, says 1.
 func (m *Meter) Since(t time.Time) float64 { return m.Between(t, time.Time{}) }
 
@@ -113,7 +116,14 @@ func (m *Meter) Between(from, to time.Time) float64 {
 	if n == 0 || m.best <= 0 {
 		return 1
 	}
-	return min(Most, max(1, float64(sum)/float64(n)/float64(m.best)))
+	return min(m.limit(), max(1, float64(sum)/float64(n)/float64(m.best)))
+}
+
+func (m *Meter) limit() float64 {
+	if m.most == 0 {
+		return Most
+	}
+	return m.most
 }
 
 // Longer returns a time that is as much longer as the machine was slower from one moment

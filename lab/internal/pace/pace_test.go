@@ -97,7 +97,7 @@ func TestForgets(t *testing.T) {
 // TestMeter: it measures while it runs.
 func TestMeter(t *testing.T) {
 	start := time.Now()
-	m := Start(t.Context())
+	m := Start(t.Context(), 2)
 	poll.WaitOn(t, func(poll.LogT) poll.Result {
 		m.mu.Lock()
 		defer m.mu.Unlock()
@@ -107,4 +107,8 @@ func TestMeter(t *testing.T) {
 		return poll.Success()
 	})
 	assert.Assert(t, m.Since(start) >= 1)
+	m.mu.Lock()
+	m.best = time.Nanosecond // the machine is as slow as can be
+	m.mu.Unlock()
+	assert.Equal(t, m.Since(start), 2.)
 }
