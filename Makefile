@@ -44,9 +44,10 @@ test-parts: deps $(if $(WITH_KIND),kind) build kubernetes cni flannel liqoctl no
 
 # A skip is a failure in CI. What this machine's own kernel lacks (geneve and
 # WireGuard, or a tun device without root) is tested in the virtual machine,
-# where nothing may be skipped. A cluster of kind is made by TestEngine and by
-# test-kind.
-NATIVE_SKIPS := geneve,wireguard,tun,kind
+# where nothing may be skipped. A cluster of kind is made by TestEngine, unless
+# WITH_KIND= says that there is no Podman.
+comma        := ,
+NATIVE_SKIPS := geneve,wireguard,tun$(if $(WITH_KIND),,$(comma)kind)
 
 # Tests, and the lab's own programs, collect garbage when there is five times as much as is
 # in use, not twice as much: the plan's tests took a quarter less processor time so. Pods of a
@@ -133,7 +134,7 @@ KIND := install-uninstall/vxlan \
 
 .PHONY: test-kind
 test-kind: kind ## scenarios in clusters of kind, with Podman: installation, paths and sources on kubeadm's own nodes
-	$(call timed,a cluster of kind,$(GO) test -count=1 -timeout 5m -run '^TestEngine$$' ./lab/internal/kind)
+	$(call timed,a cluster of kind,CI=1 $(GO) test -count=1 -timeout 5m -run '^TestEngine$$' ./lab/internal/kind)
 	$(call timed,scenarios in kind,$(COLLECT_LATER) bin/lab run --fresh --world kind --sabotage=after --jobs $(LABS) $(KIND:%='%'))
 
 .PHONY: test-all
@@ -243,7 +244,7 @@ bin/.containerd-$(CONTAINERD):
 KIND_PACKAGES := podman runc netavark aardvark-dns conmon mmdebstrap
 
 .PHONY: kind
-kind: deps kind-deps build cni flannel nodes kind-image ## Podman and the image of kind's nodes, for lab up --world kind
+kind: deps kind-deps build cni flannel liqoctl nodes kind-image ## Podman and the image of kind's nodes, for lab up --world kind
 
 .PHONY: kind-deps
 kind-deps:
@@ -260,7 +261,7 @@ bin/.crictl-$(CRICTL):
 NODE_IMAGE := lab/internal/kind/nodeimage
 
 .PHONY: kind-image
-kind-image: node-images bin/helm bin/kind/node-$(ARCH).tar
+kind-image: flannel node-images bin/helm bin/kind/node-$(ARCH).tar
 bin/kind/base.tar bin/kind/firewall.tar &: $(NODE_IMAGE)/debian.sh
 	$(call timed,bin/kind/base.tar (Debian),$(NODE_IMAGE)/debian.sh bin/kind)
 bin/kind/node-$(ARCH).tar: $(wildcard $(NODE_IMAGE)/*.go) bin/kind/base.tar bin/kind/firewall.tar bin/kubernetes bin/kube-proxy bin/kubeadm bin/.crictl-$(CRICTL) bin/coredns bin/.containerd-$(CONTAINERD) bin/cni/.tools go.mod

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -106,6 +107,16 @@ func (p *pair) connects() {
 	assert.Equal(p.t, out, "milan and rome are connected already: nothing to do.\n")
 	assert.Equal(p.t, errs, "")
 	assert.DeepEqual(p.t, p.objects(), objects)
+	// Two contexts of one kubeconfig are the same two clusters.
+	both := p.contexts()
+	assert.Equal(p.t, both.run("network", "connect", "--context", "milan", "--remote-context", "rome", "--gw-server-service-type", "ClusterIP", "--wait"), out)
+	dir := filepath.Join(p.t.TempDir(), "peerings")
+	both.run("peer", "manifests", "--server-context", "rome", "--client-context", "milan", "--server-service-type", "NodePort", "--server-address", "203.0.113.10", "--server-port", "31840", "--out", dir)
+	for of, pods := range map[string]string{"milan": "10.1.0.0/16", "rome": "10.0.0.0/16"} {
+		text, err := os.ReadFile(filepath.Join(dir, of, "peering.yaml"))
+		assert.NilError(p.t, err)
+		assert.Check(p.t, is.Contains(string(text), pods), of)
+	}
 	// From the other side it is the same peering.
 	back := &pair{p.t, p.rome, p.milan, p.hear}
 	assert.Equal(p.t, back.does("connect", "--wait").Changed, 0)

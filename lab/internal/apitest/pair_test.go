@@ -19,6 +19,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
@@ -125,6 +127,23 @@ func (o *operator) as(user string) *operator {
 func (p *pair) as(user string) *pair {
 	out := *p
 	out.milan, out.rome = p.milan.as(user), p.rome.as(user)
+	return &out
+}
+
+// contexts is milan with a kubeconfig that has both clusters, as contexts of their names.
+func (p *pair) contexts() *operator {
+	both := clientcmdapi.NewConfig()
+	for name, o := range map[string]*operator{"milan": p.milan, "rome": p.rome} {
+		one, err := clientcmd.LoadFromFile(o.kubeconfig)
+		assert.NilError(p.t, err)
+		of := one.Contexts[one.CurrentContext]
+		both.Clusters[name], both.AuthInfos[name] = one.Clusters[of.Cluster], one.AuthInfos[of.AuthInfo]
+		both.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: name}
+	}
+	text, err := clientcmd.Write(*both)
+	assert.NilError(p.t, err)
+	out := *p.milan
+	out.kubeconfig = out.file("contexts", text)
 	return &out
 }
 

@@ -1,21 +1,27 @@
 package kind
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"gotest.tools/v3/assert"
+	"gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/poll"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"sigs.k8s.io/kind/pkg/log"
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/prober"
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -33,17 +39,24 @@ func TestEngine(t *testing.T) {
 	}
 	engine, err := FindEngine(t.Context())
 	assert.NilError(t, err)
-	// A run that was killed has left its containers.
-	p, err := provider(engine.Name, log.NoopLogger{})
-	assert.NilError(t, err)
-	assert.NilError(t, p.Delete(ClusterName("engine-test", "milan"), filepath.Join(t.TempDir(), "kubeconfig")))
+	// Where the lab has its clusters of kind: "lab down --all" takes this one down, too.
+	dir := filepath.Join(rundir.Base(), "engine-test")
+	takeDown(t, dir) // what a run that was killed has left
+	before := thisMachine(t, engine)
 	l, err := Create(t.Context(), Spec{
-		Name: "engine-test", Dir: filepath.Join(t.TempDir(), "engine-test"), BinDir: bin, Engine: engine, Ephemeral: true,
-		Topology: parse(t, "clusters: { milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 } }"),
+		Name: "engine-test", Dir: dir, BinDir: bin, Engine: engine,
+		Topology: parse(t, "clusters: { milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, cni: ptp } }"),
 		Progress: func(message string, took time.Duration) { t.Log(message, took) },
 	})
+	// Another process takes it down, which knows no more of it than its directory has.
+	t.Cleanup(func() {
+		if l != nil {
+			assert.Check(t, l.Close())
+		}
+		takeDown(t, dir)
+		assert.Check(t, cmp.DeepEqual(thisMachine(t, engine), before))
+	})
 	assert.NilError(t, err)
-	t.Cleanup(func() { assert.Check(t, l.Close()) })
 
 	if CanCapture(engine) {
 		assert.NilError(t, l.Capture(t.Context()))
@@ -102,4 +115,35 @@ func TestEngine(t *testing.T) {
 	logs, err := l.Logs(t.Context(), nil)
 	assert.NilError(t, err)
 	assert.Check(t, len(logs) > 0)
+}
+
+// takeDown takes a lab down, as the next process does after the one that made it was killed.
+func takeDown(t *testing.T, dir string) {
+	t.Helper()
+	l, err := Open(dir)
+	if errors.Is(err, world.ErrNotRunning) {
+		return
+	}
+	assert.NilError(t, err)
+	assert.NilError(t, l.Down(context.Background()))
+}
+
+// thisMachine is what clusters change of it: its settings, and what the engine has.
+func thisMachine(t *testing.T, engine Engine) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	for _, name := range slices.Concat([]string{inotify}, forwarding, bridgeFilters) {
+		if b, err := os.ReadFile("/proc/sys/" + name); err == nil {
+			out[name] = strings.TrimSpace(string(b))
+		}
+	}
+	if _, err := os.Stat(modules); err == nil {
+		out[modules] = "is there"
+	}
+	for what, all := range map[string][]string{"container": {"-a"}, "volume": nil, "network": nil} {
+		names, err := run(context.Background(), engine.Name, append([]string{what, "ls", "-q"}, all...)...)
+		assert.NilError(t, err)
+		out[what] = names
+	}
+	return out
 }
