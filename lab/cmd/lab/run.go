@@ -262,12 +262,25 @@ type session struct {
 	clusters []kubeconfig.Cluster
 }
 
+func printLines(w io.Writer, lines []string) {
+	for _, line := range lines {
+		fmt.Fprintln(w, line)
+	}
+}
+
 // runGroups runs the groups, as many at a time as there are jobs. Each says
 // first what it runs and why there.
 func (s *session) runGroups(ctx context.Context, all []*group, c chooser) {
 	for _, g := range all {
 		why := c.why(g.world, g.lacks, c.up != nil && c.up(g.topology, g.world, g.overlay))
 		fmt.Fprintln(s.out, g.describe(why))
+	}
+	var worlds []string
+	for _, g := range all {
+		if !slices.Contains(worlds, g.world) {
+			worlds = append(worlds, g.world)
+			printLines(s.out, c.tight(g.world))
+		}
 	}
 	output := newSequence(s.out)
 	ran := make(map[*group]*groupRun, len(all))

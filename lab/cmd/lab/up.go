@@ -426,6 +426,7 @@ that take a lab's name are content with how it starts.`,
 				return infraError(err)
 			}
 			fmt.Fprintf(a.stdout, "%s in the %s world (%s)\n", name, at.world, c.why(at.world, at.lacks, false))
+			printLines(a.stdout, c.tight(at.world))
 			config := labConfig{name: name, topology: t, world: at.world, overlay: at.overlay, snapshots: warm}
 			lab, err := builder{place: p, out: a.stdout}.build(cmd.Context(), config)
 			if err != nil && cmd.Context().Err() != nil {

@@ -282,6 +282,17 @@ func probeFixes(probes []world.Probe) string {
 // that is up already, does with less. Whoever names a world has decided.
 func estimate(p world.Probe) bool { return p.Name == "memory" || p.Name == "disk space" }
 
+// tight says, a line each, of what a world has less here than labs are known to take.
+func (c chooser) tight(world string) []string {
+	var out []string
+	for _, p := range lacking(c.probes, world) {
+		if estimate(p) {
+			out = append(out, fmt.Sprintf("a lab of the %s world may fail here: %s: %s (%s)", world, p.Name, p.Detail, p.Fix))
+		}
+	}
+	return out
+}
+
 // nativeFeatures are the features of this kernel that scenarios can require.
 func nativeFeatures(probes []world.Probe) []string {
 	var out []string

@@ -211,3 +211,20 @@ func TestPick(t *testing.T) {
 		}
 	}
 }
+
+// TestTight: that a machine has less memory than labs take keeps nobody from trying who
+// names a world, but it is said, in the world kind as well.
+func TestTight(t *testing.T) {
+	probes := machine(t, "memory", "nftables NAT")
+	for i := range probes {
+		if probes[i].Name == "memory" {
+			probes[i].Needed = append(probes[i].Needed, "kind")
+		}
+	}
+	for _, name := range []string{"native", "kind"} {
+		assert.DeepEqual(t, chooser{probes: probes}.tight(name), []string{
+			"a lab of the " + name + " world may fail here: memory: 1.0 GiB available, two clusters need 4 (end other programs)",
+		})
+	}
+	assert.Equal(t, len(chooser{probes: machine(t)}.tight("kind")), 0)
+}
