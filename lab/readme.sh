@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs the commands of the README that begin with bin/lab, in its sections Install and Peer,
-# as they are written: two clusters of real nodes are installed, connected and emptied again,
-# and two others connect by an invitation.
+# as they are written: two clusters of real nodes are installed, connected, tested by
+# their kubeconfigs and emptied again, and two others connect by an invitation.
 set -eu
 
 section() { # NAME: the commands of a section
@@ -24,7 +24,10 @@ install=$(section Install)
 peer=$(section Peer)
 trap 'for lab in bare-clusters hub-joins; do bin/lab down $lab >/dev/null 2>&1 || true; done' EXIT
 run "$(printf '%s\n' "$install" | sed '/ uninstall/,$d')"
-run "$(printf '%s\n' "$peer" | grep 'isthmusctl network\|lab kubectl')"
+# Connected, looked at, the rows that run in anybody's clusters, disconnected.
+run "$(printf '%s\n' "$peer" | grep 'network connect\|lab kubectl')"
+run "$(section The | grep ' exec .* --world kubeconfig')"
+run "$(printf '%s\n' "$peer" | grep 'network reset')"
 run "$(printf '%s\n' "$install" | sed -n '/ uninstall/,$p')"
 run 'bin/lab up hub-joins'
 run "$(printf '%s\n' "$peer" | grep 'isthmusctl peer')"

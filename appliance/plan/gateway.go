@@ -223,7 +223,9 @@ func (p *planner) existingFabric(g *cluster.Gateway) *cluster.InternalFabric {
 }
 
 // gatewayStatus tells what became of g: to people, and to who sets up the
-// other end.
+// other end. The reference to the WireGuard gateway comes with the one to its keys: "liqoctl
+// create gatewayclient --wait" waits for the former, and "generate publickey" then takes the
+// latter for granted.
 func (p *planner) gatewayStatus(g *cluster.Gateway) {
 	var ref, secret *corev1.ObjectReference
 	var endpoint *v1beta1.EndpointStatus
@@ -249,6 +251,9 @@ func (p *planner) gatewayStatus(g *cluster.Gateway) {
 			wg.Status = v1beta1.WgGatewayClientStatus{SecretRef: secret, InternalEndpoint: internal}
 			p.out.Statuses = append(p.out.Statuses, wg.DeepCopy())
 		}
+		if secret == nil {
+			ref = nil
+		}
 		o.Status = v1beta1.GatewayClientStatus{ClientRef: ref, SecretRef: secret, InternalEndpoint: internal, Conditions: append(p.accepted(g.Meta), p.rolledOut(g)...)}
 		p.out.Statuses = append(p.out.Statuses, o)
 		return
@@ -258,6 +263,9 @@ func (p *planner) gatewayStatus(g *cluster.Gateway) {
 		wg := &v1beta1.WgGatewayServer{TypeMeta: typeMeta("WgGatewayServer"), ObjectMeta: metav1.ObjectMeta{Namespace: g.Namespace, Name: g.Name}}
 		wg.Status = v1beta1.WgGatewayServerStatus{SecretRef: secret, Endpoint: endpoint, InternalEndpoint: internal}
 		p.out.Statuses = append(p.out.Statuses, wg.DeepCopy())
+	}
+	if secret == nil {
+		ref = nil
 	}
 	o.Status = v1beta1.GatewayServerStatus{ServerRef: ref, Endpoint: endpoint, SecretRef: secret, InternalEndpoint: internal, Conditions: append(p.accepted(g.Meta), p.rolledOut(g)...)}
 	p.out.Statuses = append(p.out.Statuses, o)

@@ -258,6 +258,12 @@ func (w *world) apply(r plan.Result) []string {
 			status["conditions"] = wanted.(map[string]any)["conditions"]
 			wanted = status
 		}
+		// Who waits for the one takes the other for granted: see gatewayStatus.
+		for _, ref := range []string{"serverRef", "clientRef"} {
+			if status, ok := wanted.(map[string]any); ok && status[ref] != nil {
+				assert.Assert(w.t, status["secretRef"] != nil, "%s has a %s before it has a secretRef", k, ref)
+			}
+		}
 		merged["status"] = wanted
 		if !reflect.DeepEqual(before, merged) {
 			w.replace(old, merged)
