@@ -48,8 +48,9 @@ func TestHealthForGit(t *testing.T) {
 		{"not looked at yet", `{}`, "Progressing", false, false},
 		{"sound", `{conditions: [{type: Accepted, status: "True", observedGeneration: 2}]}`, "Healthy", true, false},
 		{"sound before it changed", `{conditions: [{type: Accepted, status: "True", observedGeneration: 1}]}`, "Progressing", false, false},
-		{"refused", `{conditions: [{type: RolledOut, status: "True", observedGeneration: 2}, {type: Accepted, status: "False", observedGeneration: 2}]}`, "Degraded", true, true},
-		{"refused before it changed", `{conditions: [{type: Accepted, status: "False", observedGeneration: 1}]}`, "Progressing", false, false},
+		{"refused", `{conditions: [{type: RolledOut, status: "True", observedGeneration: 2}, {type: Accepted, status: "False", reason: InvalidKey, observedGeneration: 2}]}`, "Degraded", false, true},
+		{"it takes time", `{conditions: [{type: Accepted, status: "True", observedGeneration: 2}, {type: RolledOut, status: "False", reason: WaitingForTurn, observedGeneration: 2}]}`, "Progressing", false, false},
+		{"refused before it changed", `{conditions: [{type: Accepted, status: "False", reason: InvalidKey, observedGeneration: 1}]}`, "Progressing", false, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var object map[string]any

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -88,7 +89,7 @@ read, or encrypt it (SOPS, Sealed Secrets, External Secrets).`,
 		f.StringVar(&e.id, e.name+"-id", "", "cluster `ID` of the "+e.name)
 		f.StringSliceVar(&e.pod, e.name+"-pod-cidr", nil, "pod `CIDR` of the "+e.name+", as it calls it itself; several are separated by commas")
 		f.StringSliceVar(&e.external, e.name+"-external-cidr", nil, "external `CIDR` of the "+e.name+" (ipam.externalCIDR of its installation)")
-		f.StringVar(&e.kubeconfig, e.name+"-kubeconfig", "", "`file` that says where the cluster of the "+e.name+" is, to read its ID and networks there")
+		f.StringVar(&e.kubeconfig, e.name+"-kubeconfig", "", "`file` that says where the cluster of the "+e.name+" is, to read its ID and networks there (default that of --kubeconfig)")
 		f.StringVar(&e.context, e.name+"-context", "", "`name` of the context of the "+e.name+" in it")
 		f.StringSliceVar(&e.follow, e.name+"-"+peer.FlagFollow, nil, "`range` of networks that the other side may add in the cluster of the "+e.name+" by telling them through the tunnel; several are separated by commas (default none)")
 		f.StringVar(&e.system, e.name+"-liqo-namespace", v1beta1.DefaultNamespace, "`namespace` of the installation of the "+e.name)
@@ -123,7 +124,11 @@ func (m *manifests) run(ctx context.Context) error {
 	var ends [2]peer.End
 	var keys [2]peer.Keys
 	var flags []string
-	for side, e := range m.ends {
+	for side := range m.ends {
+		e := &m.ends[side]
+		if e.context != "" { // of the kubeconfig that all commands have, where none of its own is named
+			e.kubeconfig = cmp.Or(e.kubeconfig, *m.cluster.KubeConfig)
+		}
 		flags = append(flags, e.name+"-"+peer.FlagFollow)
 		o.Follow[side] = peer.Follow{Ranges: e.follow}
 	}

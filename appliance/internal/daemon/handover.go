@@ -144,8 +144,8 @@ func (gw *gateway) listenForAnswers(ctx context.Context) error {
 
 // takeAnswers listens until there is no temporary tunnel any more. Answers are taken one at a
 // time and slowly: there is one peer, and each other answer is written to the API server.
-func (gw *gateway) takeAnswers(ctx context.Context, at netip.AddrPort) error {
-	ctx, cancel := context.WithCancel(ctx)
+func (gw *gateway) takeAnswers(whole context.Context, at netip.AddrPort) error {
+	ctx, cancel := context.WithCancel(whole)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
@@ -161,9 +161,10 @@ func (gw *gateway) takeAnswers(ctx context.Context, at netip.AddrPort) error {
 			}
 		}
 	})
-	return gw.takeCalls(ctx, at, func(net.Conn) bool { return true }, func(ctx context.Context, c net.Conn) error {
+	return gw.takeCalls(ctx, at, func(net.Conn) bool { return true }, func(_ context.Context, c net.Conn) error {
 		defer c.Close()
-		if err := gw.takeAnswer(ctx, c); err != nil {
+		// The tunnel may end while the answer that ends it is being confirmed.
+		if err := gw.takeAnswer(whole, c); err != nil {
 			return fmt.Errorf("an answer to the invitation was not taken: %w", err)
 		}
 		return nil

@@ -241,6 +241,11 @@ func TestAloneRefuses(t *testing.T) {
 			assert.Check(t, strings.Contains(s.Problems[0].Message, c.want), "%s: %+v", c.name, s.Problems)
 		}
 	}
+	b := one()
+	g := v1beta1.GatewayServer{}
+	g.ManagedFields = by(string(FieldOwner), `{"f:spec":{}}`)
+	b[Local].Servers = []v1beta1.GatewayServer{g}
+	assert.Check(t, is.Len(revoke(b, alone(t, record(false))).Problems, 0), "an invite that was ended before its Secret was made")
 	b, o := one(), alone(t, record(false))
 	o.ServiceType = corev1.ServiceTypeClusterIP
 	assert.Check(t, is.Contains(invite(b, o).Problems[0].Fix, "isthmusctl peer invite milan"))

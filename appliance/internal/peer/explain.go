@@ -63,15 +63,19 @@ func otherWay(b *Both, action Action) []string {
 	return nil
 }
 
-// again is the command that makes the server's Service another one.
+// again is the command that makes the server's Service another one; empty: none of this action.
 func again(b *Both, action Action) string {
-	if action == Invite {
+	switch action {
+	case Invite:
 		return fmt.Sprintf("%s peer invite %s", b[Local].Cluster.Isthmusctl, b[Remote].ID)
+	case Connect:
+		return b[Local].Cluster.Isthmusctl + " network connect"
 	}
-	return "the same command"
+	return ""
 }
 
-// exposure says how a Service is reached. again is the command that makes it another one.
+// exposure says how a Service is reached. again is the command that makes it another one, if
+// there is one.
 func exposure(s *corev1.Service, again string) string {
 	out := string(s.Spec.Type)
 	for _, p := range s.Spec.Ports {
@@ -88,7 +92,11 @@ func exposure(s *corev1.Service, again string) string {
 		at = append(at, in.IP+in.Hostname)
 	}
 	if len(at) == 0 {
-		return out + ", and no load balancer has given it an address: if the cluster has none, run " + again + " once more, with --" + FlagServiceType + " NodePort"
+		out += ", and no load balancer has given it an address"
+		if again != "" {
+			out += ": if the cluster has none, run " + again + " once more, with --" + FlagServiceType + " NodePort"
+		}
+		return out
 	}
 	return out + ", at " + strings.Join(at, ", ")
 }

@@ -150,7 +150,7 @@ func (o runOptions) check() error {
 	if o.sabotage == "" && (o.sabotages > 0 || o.sabotageTime > 0) {
 		return usageError("--sabotages and --sabotage-time say which sabotages are made: add --sabotage or --sabotage=after")
 	}
-	if o.stretch < 1 || o.stretch > pace.Most {
+	if !(o.stretch >= 1 && o.stretch <= pace.Most) { // not a number is neither
 		return usageError("--stretch %v: from 1, as scenarios say, to %d times as long", o.stretch, pace.Most)
 	}
 	if o.sabotageTime < 0 {

@@ -68,7 +68,7 @@ func (p *pair) invites() {
 // invitesInVain has milan invite where there is no load balancer: what was made until then
 // is taken back by the command that ends an invitation.
 func (p *pair) invitesInVain() {
-	_, errs, err := p.milan.try("peer", "invite", "rome", "--timeout", "5s")
+	_, errs, err := p.milan.try("peer", "invite", "rome", "--timeout", "10s")
 	assert.Check(p.t, err != nil)
 	for _, want := range []string{
 		"GatewayServer liqo-tenant-rome/rome in milan to have an endpoint: no load balancer has given Service gw-rome an address",

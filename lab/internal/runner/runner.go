@@ -161,13 +161,15 @@ func (r *Runner) Run(ctx context.Context, s *scenario.Scenario, sr scenario.Row)
 	start := time.Now()
 	// The evidence is of the lab as the failure left it: once that is undone it shows nothing.
 	var evidence error
+	written := false
 	err := r.run(ctx, s, sr, &out, func(err error) {
+		out.Took = report.Duration(time.Since(start))
 		out.Verdict, out.Reason = verdict(&out, s.XFail, err)
-		evidence = r.bundle(ctx, &out)
+		evidence, written = r.bundle(ctx, &out), true
 	})
 	out.Took = report.Duration(time.Since(start))
 	out.Verdict, out.Reason = verdict(&out, s.XFail, err)
-	if out.Bundle == "" {
+	if !written {
 		evidence = r.bundle(ctx, &out)
 	}
 	out.Reason = withoutEvidence(out.Reason, evidence)
