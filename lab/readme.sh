@@ -26,7 +26,7 @@ trap 'for lab in bare-clusters hub-joins; do bin/lab down $lab >/dev/null 2>&1 |
 run "$(printf '%s\n' "$install" | sed '/ uninstall/,$d')"
 # Connected, looked at, the rows that run in anybody's clusters, disconnected.
 run "$(printf '%s\n' "$peer" | grep 'network connect\|lab kubectl')"
-run "$(section The | grep ' exec .* --world kubeconfig')"
+run "$(section The | grep 'isthmus-lab/probe$\| exec .* --world kubeconfig')"
 run "$(printf '%s\n' "$peer" | grep 'network reset')"
 run "$(printf '%s\n' "$install" | sed -n '/ uninstall/,$p')"
 run 'bin/lab up hub-joins'
