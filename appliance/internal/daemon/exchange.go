@@ -420,7 +420,7 @@ func (gw *gateway) takeCalls(ctx context.Context, at netip.AddrPort, calls func(
 			continue
 		}
 		if err := talk(ctx, c); err != nil && ctx.Err() == nil {
-			gw.log.Info("an exchange that the peer began has failed", "err", err)
+			gw.log.Info("an exchange through the tunnel has failed", "err", err)
 		}
 		pause(ctx, tellLeast)
 	}

@@ -144,8 +144,8 @@ func (gw *gateway) listenForAnswers(ctx context.Context) error {
 
 // takeAnswers listens until there is no temporary tunnel any more. Answers are taken one at a
 // time and slowly: there is one peer, and each other answer is written to the API server.
-func (gw *gateway) takeAnswers(whole context.Context, at netip.AddrPort) error {
-	ctx, cancel := context.WithCancel(whole)
+func (gw *gateway) takeAnswers(parent context.Context, at netip.AddrPort) error {
+	ctx, cancel := context.WithCancel(parent)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
@@ -164,7 +164,7 @@ func (gw *gateway) takeAnswers(whole context.Context, at netip.AddrPort) error {
 	return gw.takeCalls(ctx, at, func(net.Conn) bool { return true }, func(_ context.Context, c net.Conn) error {
 		defer c.Close()
 		// The tunnel may end while the answer that ends it is being confirmed.
-		if err := gw.takeAnswer(whole, c); err != nil {
+		if err := gw.takeAnswer(parent, c); err != nil {
 			return fmt.Errorf("an answer to the invitation was not taken: %w", err)
 		}
 		return nil

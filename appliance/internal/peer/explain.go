@@ -13,9 +13,9 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
-// explain says what to look at when what a run does to a peering does not come about, a
-// line each: where the client dials, the Service that it should meet there, the pods of
-// both gateways. What can't be read is left out.
+// explain says what to look at when an action takes too long, a line each: where the client
+// dials, the Service that it should meet there, the pods of both gateways. What can't be
+// read is left out.
 func explain(ctx context.Context, b *Both, action Action) []string {
 	var out []string
 	for i := range b {

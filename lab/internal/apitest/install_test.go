@@ -58,14 +58,7 @@ func TestInstall(t *testing.T) {
 		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"), PodCIDR: netip.MustParsePrefix("10.0.0.0/16"),
 	})
 	assert.NilError(t, err)
-	t.Cleanup(func() { assert.Check(t, o.cp.Close()) })
-	config := o.cp.RESTConfig()
-	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
-	o.client, err = client.New(config, client.Options{})
-	assert.NilError(t, err)
-	admin, err := o.cp.Kubeconfig("admin")
-	assert.NilError(t, err)
-	o.kubeconfig = o.file("admin", admin)
+	o.connect("admin")
 
 	for _, step := range []struct {
 		name string
@@ -92,6 +85,21 @@ func (o *operator) file(name string, text []byte) string {
 	path := filepath.Join(o.t.TempDir(), name)
 	assert.NilError(o.t, os.WriteFile(path, text, 0o600))
 	return path
+}
+
+// connect connects to the control plane as its administrator, until the test ends; name is
+// that of the kubeconfig's file.
+func (o *operator) connect(name string) {
+	o.t.Helper()
+	o.t.Cleanup(func() { assert.Check(o.t, o.cp.Close()) })
+	config := o.cp.RESTConfig()
+	config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
+	var err error
+	o.client, err = client.New(config, client.Options{})
+	assert.NilError(o.t, err)
+	admin, err := o.cp.Kubeconfig("admin")
+	assert.NilError(o.t, err)
+	o.kubeconfig = o.file(name, admin)
 }
 
 // try runs isthmusctl.

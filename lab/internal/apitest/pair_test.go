@@ -18,7 +18,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -72,14 +71,7 @@ func inTurn(t *testing.T, steps []step) {
 		})
 		started.Wait() // ports that are free are so for a moment only
 		assert.Assert(t, !t.Failed())
-		t.Cleanup(func() { assert.Check(t, o.cp.Close()) })
-		config := o.cp.RESTConfig()
-		config.QPS, config.WarningHandler = -1, rest.NoWarnings{}
-		o.client, err = client.New(config, client.Options{})
-		assert.NilError(t, err)
-		admin, err := o.cp.Kubeconfig("admin")
-		assert.NilError(t, err)
-		o.kubeconfig = o.file(c.name, admin)
+		o.connect(c.name)
 	}
 
 	t.Run("installed on one side only", func(t *testing.T) { p.of(t).installs() })

@@ -190,7 +190,7 @@ func (r *Runner) bundle(ctx context.Context, out *report.Row) error {
 	return err
 }
 
-// withoutEvidence adds to why a row failed what of the evidence was not written.
+// withoutEvidence is the reason why a row failed, with the evidence that could not be written.
 func withoutEvidence(reason string, err error) string {
 	if err == nil {
 		return reason
