@@ -153,10 +153,10 @@ bench: ## benchmarks of the plan and of the kernel
 
 .PHONY: build
 build: ## bin/isthmus, bin/isthmusctl, bin/lab and bin/probe
-	$(call timed,bin/isthmus,$(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/isthmus ./appliance/cmd/isthmus)
-	$(call timed,bin/isthmusctl,$(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/isthmusctl ./appliance/cmd/isthmusctl)
-	$(call timed,bin/lab,$(GO) build -trimpath -ldflags '-s -w -X main.version=$(VERSION)' -o bin/lab ./lab/cmd/lab)
-	$(call timed,bin/probe,$(GO) build -trimpath -ldflags '-s -w' -o bin/probe ./lab/cmd/probe)
+	$(call timed,bin/isthmus,$(GO) build -ldflags '-s -w -X main.version=$(VERSION)' -o bin/isthmus ./appliance/cmd/isthmus)
+	$(call timed,bin/isthmusctl,$(GO) build -ldflags '-s -w -X main.version=$(VERSION)' -o bin/isthmusctl ./appliance/cmd/isthmusctl)
+	$(call timed,bin/lab,$(GO) build -ldflags '-s -w -X main.version=$(VERSION)' -o bin/lab ./lab/cmd/lab)
+	$(call timed,bin/probe,$(GO) build -ldflags '-s -w' -o bin/probe ./lab/cmd/probe)
 
 # The image has the chart's version, so that the chart finds it.
 IMAGE         := ghcr.io/isthmus-net/isthmus
@@ -180,12 +180,12 @@ V := k8s.io/component-base/version
 KUBERNETES_LDFLAGS := -s -w -X $V.gitVersion=$(KUBERNETES) -X $V.gitMajor=1 -X $V.gitMinor=36 -X $V.gitCommit=lab -X $V.gitTreeState=clean
 bin/kubernetes: $(wildcard lab/kubernetes/*.go) lab/kubernetes/go.mod
 	$(call timed,bin/kubernetes $(KUBERNETES) (some 7 minutes from empty caches),cd lab/kubernetes && \
-		$(GO) build -trimpath -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kubernetes .)
+		$(GO) build -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kubernetes .)
 bin/kube-proxy: $(wildcard lab/kubernetes/kube-proxy/*.go) lab/kubernetes/go.mod | bin/kubernetes
 	$(call timed,bin/kube-proxy $(KUBERNETES),cd lab/kubernetes && \
-		$(GO) build -trimpath -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kube-proxy ./kube-proxy)
+		$(GO) build -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kube-proxy ./kube-proxy)
 bin/coredns: $(wildcard lab/kubernetes/coredns/*.go) lab/kubernetes/go.mod | bin/kubernetes
-	$(call timed,bin/coredns,cd lab/kubernetes && $(GO) build -trimpath -ldflags '-s -w' -o ../../bin/coredns ./coredns)
+	$(call timed,bin/coredns,cd lab/kubernetes && $(GO) build -ldflags '-s -w' -o ../../bin/coredns ./coredns)
 
 .PHONY: cni
 cni: bin/cni/.tools ## bin/cni, the CNI plugins
@@ -194,7 +194,7 @@ cni: bin/cni/.tools ## bin/cni, the CNI plugins
 CNI_PLUGINS := main/bridge main/ptp main/loopback ipam/host-local meta/portmap
 bin/cni/.tools: go.mod
 	@mkdir -p bin/cni
-	$(call timed,CNI plugins,$(GO) build -trimpath -ldflags '-s -w' -o bin/cni/ $(CNI_PLUGINS:%=github.com/containernetworking/plugins/plugins/%) && touch $@)
+	$(call timed,CNI plugins,$(GO) build -ldflags '-s -w' -o bin/cni/ $(CNI_PLUGINS:%=github.com/containernetworking/plugins/plugins/%) && touch $@)
 
 .PHONY: flannel
 flannel: bin/cni/flannel bin/flanneld ## flanneld and its CNI plugin, for topologies with cni: flannel and for real nodes
@@ -202,7 +202,7 @@ flannel: bin/cni/flannel bin/flanneld ## flanneld and its CNI plugin, for topolo
 # The plug-in of flannel moved out of the reference plugins after this release,
 # and its new home is not on the module proxy.
 bin/cni/flannel: | bin/cni/.tools
-	$(call timed,CNI plugin flannel $(FLANNEL_CNI),GOBIN=$(CURDIR)/bin/cni $(GO) install -trimpath -ldflags '-s -w' \
+	$(call timed,CNI plugin flannel $(FLANNEL_CNI),GOBIN=$(CURDIR)/bin/cni $(GO) install -ldflags '-s -w' \
 		github.com/containernetworking/plugins/plugins/meta/flannel@$(FLANNEL_CNI))
 
 # flanneld's own main.go without the backend udp, which needs cgo.
@@ -211,7 +211,7 @@ bin/flanneld: lab/flannel/go.mod
 		sed '/backend\/udp"/d' "$$($(GO) list -m -f '{{.Dir}}' github.com/flannel-io/flannel)/main.go" >../../bin/.flanneld/main.go && \
 		echo '{"Replace": {"$(CURDIR)/lab/flannel/main.go": "$(CURDIR)/bin/.flanneld/main.go"}}' >../../bin/.flanneld/overlay.json
 	$(call timed,bin/flanneld,cd lab/flannel && \
-		$(GO) build -trimpath -ldflags '-s -w' -overlay ../../bin/.flanneld/overlay.json -o ../../bin/flanneld .)
+		$(GO) build -ldflags '-s -w' -overlay ../../bin/.flanneld/overlay.json -o ../../bin/flanneld .)
 
 .PHONY: liqoctl
 liqoctl: bin/liqoctl ## the public liqoctl, with which a scenario connects clusters
@@ -221,7 +221,7 @@ liqoctl: bin/liqoctl ## the public liqoctl, with which a scenario connects clust
 LIQOCTL := github.com/liqotech/liqo/cmd/liqoctl
 bin/liqoctl: lab/liqoctl/go.mod
 	$(call timed,bin/liqoctl (some 4 minutes from empty caches),cd lab/liqoctl && \
-		$(GO) build -trimpath -ldflags "-s -w -X github.com/liqotech/liqo/pkg/liqoctl/version.LiqoctlVersion=$$($(GO) list -m -f '{{.Version}}' github.com/liqotech/liqo)" \
+		$(GO) build -ldflags "-s -w -X github.com/liqotech/liqo/pkg/liqoctl/version.LiqoctlVersion=$$($(GO) list -m -f '{{.Version}}' github.com/liqotech/liqo)" \
 			-o ../../bin/liqoctl $(LIQOCTL))
 
 ARCH := $(shell $(GO) env GOARCH)
@@ -233,10 +233,10 @@ nodes: bin/.containerd-$(CONTAINERD) bin/helm node-images ## containerd and the 
 
 # A tool of go.mod, so of the version of the SDK that isthmusctl is made with.
 bin/helm: go.mod
-	$(call timed,bin/helm,$(GO) build -trimpath -ldflags '-s -w' -o bin/helm helm.sh/helm/v3/cmd/helm)
+	$(call timed,bin/helm,$(GO) build -ldflags '-s -w' -o bin/helm helm.sh/helm/v3/cmd/helm)
 
 bin/.containerd-$(CONTAINERD):
-	$(call timed,containerd $(CONTAINERD),GOBIN=$(CURDIR)/bin $(GO) install -trimpath -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=$(CONTAINERD)' \
+	$(call timed,containerd $(CONTAINERD),GOBIN=$(CURDIR)/bin $(GO) install -ldflags '-s -w -X github.com/containerd/containerd/v2/version.Version=$(CONTAINERD)' \
 		$(foreach p,containerd-shim-runc-v2 ctr containerd,github.com/containerd/containerd/v2/cmd/$p@$(CONTAINERD)) && touch $@)
 
 # What clusters of kind need of Debian besides: Podman, and what makes the root
@@ -254,9 +254,9 @@ CRICTL := v1.34.0
 
 bin/kubeadm: $(wildcard lab/kubernetes/kubeadm/*.go) lab/kubernetes/go.mod | bin/kubernetes
 	$(call timed,bin/kubeadm $(KUBERNETES),cd lab/kubernetes && \
-		$(GO) build -trimpath -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kubeadm ./kubeadm)
+		$(GO) build -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kubeadm ./kubeadm)
 bin/.crictl-$(CRICTL):
-	$(call timed,bin/crictl $(CRICTL),GOBIN=$(CURDIR)/bin $(GO) install -trimpath -ldflags '-s -w' sigs.k8s.io/cri-tools/cmd/crictl@$(CRICTL) && touch $@)
+	$(call timed,bin/crictl $(CRICTL),GOBIN=$(CURDIR)/bin $(GO) install -ldflags '-s -w' sigs.k8s.io/cri-tools/cmd/crictl@$(CRICTL) && touch $@)
 
 NODE_IMAGE := lab/internal/kind/nodeimage
 

@@ -225,7 +225,7 @@ func (p brokenProduct) build(t *testing.T) (root string) {
 	assert.NilError(t, err)
 	overlayFile := filepath.Join(root, "overlay.json")
 	assert.NilError(t, os.WriteFile(overlayFile, overlay, 0o644))
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-ldflags", "-s -w", "-overlay", overlayFile, "-o", isthmus, "./appliance/cmd/isthmus")
+	build := exec.CommandContext(t.Context(), "go", "build", "-ldflags", "-s -w", "-overlay", overlayFile, "-o", isthmus, "./appliance/cmd/isthmus")
 	build.Dir = repo
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := build.CombinedOutput()
