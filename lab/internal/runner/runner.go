@@ -161,25 +161,21 @@ func (r *Runner) Run(ctx context.Context, s *scenario.Scenario, sr scenario.Row)
 	start := time.Now()
 	// The evidence is of the lab as the failure left it: once that is undone it shows nothing.
 	var evidence error
-	written := false
 	err := r.run(ctx, s, sr, &out, func(err error) {
 		out.Took = report.Duration(time.Since(start))
 		out.Verdict, out.Reason = verdict(&out, s.XFail, err)
-		evidence, written = r.bundle(ctx, &out), true
+		evidence = r.bundle(ctx, &out)
 	})
 	out.Took = report.Duration(time.Since(start))
 	out.Verdict, out.Reason = verdict(&out, s.XFail, err)
-	if !written {
-		evidence = r.bundle(ctx, &out)
-	}
-	out.Reason = withoutEvidence(out.Reason, evidence)
+	out.Reason = withoutEvidence(out.Reason, errors.Join(evidence, r.bundle(ctx, &out)))
 	return out
 }
 
-// bundle writes the evidence of a row that failed. The error says what of it was not
-// written.
+// bundle writes the evidence of a row that failed, unless it is written. The error says what
+// of it was not written.
 func (r *Runner) bundle(ctx context.Context, out *report.Row) error {
-	if r.Bundle == nil || out.Verdict != report.Fail && out.Verdict != report.Infra {
+	if r.Bundle == nil || out.Bundle != "" || out.Verdict != report.Fail && out.Verdict != report.Infra {
 		return nil
 	}
 	bundle, err := r.Bundle(context.WithoutCancel(ctx), out)

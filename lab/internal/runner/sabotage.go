@@ -49,13 +49,19 @@ func (r *Runner) RunSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 	out := report.Row{Name: sr.Name, Sabotage: sab.String()}
 	start := time.Now()
 	out.Verdict, out.Reason = r.greenBefore(ctx, s, sr)
+	// As of a row that failed, evidence shows the lab before anything is undone.
+	var evidence error
 	if out.Verdict == report.Pass {
 		r.say("%s: %s", sr.Name, sab)
-		seen, err := r.runSabotage(ctx, s, sr, sab, &out)
-		out.Verdict, out.Reason = seen.verdict(s.Build(sr), sab, err)
+		judge := func(seen sabotaged, err error) {
+			out.Took = report.Duration(time.Since(start))
+			out.Verdict, out.Reason = seen.verdict(s.Build(sr), sab, err)
+			evidence = errors.Join(evidence, r.bundle(ctx, &out))
+		}
+		judge(r.runSabotage(ctx, s, sr, sab, &out, judge))
 	}
 	out.Took = report.Duration(time.Since(start))
-	out.Reason = withoutEvidence(out.Reason, r.bundle(ctx, &out))
+	out.Reason = withoutEvidence(out.Reason, errors.Join(evidence, r.bundle(ctx, &out)))
 	return out
 }
 
@@ -137,7 +143,9 @@ func (e *vainError) Error() string {
 
 func (e *vainError) Unwrap() error { return e.err }
 
-func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scenario.Row, sab scenario.Sabotage, out *report.Row) (seen sabotaged, err error) {
+// runSabotage breaks something, runs the row's steps and mends what was broken. done is told
+// what the steps showed before anything is undone.
+func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scenario.Row, sab scenario.Sabotage, out *report.Row, done func(sabotaged, error)) (seen sabotaged, err error) {
 	if err := r.settle(ctx, out); err != nil {
 		return seen, err
 	}
@@ -171,6 +179,7 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 		case <-time.After(showInterval):
 		}
 	}
+	done(seen, err)
 	closeFlows(row)
 	failures := len(out.Steps)
 	restored, restoreErr := r.restore(ctx, out, &undo, true)

@@ -82,9 +82,19 @@ func TestRunSabotage(t *testing.T) {
 			assert.NilError(t, err)
 			l := newMemoryLab(t)
 			synctest.Test(t, func(t *testing.T) { // it is looked at for 20 s
-				r := &runner.Runner{World: &brokenLab{memoryLab: l}, Seed: "8f3a"}
+				var lost []string // when evidence was written
+				r := &runner.Runner{World: &brokenLab{memoryLab: l}, Seed: "8f3a", Bundle: func(_ context.Context, row *report.Row) (string, error) {
+					if row.Sabotage != "" {
+						lost = append(lost, l.lostAt)
+					}
+					return "runs/x", nil
+				}}
 				row := r.RunSabotage(t.Context(), sc, sc.Rows[0], sc.Sabotage[0])
 				assert.Equal(t, row.Verdict, tt.want, "%s", row.Reason)
+				assert.Equal(t, len(lost) == 1, row.Verdict == report.Fail, "evidence was written %d times", len(lost))
+				if tt.name == "breaks something else" {
+					assert.DeepEqual(t, lost, []string{"milan/gateway"})
+				}
 				assert.Check(t, is.Contains(row.Reason, tt.why))
 				assert.Equal(t, r.Spoiled() != nil, tt.name == "is not undone" || tt.name == "stays when it is undone")
 			})
