@@ -62,6 +62,14 @@ type Lab struct {
 // recordFile is what a lab leaves in its run directory so that others find it.
 const recordFile = "kind.json"
 
+// clusterLabel is the label that kind gives the containers of a cluster.
+const clusterLabel = "io.x-k8s.kind.cluster"
+
+// removeLabelled is the command that removes the containers with a label and their volumes.
+func removeLabelled(engine, label, value string) string {
+	return fmt.Sprintf("%[1]s ps -aq --filter label=%[2]s=%[3]s | xargs -r %[1]s rm -f -v", engine, label, value)
+}
+
 // A record is what there is to know of a lab.
 type record struct {
 	Name     string          `json:"name"`
@@ -268,18 +276,14 @@ func (l *Lab) refuseExisting(names ...string) error {
 	for _, name := range names {
 		if slices.Contains(all, name) {
 			there = append(there, name)
-			remove = append(remove, "kind delete cluster --name "+name)
+			remove = append(remove, removeLabelled(l.record.Engine, clusterLabel, name))
 		}
 	}
 	if len(there) == 0 {
 		return nil
 	}
-	with := ""
-	if l.record.Engine != "docker" { // which kind takes by itself
-		with = fmt.Sprintf(" with %s=%s", engineVariable, l.record.Engine)
-	}
-	return fmt.Errorf("%s has %s of a lab %s already, which is not this one: its owner takes it down with lab down %[3]s; when nobody has it any more, run%s: %s",
-		l.record.Engine, strings.Join(there, " and "), l.record.Name, with, strings.Join(remove, " && "))
+	return fmt.Errorf("%s has %s of a lab %s already, which is not this one: its owner takes it down with lab down %[3]s; when nobody has it any more, run: %s",
+		l.record.Engine, strings.Join(there, " and "), l.record.Name, strings.Join(append(remove, removeLabelled(l.record.Engine, labLabel, l.record.Name)), "; "))
 }
 
 func (s Spec) say(message string, start time.Time) {

@@ -448,7 +448,8 @@ func TestForeignClusters(t *testing.T) {
 	t.Run("before", func(t *testing.T) {
 		_, err := Create(t.Context(), spec)
 		assert.Error(t, err, "docker has "+rome+" of a lab "+lab+" already, which is not this one: its owner takes it down with lab down "+lab+
-			"; when nobody has it any more, run: kind delete cluster --name "+rome)
+			"; when nobody has it any more, run: docker ps -aq --filter label=io.x-k8s.kind.cluster="+rome+" | xargs -r docker rm -f -v"+
+			"; docker ps -aq --filter label=isthmus-lab="+lab+" | xargs -r docker rm -f -v")
 		_, err = os.Stat(spec.Dir)
 		assert.ErrorIs(t, err, os.ErrNotExist)
 	})
@@ -458,7 +459,7 @@ func TestForeignClusters(t *testing.T) {
 		l := newLab(t.TempDir(), record{Name: lab, Engine: "docker"}, p)
 		assert.NilError(t, l.begin("milan", milan))
 		e.foreign(t, milan) // as if kind had made it for this lab
-		assert.ErrorContains(t, l.begin("rome", rome), "kind delete cluster --name "+rome)
+		assert.ErrorContains(t, l.begin("rome", rome), "label=io.x-k8s.kind.cluster="+rome)
 		assert.NilError(t, l.delete())
 	})
 	assert.DeepEqual(t, e.containers(t), []string{rome + "-control-plane"})
