@@ -206,24 +206,22 @@ bin/cni/flannel: | bin/cni/.tools
 	$(call timed,CNI plugin flannel $(FLANNEL_CNI),GOBIN=$(CURDIR)/bin/cni $(GO) install -ldflags '-s -w' \
 		github.com/containernetworking/plugins/plugins/meta/flannel@$(FLANNEL_CNI))
 
-# flanneld's own main.go without the backend udp, which needs cgo.
-bin/flanneld: lab/flannel/go.mod
-	@mkdir -p bin/.flanneld && cd lab/flannel && $(GO) mod download github.com/flannel-io/flannel && \
-		sed '/backend\/udp"/d' "$$($(GO) list -m -f '{{.Dir}}' github.com/flannel-io/flannel)/main.go" >../../bin/.flanneld/main.go && \
-		echo '{"Replace": {"$(CURDIR)/lab/flannel/main.go": "$(CURDIR)/bin/.flanneld/main.go"}}' >../../bin/.flanneld/overlay.json
-	$(call timed,bin/flanneld,cd lab/flannel && \
-		$(GO) build -ldflags '-s -w' -overlay ../../bin/.flanneld/overlay.json -o ../../bin/flanneld .)
+# Two programs in a module of their own: they need other versions of Kubernetes' libraries than
+# ours, and the same ones, so that those are compiled once.
+TOOLS := lab/tools/go.mod lab/tools/overlay.sh
+
+bin/flanneld: $(TOOLS)
+	$(call timed,bin/flanneld,GO=$(GO) lab/tools/overlay.sh flanneld $(CURDIR)/bin/.tools && cd lab/tools && \
+		$(GO) build -ldflags '-s -w' -overlay ../../bin/.tools/flanneld.json -o ../../bin/flanneld ./flanneld)
 
 .PHONY: liqoctl
 liqoctl: bin/liqoctl ## the public liqoctl, with which a scenario connects clusters
 
-# A tool of a module of its own, because it needs other versions of Kubernetes'
-# libraries. It is told its version at build time, as its releases are.
-LIQOCTL := github.com/liqotech/liqo/cmd/liqoctl
-bin/liqoctl: lab/liqoctl/go.mod
-	$(call timed,bin/liqoctl (some 4 minutes from empty caches),cd lab/liqoctl && \
-		$(GO) build -ldflags "-s -w -X github.com/liqotech/liqo/pkg/liqoctl/version.LiqoctlVersion=$$($(GO) list -m -f '{{.Version}}' github.com/liqotech/liqo)" \
-			-o ../../bin/liqoctl $(LIQOCTL))
+# It is told its version at build time, as its releases are.
+bin/liqoctl: $(TOOLS)
+	$(call timed,bin/liqoctl (some 3 minutes from empty caches),GO=$(GO) lab/tools/overlay.sh liqoctl $(CURDIR)/bin/.tools && cd lab/tools && \
+		$(GO) build -overlay ../../bin/.tools/liqoctl.json -o ../../bin/liqoctl \
+			-ldflags "-s -w -X github.com/liqotech/liqo/pkg/liqoctl/version.LiqoctlVersion=$$($(GO) list -m -f '{{.Version}}' github.com/liqotech/liqo)" ./liqoctl)
 
 ARCH := $(shell $(GO) env GOARCH)
 
