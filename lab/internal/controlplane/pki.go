@@ -192,13 +192,16 @@ func (p *pki) admin(server netip.AddrPort) *rest.Config {
 	}
 }
 
+// kubeconfig has names of its own for a cluster's server and user, so that those of several
+// clusters can be read together.
 func (p *pki) kubeconfig(cluster string, server netip.AddrPort, user string, k keyPair) ([]byte, error) {
+	entry := user + "@" + cluster
 	return clientcmd.Write(clientcmdapi.Config{
 		Clusters: map[string]*clientcmdapi.Cluster{cluster: {
 			Server: "https://" + server.String(), CertificateAuthorityData: p.ca.pem,
 		}},
-		AuthInfos:      map[string]*clientcmdapi.AuthInfo{user: {ClientCertificateData: k.cert, ClientKeyData: k.key}},
-		Contexts:       map[string]*clientcmdapi.Context{cluster: {Cluster: cluster, AuthInfo: user}},
+		AuthInfos:      map[string]*clientcmdapi.AuthInfo{entry: {ClientCertificateData: k.cert, ClientKeyData: k.key}},
+		Contexts:       map[string]*clientcmdapi.Context{cluster: {Cluster: cluster, AuthInfo: entry}},
 		CurrentContext: cluster,
 	})
 }
