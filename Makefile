@@ -65,8 +65,8 @@ DEPENDENTS    := {{$$p := .ForTest}}{{if $$p}}{{range .Deps}}{{if eq . "$(LAB_PA
 API_TESTS     := $(LAB_PACKAGES)/apitest
 with_planes   := $$({ printf '%s\n' $(LAB_PACKAGES)/selftest $(LAB_PACKAGES)/controlplane; \
 	$(GO) list -test -f '$(DEPENDENTS)' ./...; } | awk 'NF && !had[$$0]++' | grep -vxF $(API_TESTS))
-# `make lint` has vetted the tests, too.
-GO_TEST       := $(COLLECT_LATER) ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test -vet=off -timeout 40m
+# In make test, lint has vetted the tests, too.
+GO_TEST       := $(COLLECT_LATER) ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test $(if $(TIMES),-vet=off) -timeout 40m
 
 .PHONY: test-unit
 test-unit: test-packages test-planes ## tests of the packages, against this machine's kernel and a real API server
@@ -206,8 +206,8 @@ bin/cni/flannel: | bin/cni/.tools
 	$(call timed,CNI plugin flannel $(FLANNEL_CNI),GOBIN=$(CURDIR)/bin/cni $(GO) install -ldflags '-s -w' \
 		github.com/containernetworking/plugins/plugins/meta/flannel@$(FLANNEL_CNI))
 
-# Two programs in a module of their own: they need other versions of Kubernetes' libraries than
-# ours, and the same ones, so that those are compiled once.
+# Both need one older version of Kubernetes' libraries, not ours. In one module it is compiled
+# once for the two.
 TOOLS := lab/tools/go.mod lab/tools/overlay.sh
 
 bin/flanneld: $(TOOLS)
@@ -215,7 +215,7 @@ bin/flanneld: $(TOOLS)
 		$(GO) build -ldflags '-s -w' -overlay ../../bin/.tools/flanneld.json -o ../../bin/flanneld ./flanneld)
 
 .PHONY: liqoctl
-liqoctl: bin/liqoctl ## the public liqoctl, with which a scenario connects clusters
+liqoctl: bin/liqoctl ## the public liqoctl without install, move and test; a scenario connects clusters with it
 
 # It is told its version at build time, as its releases are.
 bin/liqoctl: $(TOOLS)
@@ -303,4 +303,5 @@ lint: build ## gofmt, vet, and the topologies and scenarios
 
 .PHONY: clean
 clean: ## remove bin/ and runs/
+	[ "$$(findmnt -n -o SOURCE -M '$(CURDIR)/bin')" != isthmus-bin ] || umount -l bin # of a .ci/run that was killed
 	rm -rf bin runs

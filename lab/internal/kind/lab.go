@@ -65,9 +65,20 @@ const recordFile = "kind.json"
 // clusterLabel is the label that kind gives the containers of a cluster.
 const clusterLabel = "io.x-k8s.kind.cluster"
 
-// removeLabelled is the command that removes the containers with a label and their volumes.
-func removeLabelled(engine, label, value string) string {
-	return fmt.Sprintf("%[1]s ps -aq --filter label=%[2]s=%[3]s | xargs -r %[1]s rm -f -v", engine, label, value)
+// removeAll are the commands that remove what a lab's clusters have in an engine. Podman's kind
+// gives volumes names, and those stay: see deleteVolumes.
+func removeAll(engine, lab string, clusters []string) string {
+	labelled := func(label, value string) string {
+		return fmt.Sprintf("%[1]s ps -aq --filter label=%[2]s=%[3]s | xargs -r %[1]s rm -f -v", engine, label, value)
+	}
+	var out []string
+	for _, c := range clusters {
+		out = append(out, labelled(clusterLabel, c))
+		if engine == podman {
+			out = append(out, fmt.Sprintf("podman volume ls --format '{{.Name}} {{.Labels}}' | awk '/%s-/ { print $1 }' | xargs -r podman volume rm", c))
+		}
+	}
+	return strings.Join(append(out, labelled(labLabel, lab)), "; ")
 }
 
 // A record is what there is to know of a lab.
@@ -272,18 +283,12 @@ func (l *Lab) refuseExisting(names ...string) error {
 	if err != nil {
 		return fmt.Errorf("clusters that %s has: %w", l.record.Engine, err)
 	}
-	var there, remove []string
-	for _, name := range names {
-		if slices.Contains(all, name) {
-			there = append(there, name)
-			remove = append(remove, removeLabelled(l.record.Engine, clusterLabel, name))
-		}
-	}
+	there := slices.DeleteFunc(slices.Clone(names), func(name string) bool { return !slices.Contains(all, name) })
 	if len(there) == 0 {
 		return nil
 	}
 	return fmt.Errorf("%s has %s of a lab %s already, which is not this one: its owner takes it down with lab down %[3]s; when nobody has it any more, run: %s",
-		l.record.Engine, strings.Join(there, " and "), l.record.Name, strings.Join(append(remove, removeLabelled(l.record.Engine, labLabel, l.record.Name)), "; "))
+		l.record.Engine, strings.Join(there, " and "), l.record.Name, removeAll(l.record.Engine, l.record.Name, there))
 }
 
 func (s Spec) say(message string, start time.Time) {

@@ -453,6 +453,11 @@ func TestForeignClusters(t *testing.T) {
 		_, err = os.Stat(spec.Dir)
 		assert.ErrorIs(t, err, os.ErrNotExist)
 	})
+	t.Run("podman", func(t *testing.T) {
+		assert.Equal(t, removeAll("podman", "it", []string{"it-milan-1"}), "podman ps -aq --filter label=io.x-k8s.kind.cluster=it-milan-1 | xargs -r podman rm -f -v; "+
+			"podman volume ls --format '{{.Name}} {{.Labels}}' | awk '/it-milan-1-/ { print $1 }' | xargs -r podman volume rm; "+
+			"podman ps -aq --filter label=isthmus-lab=it | xargs -r podman rm -f -v")
+	})
 	t.Run("before the second cluster", func(t *testing.T) {
 		p, err := provider("docker", log.NoopLogger{})
 		assert.NilError(t, err)

@@ -159,39 +159,44 @@ func (r *Runner) Run(ctx context.Context, s *scenario.Scenario, sr scenario.Row)
 	r.say("%s", sr.Name)
 	out := report.Row{Name: sr.Name}
 	start := time.Now()
-	// The evidence is of the lab as the failure left it: once that is undone it shows nothing.
-	var evidence error
+	var bundled evidence
 	err := r.run(ctx, s, sr, &out, func(err error) {
 		out.Took = report.Duration(time.Since(start))
 		out.Verdict, out.Reason = verdict(&out, s.XFail, err)
-		evidence = r.bundle(ctx, &out)
+		bundled.write(ctx, r, &out)
 	})
 	out.Took = report.Duration(time.Since(start))
 	out.Verdict, out.Reason = verdict(&out, s.XFail, err)
-	out.Reason = withoutEvidence(out.Reason, errors.Join(evidence, r.bundle(ctx, &out)))
+	bundled.write(ctx, r, &out)
+	out.Reason = bundled.reason(out.Reason)
 	return out
 }
 
-// bundle writes the evidence of a row that failed, unless it is written. The error says what
-// of it was not written.
-func (r *Runner) bundle(ctx context.Context, out *report.Row) error {
-	if r.Bundle == nil || out.Bundle != "" || out.Verdict != report.Fail && out.Verdict != report.Infra {
-		return nil
-	}
-	bundle, err := r.Bundle(context.WithoutCancel(ctx), out)
-	if errors.Is(err, world.ErrNotRunning) { // the reason says so already
-		return nil
-	}
-	out.Bundle = bundle
-	return err
+// evidence of a row that failed is written once: of the lab as the failure left it, where that
+// is known before it is undone, since it shows nothing then.
+type evidence struct {
+	tried bool
+	err   error // what was not written
 }
 
-// withoutEvidence is the reason why a row failed, with the evidence that could not be written.
-func withoutEvidence(reason string, err error) string {
-	if err == nil {
-		return reason
+func (e *evidence) write(ctx context.Context, r *Runner, out *report.Row) {
+	if r.Bundle == nil || e.tried || out.Verdict != report.Fail && out.Verdict != report.Infra {
+		return
 	}
-	return strings.TrimSpace(reason + "\nnot all evidence was written: " + err.Error())
+	e.tried = true
+	bundle, err := r.Bundle(context.WithoutCancel(ctx), out)
+	if errors.Is(err, world.ErrNotRunning) { // the reason says so already
+		return
+	}
+	out.Bundle, e.err = bundle, err
+}
+
+// reason is why a row failed, with the evidence that could not be written.
+func (e *evidence) reason(why string) string {
+	if e.err == nil {
+		return why
+	}
+	return strings.TrimSpace(why + "\nnot all evidence was written: " + e.err.Error())
 }
 
 // verdict judges a row. What failed as an expectation has failed, whatever the

@@ -49,19 +49,20 @@ func (r *Runner) RunSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 	out := report.Row{Name: sr.Name, Sabotage: sab.String()}
 	start := time.Now()
 	out.Verdict, out.Reason = r.greenBefore(ctx, s, sr)
-	// As of a row that failed, evidence shows the lab before anything is undone.
-	var evidence error
+	// What the steps showed is bundled before anything is undone; what undoing shows, after it.
+	var bundled evidence
 	if out.Verdict == report.Pass {
 		r.say("%s: %s", sr.Name, sab)
 		judge := func(seen sabotaged, err error) {
 			out.Took = report.Duration(time.Since(start))
 			out.Verdict, out.Reason = seen.verdict(s.Build(sr), sab, err)
-			evidence = errors.Join(evidence, r.bundle(ctx, &out))
+			bundled.write(ctx, r, &out)
 		}
 		judge(r.runSabotage(ctx, s, sr, sab, &out, judge))
 	}
 	out.Took = report.Duration(time.Since(start))
-	out.Reason = withoutEvidence(out.Reason, errors.Join(evidence, r.bundle(ctx, &out)))
+	bundled.write(ctx, r, &out)
+	out.Reason = bundled.reason(out.Reason)
 	return out
 }
 
