@@ -59,7 +59,7 @@ COLLECT_LATER := GOGC=400
 # the first of them took 7 minutes alone and 23 beside the second one. Those that take longest
 # are the first. Nothing runs beside them: kernel tests in an emulated machine took one
 # minute alone, and were not done after fifteen beside these. Of the tests of the API two run
-# at a time as well: they took 386 to 420 s, and 507 s with three.
+# at a time as well: they took 477 s, and 507 s with three.
 LAB_PACKAGES  := github.com/isthmus-net/isthmus/lab/internal
 DEPENDENTS    := {{$$p := .ForTest}}{{if $$p}}{{range .Deps}}{{if eq . "$(LAB_PACKAGES)/controlplane"}}{{$$p}}{{"\n"}}{{end}}{{end}}{{end}}
 API_TESTS     := $(LAB_PACKAGES)/apitest
