@@ -219,7 +219,7 @@ liqoctl: bin/liqoctl ## the public liqoctl without install, move and test; a sce
 
 # It is told its version at build time, as its releases are.
 bin/liqoctl: $(TOOLS)
-	$(call timed,bin/liqoctl (some 3 minutes from empty caches),GO=$(GO) lab/tools/overlay.sh liqoctl $(CURDIR)/bin/.tools && cd lab/tools && \
+	$(call timed,bin/liqoctl (some 2 minutes from empty caches),GO=$(GO) lab/tools/overlay.sh liqoctl $(CURDIR)/bin/.tools && cd lab/tools && \
 		$(GO) build -overlay ../../bin/.tools/liqoctl.json -o ../../bin/liqoctl \
 			-ldflags "-s -w -X github.com/liqotech/liqo/pkg/liqoctl/version.LiqoctlVersion=$$($(GO) list -m -f '{{.Version}}' github.com/liqotech/liqo)" ./liqoctl)
 
