@@ -58,13 +58,12 @@ COLLECT_LATER := GOGC=400
 # tests of each: on a slow machine twelve of them had no API server within four minutes, and
 # the first of them took 7 minutes alone and 23 beside the second one. Those that take longest
 # are the first. Nothing runs beside them: kernel tests in an emulated machine took one
-# minute alone, and were not done after fifteen beside these. Of the tests of the API two run
-# at a time as well: they took 477 s, and 507 s with three.
+# minute alone, and were not done after fifteen beside these. Those of the API (apitest) took
+# 477 s like this, and 507 s with three tests at a time.
 LAB_PACKAGES  := github.com/isthmus-net/isthmus/lab/internal
 DEPENDENTS    := {{$$p := .ForTest}}{{if $$p}}{{range .Deps}}{{if eq . "$(LAB_PACKAGES)/controlplane"}}{{$$p}}{{"\n"}}{{end}}{{end}}{{end}}
-API_TESTS     := $(LAB_PACKAGES)/apitest
-with_planes   := $$({ printf '%s\n' $(LAB_PACKAGES)/selftest $(LAB_PACKAGES)/controlplane; \
-	$(GO) list -test -f '$(DEPENDENTS)' ./...; } | awk 'NF && !had[$$0]++' | grep -vxF $(API_TESTS))
+with_planes   := $$({ printf '%s\n' $(LAB_PACKAGES)/apitest $(LAB_PACKAGES)/selftest $(LAB_PACKAGES)/controlplane; \
+	$(GO) list -test -f '$(DEPENDENTS)' ./...; } | awk 'NF && !had[$$0]++')
 # In make test, lint has vetted the tests, too.
 GO_TEST       := $(COLLECT_LATER) ISTHMUS_ACCEPT_SKIPS=$(NATIVE_SKIPS) $(GO) test $(if $(TIMES),-vet=off) -timeout 40m
 
@@ -74,11 +73,10 @@ test-unit: test-packages test-planes ## tests of the packages, against this mach
 # One package more at a time than there are processors: those with daemons wait for clocks.
 .PHONY: test-packages
 test-packages: build kubernetes cni flannel
-	$(call timed,unit tests,$(GO_TEST) -p $$(($$(nproc) + 1)) $$($(GO) list ./... | grep -vxF "$(with_planes)" | grep -vxF $(API_TESTS)))
+	$(call timed,unit tests,$(GO_TEST) -p $$(($$(nproc) + 1)) $$($(GO) list ./... | grep -vxF "$(with_planes)"))
 
 .PHONY: test-planes
 test-planes: build kubernetes cni flannel
-	$(call timed,tests of the API,$(GO_TEST) -parallel 2 $(API_TESTS))
 	$(call timed,tests with control planes,$(GO_TEST) -p 1 -parallel 2 $(with_planes))
 
 # Writes 40,000 elements, which takes minutes in an emulated machine; test-unit

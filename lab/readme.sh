@@ -9,20 +9,19 @@ section() { # NAME: the commands of a section of the README
 	awk -v name="$1" '/^## / { here = $2 == name } /^```/ { code = !code; next } here && code && /^(make nodes && )?(bin\/lab|isthmusctl) /' README.md
 }
 
-run() { # COMMANDS, one a line
-	[ "$1" ] || { echo "lab/readme.sh: the README has none of the commands that come next" >&2; exit 1; }
-	printf '%s\n' "$1" | while IFS= read -r command; do
+run() { # COMMANDS, one a line [PROGRAM…]: with which each is run, else sh -c
+	commands=$1
+	shift
+	[ $# -gt 0 ] || set -- sh -c
+	[ "$commands" ] || { echo "lab/readme.sh: the README has none of the commands that come next" >&2; exit 1; }
+	printf '%s\n' "$commands" | while IFS= read -r command; do
 		printf '\n$ %s\n' "$command"
-		sh -c "$command" </dev/null
+		"$@" "$command" </dev/null
 	done
 }
 
 between() { # COMMANDS, one a line: where the contexts milan and rome are those of the lab
-	[ "$1" ] || { echo "lab/readme.sh: the README has none of the commands that come next" >&2; exit 1; }
-	printf '%s\n' "$1" | while IFS= read -r command; do
-		printf '\n$ %s\n' "$command"
-		bin/lab exec milan/control-plane -- sh -c 'cd "$TMPDIR" && export KUBECONFIG="$KUBECONFIGS/milan/admin.kubeconfig:$KUBECONFIGS/rome/admin.kubeconfig" && eval "$1"' sh "$command" </dev/null
-	done
+	run "$1" bin/lab exec milan/control-plane -- sh -c 'cd "$TMPDIR" && export KUBECONFIG="$KUBECONFIGS/milan/admin.kubeconfig:$KUBECONFIGS/rome/admin.kubeconfig" && eval "$1"' sh
 }
 
 if bin/lab ls 2>/dev/null | grep -q '^bare-clusters-\|^hub-joins-'; then
