@@ -54,12 +54,19 @@ NATIVE_SKIPS := geneve,wireguard,tun$(if $(WITH_KIND),,$(comma)kind)
 # lab have the environment that they have anywhere.
 COLLECT_LATER := GOGC=400
 
-# The packages whose tests can start control planes and labs come one at a time, and two
+# $(call at_a_time,quick,slow) is how many of what takes half of two processors run at a time. A
+# machine is quick where a program starts within 2 ms. On one where that took 0.7 ms (a page fault
+# 1.6 µs), tests of the API took 218 s with three of them at a time and 354 s with two, and all
+# scenarios 20 minutes with two labs at a time. On one where it took 2.6 ms (a page fault
+# 16 µs), three tests at a time took longer than two, and of two labs each was five times as slow.
+at_a_time = $$(s=$$(date +%s%N); for i in {1..100}; do /bin/true; done; [ $$((($$(date +%s%N) - s) / 100)) -lt 2000000 ] && echo $(1) || echo $(2))
+
+# The packages whose tests can start control planes and labs come one at a time, and some
 # tests of each: on a slow machine twelve of them had no API server within four minutes, and
 # the first of them took 7 minutes alone and 23 beside the second one. Those that take longest
 # are the first. Nothing runs beside them: kernel tests in an emulated machine took one
-# minute alone, and were not done after fifteen beside these. Those of the API (apitest) took
-# 477 s like this, and 507 s with three tests at a time.
+# minute alone, and were not done after fifteen beside these.
+PLANES        := $(call at_a_time,3,2)
 LAB_PACKAGES  := github.com/isthmus-net/isthmus/lab/internal
 DEPENDENTS    := {{$$p := .ForTest}}{{if $$p}}{{range .Deps}}{{if eq . "$(LAB_PACKAGES)/controlplane"}}{{$$p}}{{"\n"}}{{end}}{{end}}{{end}}
 with_planes   := $$({ printf '%s\n' $(LAB_PACKAGES)/apitest $(LAB_PACKAGES)/selftest $(LAB_PACKAGES)/controlplane; \
@@ -77,7 +84,7 @@ test-packages: build kubernetes cni flannel
 
 .PHONY: test-planes
 test-planes: build kubernetes cni flannel
-	$(call timed,tests with control planes,$(GO_TEST) -p 1 -parallel 2 $(with_planes))
+	$(call timed,tests with control planes,$(GO_TEST) -p 1 -parallel $(PLANES) $(with_planes))
 
 # Writes 40,000 elements, which takes minutes in an emulated machine; test-unit
 # runs it as root on this kernel.
@@ -100,14 +107,13 @@ test-kernel: build ## kernel tests: without root, and in the virtual machine's k
 # One row and at most one sabotage of each scenario run here; test-all runs all of them.
 # Each lab runs its rows, then a sabotage, and further ones until its sabotages have taken
 # SABOTAGE_TIME. The seed draws which, so that each run makes others; the last lines say how many
-# were left out. One lab runs at a time: with two, neither processor had anything left (idle: 1 %), and
-# rows of half a minute took five.
+# were left out. On a slow machine one lab runs at a time.
 .PHONY: test-lab
 test-lab: build kubernetes cni flannel liqoctl nodes ## a row of each scenario in the VXLAN overlay, and of those of GENEVE with Geneve and the kernel's WireGuard; a sabotage of each while there is time
 	$(call timed,scenarios,$(COLLECT_LATER) bin/lab run --fresh --sabotage=after --rows 1 --sabotages 1 --sabotage-time $(SABOTAGE_TIME) --jobs $(LABS) \
 		'*@vxlan' $(GENEVE:%='%@geneve') $(TOO_LONG:%='!%'))
 
-LABS          := 1
+LABS          := $(call at_a_time,2,1)
 SABOTAGE_TIME := 5s
 
 # What test-all has for itself: the lab of nodes with the real kubelet takes longest, and

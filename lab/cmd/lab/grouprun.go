@@ -55,13 +55,7 @@ func (r *groupRun) all(ctx context.Context) {
 		r.choice(ctx, c, false)
 	}
 	ran := time.Now()
-	for _, c := range g.sabotages {
-		if limit := r.session.options.sabotageTime; r.dead == nil && ctx.Err() == nil && limit > 0 && time.Since(ran) > limit {
-			r.leaveOut(c)
-			continue
-		}
-		r.choice(ctx, c, true)
-	}
+	r.sabotages(ctx)
 	if r.lab != nil {
 		parts := []string{"lab in " + report.Duration(built.Sub(start)).String()}
 		if len(g.rows) > 0 {
@@ -79,6 +73,19 @@ func (r *groupRun) all(ctx context.Context) {
 		r.result.Error = r.dead.Error() // after the last row it would be no news
 	}
 	r.result.Took = report.Duration(time.Since(start))
+}
+
+// sabotages makes the group's sabotages, those of one scenario after the other, until they
+// have had the time that there is for them. A lab that is dead says so of all.
+func (r *groupRun) sabotages(ctx context.Context) {
+	limit, start := r.session.options.sabotageTime, time.Now()
+	for _, c := range r.group.sabotages {
+		if r.dead == nil && ctx.Err() == nil && limit > 0 && time.Since(start) > limit {
+			r.leaveOut(c)
+			continue
+		}
+		r.choice(ctx, c, true)
+	}
 }
 
 // leaveOut says that the sabotages of a scenario are not made.

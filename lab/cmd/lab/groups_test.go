@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -514,4 +515,48 @@ func TestSequence(t *testing.T) {
 	end(0, "a1 a2 b1 ")
 	say(1, "b2 ", "a1 a2 b1 b2 ")
 	end(1, "a1 a2 b1 b2 c1 ")
+}
+
+// TestSabotageTime: when the sabotages of a lab have had their time, the others are named and
+// left out. Of a lab that is dead, or where somebody ends the run, each is judged: it
+// was not made.
+func TestSabotageTime(t *testing.T) {
+	o := runOptions{world: "native", overlay: "vxlan", sabotage: "only", sabotageTime: 1}
+	selected, err := choose(three(t)[:1], nil, o)
+	assert.NilError(t, err)
+	c, err := newChooser("native", "vxlan", machine(t), nil)
+	assert.NilError(t, err)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for _, tt := range []struct {
+		name    string
+		ctx     context.Context
+		dead    error
+		leftOut []string
+		reasons []string
+	}{
+		{"their time is over", t.Context(), nil, []string{
+			"both/vxlan/tcp: withhold routeconfiguration/rome-node-gw in milan", "both/vxlan/udp: withhold routeconfiguration/milan-gw-pods in milan",
+		}, nil},
+		{"there is no lab", t.Context(), errors.New("no lab came up"), nil, []string{"no lab came up", "no lab came up"}},
+		{"the run is ended", ended, nil, nil, []string{"interrupted", "interrupted"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out bytes.Buffer
+			r := &groupRun{
+				session: &session{options: o, run: &report.Run{}}, group: groups(selected, c, o)[0], out: &out, dead: tt.dead,
+			}
+			r.sabotages(tt.ctx)
+			assert.DeepEqual(t, r.result.LeftOut, tt.leftOut)
+			assert.Equal(t, strings.Contains(out.String(), "sabotages left out: 2. Those of this lab have had their 1ns"), tt.leftOut != nil, out.String())
+			var reasons []string
+			for _, sc := range r.scenarios {
+				for _, row := range sc.Rows {
+					assert.Equal(t, row.Verdict, report.Infra)
+					reasons = append(reasons, row.Reason)
+				}
+			}
+			assert.DeepEqual(t, reasons, tt.reasons)
+		})
+	}
 }
