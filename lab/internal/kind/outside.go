@@ -73,6 +73,9 @@ func (l *Lab) startOutside(ctx context.Context, s Spec, o topology.Outside, cont
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("%s says that its address is %q: %w", engine, strings.TrimSpace(text), err)
 	}
+	if _, err := run(ctx, engine, "exec", container, "sh", "-c", insideScript); err != nil {
+		return netip.Addr{}, err
+	}
 	if o.Via != "" {
 		if _, err := run(ctx, engine, "exec", container, "ip", "address", "add", o.Address.String(), "dev", nodeLink); err != nil {
 			return netip.Addr{}, err

@@ -83,6 +83,11 @@ func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world
 		return err
 	}
 	l.enter(spec, controlPlane, workers)
+	for _, n := range append([]node{controlPlane}, workers...) {
+		if err := keepInside(ctx, n); err != nil {
+			return err
+		}
+	}
 	if err := l.withoutControlPlane(ctx, c, controlPlane); err != nil {
 		return err
 	}

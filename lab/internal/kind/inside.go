@@ -1,0 +1,28 @@
+package kind
+
+import (
+	"context"
+
+	"sigs.k8s.io/kind/pkg/cluster/nodes"
+)
+
+// insideScript leads what a container sends to other networks than the engine's back to
+// its own link: a frame to the port that it came from goes nowhere on a bridge (IEEE 802.1D,
+// 7.7.1; net/bridge/br_forward.c, should_deliver), and nobody hears of it. The engine's own
+// gateway would let it out of this machine, where whoever is there may answer: a provider's
+// router answered "port unreachable" for the pods of a cluster that was not connected yet.
+const insideScript = `set -e
+mac=$(ip -o link show dev ` + nodeLink + ` | sed -E 's,.* link/ether ([^ ]+).*,\1,')
+for family in -4 -6; do
+	[ "$family" = -4 ] && nobody=169.254.255.254 || nobody=fe80::ffff
+	[ "$(ip "$family" route show exact default)" ] || continue
+	ip "$family" route flush exact default
+	ip neighbour replace "$nobody" lladdr "$mac" dev ` + nodeLink + ` nud permanent
+	ip "$family" route add default via "$nobody" dev ` + nodeLink + ` onlink
+done
+`
+
+// keepInside has all that a node sends stay on the engine's network.
+func keepInside(ctx context.Context, n nodes.Node) error {
+	return runOn(ctx, n, nil, "sh", "-c", insideScript)
+}
