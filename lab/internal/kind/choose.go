@@ -3,14 +3,15 @@ package kind
 import (
 	"cmp"
 	"errors"
-
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/operand"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
+	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
 // CannotRun says why a row of a scenario can't run in this world, or nothing:
@@ -19,6 +20,9 @@ import (
 func CannotRun(s *scenario.Scenario, r scenario.Row, captures bool) (lack scenario.Lack, ok bool) {
 	if s.World != scenario.WorldAuto {
 		return scenario.Lack{What: "the scenario asks for the " + s.World + " world"}, true
+	}
+	if slices.Contains(r.Requires, world.PublicProgram) {
+		return scenario.Lack{What: "the nodes of the world " + World + " have no images of the public system"}, true
 	}
 	var refused *Refused
 	if errors.As(Refuse(s.Topology), &refused) {

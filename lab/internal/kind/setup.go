@@ -427,6 +427,9 @@ func installs(t *topology.Topology) bool {
 func given(binDir string) ([]string, error) {
 	out := slices.Clone(operatorPrograms)
 	for _, p := range world.Programs() {
+		if p == world.PublicProgram {
+			continue // see CannotRun
+		}
 		switch _, err := os.Stat(filepath.Join(binDir, p)); {
 		case err == nil:
 			out = append(out, p)

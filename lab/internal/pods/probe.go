@@ -189,8 +189,10 @@ func (c *container) probeOnce(ctx context.Context, p *corev1.Probe) error {
 		return conn.Close()
 	case p.Exec != nil:
 		return c.probeExec(ctx, p.Exec)
+	case p.GRPC != nil:
+		return c.probeGRPC(ctx, p.GRPC)
 	}
-	return errors.New("the lab's kubelet knows the probes httpGet, tcpSocket and exec")
+	return errors.New("the lab's kubelet knows the probes httpGet, tcpSocket, exec and grpc")
 }
 
 func (c *container) probeHTTP(ctx context.Context, get *corev1.HTTPGetAction) error {

@@ -136,7 +136,7 @@ func binariesIn(dir string) ([]string, error) {
 		return nil, nil
 	}
 	var out []string
-	for _, name := range []string{"isthmus", "lab", "probe", "kube-proxy", "flanneld"} {
+	for _, name := range []string{"isthmus", "lab", "probe", "kube-proxy", "flanneld", "liqo"} {
 		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
 			out = append(out, name)
 		}

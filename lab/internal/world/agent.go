@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"sync"
 	"time"
@@ -206,10 +207,31 @@ func (a *agent) livenessFactor() int32 {
 
 // images are the names under which the lab's binaries are known in pods.
 func images(binDir string) map[string]pods.Image {
-	return map[string]pods.Image{
+	all := map[string]pods.Image{
 		IsthmusImage: {Binary: filepath.Join(binDir, "isthmus")},
 		ProbeImage:   {Binary: filepath.Join(binDir, "probe")},
 	}
+	if public := filepath.Join(binDir, PublicProgram); exists(public) {
+		for image, program := range publicImages {
+			all["ghcr.io/liqotech/"+image+":dev"] = pods.Image{Binary: public, Path: "/usr/bin/" + program}
+		}
+	}
+	return all
+}
+
+// PublicProgram is the daemons of the public system, in one program of bin/ that runs the one
+// by whose name it is called. It is there only where somebody has built it.
+const PublicProgram = "liqo"
+
+// publicImages are the names that its chart has for images, and the program of each.
+var publicImages = map[string]string{
+	"fabric": "liqo-fabric", "ipam": "ipam", "liqo-controller-manager": "liqo-controller-manager", "webhook": "webhook",
+	"gateway": "liqo-gateway", "gateway/geneve": "liqo-geneve", "gateway/wireguard": "liqo-wireguard",
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
 }
 
 // nameUplinks gives the virtual machine's network cards the names that

@@ -127,7 +127,7 @@ func probeContainerd(dir string) Probe {
 
 // Programs are those of bin/ that a scenario can require, and the lab itself does
 // without. Each is the name of its probe and of its target of make.
-func Programs() []string { return []string{"liqoctl"} }
+func Programs() []string { return []string{"liqoctl", PublicProgram} }
 
 // probeBuilt is needed by the scenarios that say so.
 func probeBuilt(dir, program string) Probe {
