@@ -113,7 +113,7 @@ test-lab: build kubernetes cni flannel liqoctl nodes ## a row of each scenario i
 	$(call timed,scenarios,$(COLLECT_LATER) bin/lab run --fresh --sabotage=after --rows 1 --sabotages 1 --sabotage-time $(SABOTAGE_TIME) --jobs $(LABS) \
 		'*@vxlan' $(GENEVE:%='%@geneve') $(if $(QUICK),public-peer/rome@geneve) $(TOO_LONG:%='!%'))
 
-LABS          := $(if $(QUICK),2,1)
+LABS          := $(if $(QUICK),3,1)
 SABOTAGE_TIME := 5s
 
 # What test-all has for itself: the lab of nodes with the real kubelet takes longest, and
