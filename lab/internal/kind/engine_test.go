@@ -140,6 +140,9 @@ func thisMachine(t *testing.T, engine Engine) map[string]string {
 	if _, err := os.Stat(modules); err == nil {
 		out[modules] = "is there"
 	}
+	if missing, err := netavarkMissing(context.Background()); err == nil && !missing {
+		out["chains of netavark"] = "are there"
+	}
 	for what, all := range map[string][]string{"container": {"-a"}, "volume": nil, "network": nil} {
 		names, err := run(context.Background(), engine.Name, append([]string{what, "ls", "-q"}, all...)...)
 		assert.NilError(t, err)

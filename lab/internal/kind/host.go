@@ -120,6 +120,7 @@ type host struct {
 	Sysctls map[string]string `json:"sysctls,omitempty"` // by path below /proc/sys, as they were
 	Modules bool              `json:"modules,omitempty"` // the directory is a lab's
 	Network bool              `json:"network,omitempty"` // the engine's network is a lab's
+	Chains  bool              `json:"chains,omitempty"`  // netavark's chains are a lab's
 }
 
 // hosts is held from when a lab looks at this machine until others find what it
@@ -148,6 +149,9 @@ func (l *Lab) rememberHost(engine Engine) error {
 	if engine.Name == podman { // the others have a daemon, which was there before
 		sysctls = append(append(sysctls, forwarding...), bridgeFilters...)
 		if h.Network, err = networkMissing(context.Background()); err != nil {
+			return err
+		}
+		if h.Chains, err = netavarkMissing(context.Background()); err != nil {
 			return err
 		}
 		_, err = os.Stat(modules)
@@ -277,6 +281,9 @@ func (l *Lab) restoreHost() error {
 	}
 	if l.record.Host.Network {
 		_, _ = run(context.Background(), l.record.Engine, "network", "rm", engineNetwork) // somebody's containers that do not run may have it
+	}
+	if l.record.Host.Chains {
+		errs = append(errs, removeNetavark(context.Background()))
 	}
 	if l.record.Host.Modules {
 		if err := os.Remove(modules); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
