@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 )
 
 // A key of a gateway that was there before is not exchanged: it is deleted with its
@@ -27,5 +28,23 @@ func TestLeftBehind(t *testing.T) {
 		{metav1.ObjectMeta{DeletionTimestamp: &now}, true},
 	} {
 		assert.Equal(t, leftBehind(&corev1.Secret{ObjectMeta: tt.meta}, g), tt.want, "%v", tt.meta)
+	}
+}
+
+// TestAccepted: what one side has begun is taken back only as long as the other side has not
+// accepted it.
+func TestAccepted(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		of   Facts
+		want bool
+	}{
+		{"nothing was heard", Facts{}, false},
+		{"refused", Facts{Reply: &invitation.Reply{Verdict: invitation.Refused}}, false},
+		{"it waits for somebody's yes", Facts{Reply: &invitation.Reply{Verdict: invitation.Waiting}}, false},
+		{"accepted", Facts{Reply: &invitation.Reply{Verdict: invitation.Accepted}}, true},
+		{"the invitation is over", Facts{Record: invitation.Record{Done: true}}, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) { assert.Equal(t, tt.of.accepted(), tt.want) })
 	}
 }

@@ -143,7 +143,12 @@ func (r *run) agreed(ctx context.Context) bool {
 		return false
 	}
 	_ = r.look(ctx) // it may have since; where it can't be read, what was read last counts
-	f := &r.both[Local]
+	return r.both[Local].accepted()
+}
+
+// accepted reports whether the side that invited has taken this side's answer, as far as
+// this side knows: it has said so, or all of the invitation is over.
+func (f *Facts) accepted() bool {
 	return f.Record.Done || f.Reply != nil && f.Reply.Verdict == invitation.Accepted
 }
 
