@@ -11,6 +11,7 @@ ${GO:-go} mod download github.com/liqotech/liqo
 module=$(${GO:-go} list -m -f '{{.Dir}}' github.com/liqotech/liqo)
 
 rm -rf "$dir/public"
+mkdir -p "$dir"
 # _liqo imports what is in the overlay only: without the underscore go mod tidy would look for that.
 printf '{"Replace": {\n"%s/liqo/main.go": "%s/_liqo/main.go"' "$PWD" "$PWD" >"$dir/public.json"
 for daemon in fabric:fabric gateway:gateway gateway/geneve:geneve gateway/wireguard:wireguard ipam:ipam liqo-controller-manager:manager webhook:webhook; do

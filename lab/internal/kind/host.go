@@ -151,9 +151,7 @@ func (l *Lab) rememberHost(engine Engine) error {
 		if h.Network, err = networkMissing(context.Background()); err != nil {
 			return err
 		}
-		if h.Chains, err = netavarkMissing(context.Background()); err != nil {
-			return err
-		}
+		h.Chains = netavarkMissing(context.Background())
 		_, err = os.Stat(modules)
 		h.Modules = errors.Is(err, fs.ErrNotExist)
 	}
@@ -264,7 +262,7 @@ func (l *Lab) restoreHost() error {
 	if names, err := List(filepath.Dir(l.dir)); err != nil || len(names) > 1 { // this one is among them
 		return err
 	}
-	running, err := run(context.Background(), l.record.Engine, "ps", "--quiet")
+	running, err := run(context.Background(), l.record.Engine, "ps", "--quiet", "--filter", "status=running", "--filter", "status=paused")
 	if err != nil {
 		return err
 	}

@@ -6,18 +6,18 @@ import (
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 )
 
-// insideScript leads what a container sends to other networks than the engine's back to
-// its own link: a frame to the port that it came from goes nowhere on a bridge (IEEE 802.1D,
-// 7.7.1; net/bridge/br_forward.c, should_deliver), and nobody hears of it. The engine's own
-// gateway would let it out of this machine, where whoever is there may answer: a provider's
-// router answered "port unreachable" for the pods of a cluster that was not connected yet.
+// insideScript leads what a container sends to other networks than the engine's to an
+// address of links that no bridge takes a frame for (IEEE 802.1Q, table 8-1, "MAC control";
+// net/bridge/br_input.c, br_handle_frame), so that it is lost, and nobody hears of it. The
+// engine's own gateway would let it out of this machine, where whoever is there may answer: a
+// provider's router answered "port unreachable" for the pods of a cluster that was not
+// connected yet.
 const insideScript = `set -e
-mac=$(ip -o link show dev ` + nodeLink + ` | sed -E 's,.* link/ether ([^ ]+).*,\1,')
 for family in -4 -6; do
 	[ "$family" = -4 ] && nobody=169.254.255.254 || nobody=fe80::ffff
 	[ "$(ip "$family" route show exact default)" ] || continue
 	ip "$family" route flush exact default
-	ip neighbour replace "$nobody" lladdr "$mac" dev ` + nodeLink + ` nud permanent
+	ip neighbour replace "$nobody" lladdr 01:80:c2:00:00:01 dev ` + nodeLink + ` nud permanent
 	ip "$family" route add default via "$nobody" dev ` + nodeLink + ` onlink
 done
 `

@@ -19,7 +19,7 @@ import (
 // those on its own network it reaches as before.
 func TestInside(t *testing.T) {
 	nettest.NeedRoot(t)
-	nettest.Need(t, "ip", "sed")
+	nettest.Need(t, "ip", "sysctl")
 	engine, node, other := nettest.NewNS(t), nettest.Another(t), nettest.Another(t)
 	engine.Run("ip", "link", "add", "bridge", "type", "bridge")
 	for i, ns := range []*nettest.NS{node, other} {
@@ -61,13 +61,15 @@ func TestInside(t *testing.T) {
 	beyond, near := []string{"198.51.100.1", "2001:db8::1"}, []string{"10.89.0.3", "fc00::3"}
 	for _, to := range beyond {
 		poll.WaitOn(t, func(poll.LogT) poll.Result { // links take a moment
-			if errors.Is(said(to), os.ErrDeadlineExceeded) {
-				return poll.Continue("%s: nobody answers, so this shows nothing", to)
+			if err := said(to); !errors.Is(err, unix.EACCES) && !errors.Is(err, unix.EHOSTUNREACH) {
+				return poll.Continue("%s: nobody answers, so this shows nothing: %v", to, err)
 			}
 			return poll.Success()
 		}, poll.WithTimeout(time.Minute))
 	}
-	for range 2 { // the second time makes it the same
+	// The second time makes it the same, where the engine's bridge sends frames back as well.
+	for _, hairpin := range []string{"off", "on"} {
+		engine.Run("ip", "link", "set", "node", "type", "bridge_slave", "hairpin", hairpin)
 		node.Run("sh", "-c", insideScript)
 		for _, to := range beyond {
 			err := said(to)

@@ -27,7 +27,8 @@ func TestInstalls(t *testing.T) {
 	}
 }
 
-// TestGiven: programs that only scenarios require are given where they were built.
+// TestGiven: programs that only scenarios require are given where they were built, but for the
+// daemons of the public system, of which nodes of kind have no images.
 func TestGiven(t *testing.T) {
 	bin := t.TempDir()
 	programs, err := given(bin)
@@ -38,5 +39,5 @@ func TestGiven(t *testing.T) {
 	}
 	programs, err = given(bin)
 	assert.NilError(t, err)
-	assert.DeepEqual(t, programs, append(operatorPrograms[:len(operatorPrograms):len(operatorPrograms)], world.Programs()...))
+	assert.DeepEqual(t, programs, append(operatorPrograms[:len(operatorPrograms):len(operatorPrograms)], "liqoctl"))
 }
