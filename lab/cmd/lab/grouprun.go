@@ -76,7 +76,7 @@ func (r *groupRun) all(ctx context.Context) {
 }
 
 // sabotages makes the group's sabotages, those of one scenario after the other, until they
-// have had the time that there is for them. A lab that is dead says so of all.
+// have had the time that there is for them. Where the lab is dead, the result of each says why.
 func (r *groupRun) sabotages(ctx context.Context) {
 	limit, start := r.session.options.sabotageTime, time.Now()
 	for _, c := range r.group.sabotages {

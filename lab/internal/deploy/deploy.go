@@ -131,12 +131,20 @@ func (in *installer) phases() [][]phase {
 	ready := []phase{{"appliance ready", in.applianceReady}, {"peerings connected", in.connectPeerings}}
 	switch in.cfg.Topology.Install {
 	case topology.InstallNone:
-		// Scenarios compare with what there was: what kube-proxies have written is part of it.
-		return [][]phase{append(pods, phase{"nodes reach Services", in.services}), converged}
+		return [][]phase{pods, {{"converged", in.waitUntouched}}}
 	case topology.InstallCLI:
 		return [][]phase{append(pods, phase{"installed by isthmusctl", in.runInstall}), ready, converged}
 	}
 	return [][]phase{append(pods, phase{"chart installed", in.installCharts}), ready, converged}
+}
+
+// waitUntouched waits until clusters in which nothing is installed are complete. Scenarios
+// compare with how they were then, and what kube-proxies write is part of that.
+func (in *installer) waitUntouched(ctx context.Context) error {
+	if err := in.services(ctx); err != nil {
+		return err
+	}
+	return in.waitConverged(ctx)
 }
 
 // A phase is a step of the installation.

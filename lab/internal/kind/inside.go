@@ -6,12 +6,11 @@ import (
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 )
 
-// insideScript leads what a container sends to other networks than the engine's to an
-// address of links that no bridge takes a frame for (IEEE 802.1Q, table 8-1, "MAC control";
-// net/bridge/br_input.c, br_handle_frame), so that it is lost, and nobody hears of it. The
-// engine's own gateway would let it out of this machine, where whoever is there may answer: a
-// provider's router answered "port unreachable" for the pods of a cluster that was not
-// connected yet.
+// insideScript gives a container new default routes. What it sends to networks other than the
+// engine's then goes to a reserved MAC address, whose frames every bridge drops (IEEE 802.1Q,
+// table 8-1; net/bridge/br_input.c, br_handle_frame), and nobody answers. By the engine's own
+// gateway it would leave this machine: a provider's router answered "port unreachable" for the
+// pods of a cluster that was not connected yet.
 const insideScript = `set -e
 for family in -4 -6; do
 	[ "$family" = -4 ] && nobody=169.254.255.254 || nobody=fe80::ffff

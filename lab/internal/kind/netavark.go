@@ -8,8 +8,8 @@ import (
 
 // netavarkScript takes away the chains that Podman's netavark makes with the first network and
 // leaves behind when the last one is gone, and the rules that lead to them. They are in two
-// tables (netavark, src/firewall/iptables.rs), and of both families. Where its driver is that of
-// nftables there are none.
+// tables (netavark, src/firewall/iptables.rs), and of both families. A netavark that writes
+// nftables itself makes no such chains, and the script then changes nothing.
 const netavarkScript = `set -e
 for program in iptables ip6tables; do
 	[ "$program" = iptables ] || [ -e /proc/net/if_inet6 ] || continue
@@ -24,7 +24,7 @@ done
 `
 
 // netavarkMissing tells whether this machine has no chains of netavark's, so that those to
-// come are a lab's. Where iptables can't say it they are nobody's.
+// come are a lab's. Where iptables-save fails nobody knows, and the lab takes no chains away.
 func netavarkMissing(ctx context.Context) bool {
 	text, err := run(ctx, "iptables-save")
 	return err == nil && !strings.Contains(text, ":NETAVARK")

@@ -35,8 +35,8 @@ COMMIT
 COMMIT
 `
 
-// TestNetavark: its chains go, and the rules that lead to them; all else stays. Where there
-// are none nothing is done.
+// TestNetavark: the chains of netavark go, and the rules that lead to them. All else stays. On a
+// machine without such chains the script changes nothing.
 func TestNetavark(t *testing.T) {
 	nettest.NeedRoot(t)
 	nettest.Need(t, "iptables-restore", "ip6tables-restore", "xargs")
