@@ -42,7 +42,7 @@ func TestEngine(t *testing.T) {
 	// Where the lab has its clusters of kind: "lab down --all" takes this one down, too.
 	dir := filepath.Join(rundir.Base(), "engine-test")
 	takeDown(t, dir) // what a run that was killed has left
-	before := thisMachine(t, engine)
+	before, alone := thisMachine(t, engine)
 	l, err := Create(t.Context(), Spec{
 		Name: "engine-test", Dir: dir, BinDir: bin, Engine: engine,
 		Topology: parse(t, "clusters: { milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16, cni: ptp } }"),
@@ -54,9 +54,16 @@ func TestEngine(t *testing.T) {
 			assert.Check(t, l.Close())
 		}
 		takeDown(t, dir)
-		assert.Check(t, cmp.DeepEqual(thisMachine(t, engine), before))
+		after, stillAlone := thisMachine(t, engine)
+		assert.Check(t, cmp.Len(clusterHas(t, engine, ClusterName("engine-test", "milan")), 0))
+		if !alone || !stillAlone {
+			t.Log("containers of somebody else's run: what they change of this machine meanwhile is theirs, and only what the cluster had is looked for")
+			return
+		}
+		assert.Check(t, cmp.DeepEqual(after, before))
 	})
 	assert.NilError(t, err)
+	assert.Check(t, cmp.Len(clusterHas(t, engine, ClusterName("engine-test", "milan")), 6)) // three nodes, each with a volume
 
 	if CanCapture(engine) {
 		assert.NilError(t, l.Capture(t.Context()))
@@ -128,10 +135,28 @@ func takeDown(t *testing.T, dir string) {
 	assert.NilError(t, l.Down(context.Background()))
 }
 
-// thisMachine is what clusters change of it: its settings, and what the engine has.
-func thisMachine(t *testing.T, engine Engine) map[string]string {
+// clusterHas is what an engine has of a cluster: containers by name, and volumes by labels,
+// which name the nodes.
+func clusterHas(t *testing.T, engine Engine, cluster string) []string {
 	t.Helper()
-	out := map[string]string{}
+	var out []string
+	for _, list := range []string{"ps --all --format {{.Names}}", "volume ls --format {{.Labels}}"} {
+		text, err := run(context.Background(), engine.Name, strings.Fields(list)...)
+		assert.NilError(t, err)
+		for line := range strings.Lines(text) {
+			if strings.Contains(line, cluster) {
+				out = append(out, strings.TrimSpace(line))
+			}
+		}
+	}
+	return out
+}
+
+// thisMachine is what clusters change of it: its settings, and what the engine has; and
+// whether no other lab and nobody's containers are there.
+func thisMachine(t *testing.T, engine Engine) (out map[string]string, alone bool) {
+	t.Helper()
+	out = map[string]string{}
 	for _, name := range slices.Concat([]string{inotify}, forwarding, bridgeFilters) {
 		if b, err := os.ReadFile("/proc/sys/" + name); err == nil {
 			out[name] = strings.TrimSpace(string(b))
@@ -148,5 +173,7 @@ func thisMachine(t *testing.T, engine Engine) map[string]string {
 		assert.NilError(t, err)
 		out[what] = names
 	}
-	return out
+	labs, err := List(rundir.Base())
+	assert.NilError(t, err)
+	return out, out["container"] == "" && len(labs) == 0
 }

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -123,17 +124,17 @@ type host struct {
 	Chains  bool              `json:"chains,omitempty"`  // netavark's chains are a lab's
 }
 
-// hosts is held from when a lab looks at this machine until others find what it
-// has seen.
-var hosts = sync.Mutex{}
-
-// rememberHost writes into the record what of this machine will change.
+// rememberHost writes into the record what of this machine will change. No other lab looks
+// at the machine until it finds that record.
 func (l *Lab) rememberHost(engine Engine) error {
 	if !engine.Local || os.Geteuid() != 0 {
 		return l.save()
 	}
-	hosts.Lock()
-	defer hosts.Unlock()
+	unlock, err := rundir.LockBase(filepath.Dir(l.dir))
+	if err != nil {
+		return err
+	}
+	defer unlock()
 	names, err := List(filepath.Dir(l.dir))
 	if err != nil {
 		return err
@@ -175,26 +176,29 @@ func networkMissing(ctx context.Context) (bool, error) {
 	return false, err
 }
 
-// lockNetwork makes clusters of this process wait for each other where the engine
-// has no network for kind yet, until the first of them has made it or has given up:
-// each would make it, and all but one would fail.
-func lockNetwork(ctx context.Context, engine string) (unlock func()) {
+// lockNetwork makes clusters of this user wait for each other where the engine has no
+// network for kind yet, until the first of them has made it or has given up: each would
+// make it, and all but one would fail.
+func (l *Lab) lockNetwork(ctx context.Context) (unlock func(), err error) {
 	there := func(ctx context.Context) (bool, error) {
-		_, err := run(ctx, engine, "network", "inspect", engineNetwork)
+		_, err := run(ctx, l.record.Engine, "network", "inspect", engineNetwork)
 		return err == nil, nil
 	}
-	hosts.Lock()
+	release, err := rundir.LockBase(filepath.Dir(l.dir))
+	if err != nil {
+		return nil, err
+	}
 	if is, _ := there(ctx); is {
-		hosts.Unlock()
-		return func() {}
+		release()
+		return func() {}, nil
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	context.AfterFunc(ctx, hosts.Unlock)
+	context.AfterFunc(ctx, release)
 	go func() {
 		defer cancel()
 		_ = wait.PollUntilContextCancel(ctx, 100*time.Millisecond, false, there)
 	}()
-	return cancel
+	return cancel, nil
 }
 
 // prepareHost makes what is missing.
@@ -252,16 +256,29 @@ func (h host) toRestore(somebodys bool) map[string]string {
 	return out
 }
 
-// restoreHost puts back what has changed, except what containers of somebody's need.
-func (l *Lab) restoreHost() error {
-	if l.record.Host.Sysctls == nil {
-		return nil
-	}
-	hosts.Lock()
-	defer hosts.Unlock()
-	if names, err := List(filepath.Dir(l.dir)); err != nil || len(names) > 1 { // this one is among them
+// leave takes the lab's record away, and puts back what labs have changed of this machine
+// when it is the last one. Of two labs that end at once the second one is the last: each
+// looks for others and is gone before another one looks.
+func (l *Lab) leave() error {
+	unlock, err := rundir.LockBase(filepath.Dir(l.dir))
+	if err != nil {
 		return err
 	}
+	defer unlock()
+	names, err := List(filepath.Dir(l.dir))
+	if err != nil {
+		return err
+	}
+	if last := len(names) <= 1; last && l.record.Host.Sysctls != nil { // this one is among them
+		if err := l.restoreHost(); err != nil {
+			return err
+		}
+	}
+	return os.RemoveAll(l.dir)
+}
+
+// restoreHost puts back what has changed, except what containers of somebody's need.
+func (l *Lab) restoreHost() error {
 	running, err := run(context.Background(), l.record.Engine, "ps", "--quiet", "--filter", "status=running", "--filter", "status=paused")
 	if err != nil {
 		return err

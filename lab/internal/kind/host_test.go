@@ -1,10 +1,42 @@
 package kind
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
 	"gotest.tools/v3/assert"
 )
+
+// TestLeave has labs end at once: one of them is the last, and puts back what labs have changed.
+func TestLeave(t *testing.T) {
+	bin, base := t.TempDir(), t.TempDir()
+	engine, said := filepath.Join(bin, "engine"), filepath.Join(bin, "said")
+	assert.NilError(t, os.WriteFile(engine, []byte("#!/bin/sh\necho \"$@\" >>"+said+"\n"), 0o755))
+	const labs = 8
+	all := make([]*Lab, labs)
+	for i := range all {
+		all[i] = &Lab{dir: filepath.Join(base, fmt.Sprint("lab-", i)), record: record{
+			Engine: engine, Host: host{Sysctls: map[string]string{"no/such": "1"}, Network: true},
+		}}
+		assert.NilError(t, os.Mkdir(all[i].dir, 0o700))
+		assert.NilError(t, all[i].save())
+	}
+	g := errgroup.Group{}
+	for _, l := range all {
+		g.Go(l.leave)
+	}
+	assert.NilError(t, g.Wait())
+	text, err := os.ReadFile(said)
+	assert.NilError(t, err)
+	assert.Equal(t, strings.Count(string(text), "network rm "+engineNetwork+"\n"), 1, "%s", text)
+	left, err := os.ReadDir(base)
+	assert.NilError(t, err)
+	assert.Equal(t, len(left), 0)
+}
 
 // TestToRestore puts back what a lab has changed, also where somebody's containers run.
 func TestToRestore(t *testing.T) {

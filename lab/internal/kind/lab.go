@@ -239,7 +239,10 @@ func (l *Lab) createCluster(ctx context.Context, s Spec, c topology.Cluster, ima
 	}
 	cfg := Config(s.Name, image, l.shared(), c)
 	start := time.Now()
-	unlock := lockNetwork(ctx, s.Engine.Name)
+	unlock, err := l.lockNetwork(ctx)
+	if err != nil {
+		return err
+	}
 	err = p.Create(cfg.Name, cluster.CreateWithV1Alpha4Config(cfg), cluster.CreateWithKubeconfigPath(l.kubeconfig(c.Name)))
 	unlock()
 	if err != nil {
@@ -368,10 +371,7 @@ func (l *Lab) delete() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	if err := l.restoreHost(); err != nil {
-		return err
-	}
-	return os.RemoveAll(l.dir)
+	return l.leave()
 }
 
 // kill ends the nodes of a cluster at once: nobody wants what systemd saves in

@@ -69,7 +69,7 @@ type Lab struct {
 // and takes its lock. What a dead lab has left there goes first. A lab that
 // wants a cgroup has it afterwards, with a name that no other lab has had.
 func Claim(dir string, wantsCgroup bool) (*Lab, error) {
-	unlock, err := makeBase(filepath.Dir(dir))
+	unlock, err := LockBase(filepath.Dir(dir))
 	if err != nil {
 		return nil, err
 	}
@@ -344,8 +344,9 @@ func directories(base string) ([]string, error) {
 	return out, err
 }
 
-// makeBase makes a directory that has run directories, and takes its lock.
-func makeBase(base string) (unlock func(), err error) {
+// LockBase makes a directory that has run directories, and takes its lock: until unlock is
+// called no lab comes or goes there, in this process or another one.
+func LockBase(base string) (unlock func(), err error) {
 	for {
 		if err := os.MkdirAll(base, 0o700); err != nil {
 			return nil, err
