@@ -55,6 +55,7 @@ const (
 	ReasonWithdrawn      = "NetworkWithdrawn"
 	ReasonNotTold        = "NetworksNotTold"
 	ReasonPlanFailed     = "PlanFailed"
+	ReasonNotWritten     = "NotWritten"
 
 	ReasonOverlayUnsupported = "OverlayUnsupported"
 	ReasonNeedsVXLAN         = "NeedsVXLAN"

@@ -170,7 +170,7 @@ func (r *reconciler) pass(ctx context.Context) (again time.Duration, err error) 
 	if err != nil {
 		return 0, err
 	}
-	err = r.write(ctx, result)
+	err = r.write(ctx, &result)
 	open, failed := r.handovers(ctx, objects)
 	rotate, failedToo := r.rotations(ctx, objects)
 	err = errors.Join(err, failed, failedToo)

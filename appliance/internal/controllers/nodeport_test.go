@@ -1,6 +1,7 @@
 package controllers
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 
@@ -17,7 +18,8 @@ import (
 
 // testTakenPort asks for a port of the nodes that a Service of somebody else
 // has: the object says which, the other peering goes on, and once the port is
-// free the gateway gets it.
+// free the gateway gets it. Then for one that the API server gives to nobody: the object says
+// that, too.
 func (w *world) testTakenPort() {
 	const port = 31999
 	other := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "somebodys-web"}}
@@ -70,6 +72,21 @@ func (w *world) testTakenPort() {
 	w.until("the port is free", says(gws, metav1.ConditionTrue, ""))
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "liqo-tenant-oslo", Name: "gw-oslo"}}
 	w.until("the gateway has it", func() bool { return w.get(service) && service.Spec.Ports[0].NodePort == port })
+
+	// What no plan can know: which ports the API server gives to Services.
+	w.patch(gws, `{"spec":{"endpoint":{"nodePorts":[8443]}}}`)
+	const denied = "Service gw-oslo can't be written"
+	w.until("a condition says that the API server refuses it", says(gws, metav1.ConditionFalse, "provided port is not in the valid range"))
+	assert.Assert(w.t, says(gws, metav1.ConditionFalse, denied)(), "%v", gws.Status.Conditions)
+	w.until("an event says so, too", func() bool {
+		var events eventsv1.EventList
+		assert.NilError(w.t, w.c.List(w.t.Context(), &events, client.InNamespace("liqo-tenant-oslo")))
+		return slices.ContainsFunc(events.Items, func(e eventsv1.Event) bool {
+			return e.Regarding.Kind == "GatewayServer" && e.Reason == plan.ReasonNotWritten && strings.Contains(e.Note, denied)
+		})
+	})
+	w.patch(gws, fmt.Sprintf(`{"spec":{"endpoint":{"nodePorts":[%d]}}}`, port))
+	w.until("the port is one of theirs", says(gws, metav1.ConditionTrue, ""))
 	w.delete(gws)
 	w.delete(oslo[1])
 	w.until("it is gone again", func() bool { return !w.get(service) })

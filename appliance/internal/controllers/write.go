@@ -62,7 +62,25 @@ type writer struct {
 	mu     sync.Mutex
 	errs   []error
 	latest map[objectKey]client.Object // what was written in this pass
-	told   time.Time                   // when the log was told how far it is
+	denied []denial
+	told   time.Time // when the log was told how far it is
+}
+
+// A denial is why a planned object can't be written as it is, whatever else changes.
+type denial struct {
+	object plan.Object
+	why    string
+}
+
+// deny notes an error that only a change of what was asked for cures, or of the cluster's
+// rules: what the API server finds invalid or forbids, and a name that somebody else has.
+func (w *writer) deny(o plan.Object, err error) {
+	if !apierrors.IsInvalid(err) && !apierrors.IsForbidden(err) && !errors.Is(err, errOthers) || deletedMeanwhile(err) {
+		return
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.denied = append(w.denied, denial{o, err.Error()})
 }
 
 // The kinds of a plan (plan.Kinds) are made, compared with what is there,
@@ -88,7 +106,9 @@ type writer struct {
 
 // write makes the cluster what the plan says. What others depend on comes
 // first; what is superfluous goes last.
-func (r *reconciler) write(ctx context.Context, result plan.Result) error {
+//
+// What can't be written is told in result: in events, and in statuses before those are written.
+func (r *reconciler) write(ctx context.Context, result *plan.Result) error {
 	r.dog.At("writing")
 	w := &writer{reconciler: r, latest: map[objectKey]client.Object{}, told: time.Now()}
 	each(w, result.Applies, func(o plan.Object) error { return w.apply(ctx, o) })
@@ -97,9 +117,12 @@ func (r *reconciler) write(ctx context.Context, result plan.Result) error {
 		each(w, wave, func(o plan.Object) error { return w.object(ctx, o) })
 	}
 	each(w, result.Pulls, func(o *corev1.Pod) error { return w.pull(ctx, o) })
+	for _, d := range w.denied {
+		result.NotWritten(d.object, d.why)
+	}
 	each(w, result.Statuses, func(o plan.Object) error { return w.status(ctx, o) })
 	if !result.Incomplete {
-		w.prune(ctx, result)
+		w.prune(ctx, *result)
 		w.prunePulls(ctx, result.Pulls)
 	}
 	r.metrics.planned(len(result.Objects))
@@ -206,6 +229,7 @@ func (r *reconciler) empty(kind schema.GroupVersionKind) (client.Object, error) 
 func (w *writer) object(ctx context.Context, want plan.Object) error {
 	key := keyFor(want)
 	if err := w.put(ctx, key, want); err != nil {
+		w.deny(want, err)
 		return fmt.Errorf("%v: %w", key, err)
 	}
 	return nil

@@ -149,7 +149,7 @@ func (l *Lab) rememberHost(engine Engine) error {
 	sysctls := []string{inotify}
 	if engine.Name == podman { // the others have a daemon, which was there before
 		sysctls = append(append(sysctls, forwarding...), bridgeFilters...)
-		if h.Network, err = networkMissing(context.Background()); err != nil {
+		if h.Network, err = networkMissing(context.Background(), l.record.Network); err != nil {
 			return err
 		}
 		h.Chains = netavarkMissing(context.Background())
@@ -167,8 +167,8 @@ func (l *Lab) rememberHost(engine Engine) error {
 
 // networkMissing tells whether Podman has no network for kind, so that the one to come is a
 // lab's. That it can't be asked is an error: the network may be somebody's.
-func networkMissing(ctx context.Context) (bool, error) {
-	_, err := run(ctx, podman, "network", "exists", engineNetwork)
+func networkMissing(ctx context.Context, network string) (bool, error) {
+	_, err := run(ctx, podman, "network", "exists", network)
 	var code *exec.ExitError
 	if errors.As(err, &code) && code.ExitCode() == 1 { // podman-network-exists(1)
 		return true, nil
@@ -181,7 +181,7 @@ func networkMissing(ctx context.Context) (bool, error) {
 // make it, and all but one would fail.
 func (l *Lab) lockNetwork(ctx context.Context) (unlock func(), err error) {
 	there := func(ctx context.Context) (bool, error) {
-		_, err := run(ctx, l.record.Engine, "network", "inspect", engineNetwork)
+		_, err := run(ctx, l.record.Engine, "network", "inspect", l.record.Network)
 		return err == nil, nil
 	}
 	release, err := rundir.LockBase(filepath.Dir(l.dir))
@@ -295,7 +295,7 @@ func (l *Lab) restoreHost() error {
 		return errors.Join(errs...)
 	}
 	if l.record.Host.Network {
-		_, _ = run(context.Background(), l.record.Engine, "network", "rm", engineNetwork) // somebody's containers that do not run may have it
+		_, _ = run(context.Background(), l.record.Engine, "network", "rm", l.record.Network) // somebody's containers that do not run may have it
 	}
 	if l.record.Host.Chains {
 		errs = append(errs, removeNetavark(context.Background()))

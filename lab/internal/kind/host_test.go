@@ -20,7 +20,7 @@ func TestLeave(t *testing.T) {
 	all := make([]*Lab, labs)
 	for i := range all {
 		all[i] = &Lab{dir: filepath.Join(base, fmt.Sprint("lab-", i)), record: record{
-			Engine: engine, Host: host{Sysctls: map[string]string{"no/such": "1"}, Network: true},
+			Engine: engine, Network: "kind", Host: host{Sysctls: map[string]string{"no/such": "1"}, Network: true},
 		}}
 		assert.NilError(t, os.Mkdir(all[i].dir, 0o700))
 		assert.NilError(t, all[i].save())
@@ -32,7 +32,7 @@ func TestLeave(t *testing.T) {
 	assert.NilError(t, g.Wait())
 	text, err := os.ReadFile(said)
 	assert.NilError(t, err)
-	assert.Equal(t, strings.Count(string(text), "network rm "+engineNetwork+"\n"), 1, "%s", text)
+	assert.Equal(t, strings.Count(string(text), "network rm kind\n"), 1, "%s", text)
 	left, err := os.ReadDir(base)
 	assert.NilError(t, err)
 	assert.Equal(t, len(left), 0)

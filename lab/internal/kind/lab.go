@@ -85,6 +85,7 @@ func removeAll(engine, lab string, clusters []string) string {
 type record struct {
 	Name     string          `json:"name"`
 	Engine   string          `json:"engine"`
+	Network  string          `json:"network"` // of the engine's, which all nodes are on
 	Started  time.Time       `json:"started"`
 	Ready    bool            `json:"ready"`    // everything of it has been made
 	Clusters []clusterRecord `json:"clusters"` // those that the lab has begun to make
@@ -126,7 +127,7 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine.Name, Shared: s.Engine.Local, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
+	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine.Name, Network: networkOf(s.Engine.Name), Shared: s.Engine.Local, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
 	l.ephemeral = s.Ephemeral
 	if progress := s.Progress; progress != nil { // one at a time
 		var mu sync.Mutex

@@ -1,9 +1,11 @@
 package kind
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -14,8 +16,14 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// engineNetwork is the one network for the nodes of all clusters of kind.
-const engineNetwork = "kind"
+// networkVariables are how users tell kind of a network of theirs, for the engines for which
+// it asks (kind's pkg/cluster/internal/providers/*/provider.go).
+var networkVariables = map[string]string{"docker": "KIND_EXPERIMENTAL_DOCKER_NETWORK", podman: "KIND_EXPERIMENTAL_PODMAN_NETWORK"}
+
+// networkOf is an engine's network for the nodes of all clusters of kind.
+func networkOf(engine string) string {
+	return cmp.Or(os.Getenv(networkVariables[engine]), "kind")
+}
 
 // labLabel is on containers that are a lab's, but no nodes of kind's: its value is
 // the name of the lab.
@@ -55,7 +63,7 @@ func (l *Lab) createOutside(ctx context.Context, s Spec, image string) error {
 func (l *Lab) startOutside(ctx context.Context, s Spec, o topology.Outside, container, image string) (netip.Addr, error) {
 	engine := l.record.Engine
 	args := []string{"run", "--detach", "--name", container, "--hostname", container, "--label", labLabel + "=" + s.Name,
-		"--net", engineNetwork, "--privileged", "--entrypoint", "/usr/bin/sleep"}
+		"--net", l.record.Network, "--privileged", "--entrypoint", "/usr/bin/sleep"}
 	if dir := l.shared(); dir != "" {
 		args = append(args, "--volume", dir+":"+sharedOnNode)
 	}
@@ -65,7 +73,7 @@ func (l *Lab) startOutside(ctx context.Context, s Spec, o topology.Outside, cont
 	if _, err := run(ctx, engine, "cp", filepath.Join(s.BinDir, expect.ProbeProgram), container+":"+probeOnNode); err != nil {
 		return netip.Addr{}, err
 	}
-	text, err := run(ctx, engine, "inspect", "--format", "{{(index .NetworkSettings.Networks \""+engineNetwork+"\").IPAddress}}", container)
+	text, err := run(ctx, engine, "inspect", "--format", "{{(index .NetworkSettings.Networks \""+l.record.Network+"\").IPAddress}}", container)
 	if err != nil {
 		return netip.Addr{}, err
 	}

@@ -2,6 +2,8 @@ package kubeconfig
 
 import (
 	"net/netip"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -139,6 +141,8 @@ func TestTake(t *testing.T) {
 }
 
 func TestParseAccess(t *testing.T) {
+	at := filepath.Join(t.TempDir(), "me@home.yaml")
+	assert.NilError(t, os.WriteFile(at, nil, 0o600))
 	for _, tt := range []struct {
 		text string
 		want Access
@@ -146,6 +150,8 @@ func TestParseAccess(t *testing.T) {
 	}{
 		{"milan=/a/b.yaml", Access{"milan", "/a/b.yaml", ""}, ""},
 		{"milan=config@kubernetes-admin@kubernetes", Access{"milan", "config", "kubernetes-admin@kubernetes"}, ""},
+		{"milan=" + at, Access{"milan", at, ""}, ""},
+		{"milan=" + at + "@admin@milan", Access{"milan", at, "admin@milan"}, ""},
 		{"milan", Access{}, "write the name"},
 		{"=config", Access{}, "write the name"},
 		{"milan=@context", Access{}, "write the name"},

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -35,10 +36,20 @@ type Access struct {
 	Context string // of the file; empty: its current one
 }
 
-// ParseAccess reads NAME=FILE or NAME=FILE@CONTEXT.
+// ParseAccess reads NAME=FILE or NAME=FILE@CONTEXT. Files and contexts may have an @ in their
+// names: the file is the shortest for which there is one, and else what comes before the first @.
 func ParseAccess(text string) (Access, error) {
 	name, rest, ok := strings.Cut(text, "=")
 	file, kubeContext, _ := strings.Cut(rest, "@")
+	for i := 0; i <= len(rest); i++ {
+		if i < len(rest) && rest[i] != '@' {
+			continue
+		}
+		if info, err := os.Stat(rest[:i]); err == nil && !info.IsDir() {
+			file, kubeContext = rest[:i], strings.TrimPrefix(rest[i:], "@")
+			break
+		}
+	}
 	if !ok || name == "" || file == "" {
 		return Access{}, fmt.Errorf("%q: write the name that scenarios have for the cluster and its kubeconfig: milan=milan.yaml, or milan=config@context", text)
 	}
