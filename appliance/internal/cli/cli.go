@@ -5,6 +5,7 @@
 package cli
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,6 +33,7 @@ type program struct {
 	version string
 	cluster *genericclioptions.ConfigFlags
 	json    bool
+	lines   *bufio.Reader // of in, once something was asked
 }
 
 // Run runs a command line and returns the exit status: 0, or 1 after an error,

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -236,7 +235,7 @@ func (n *network) run(ctx context.Context, action peer.Action) error {
 		}
 		return peer.NamespacedKinds(lists), err
 	}
-	if (action == peer.Disconnect || action == peer.Reset) && !n.confirmed(action, cfg.Clusters) {
+	if (action == peer.Disconnect || action == peer.Reset) && !n.confirmed(ctx, n.skipConfirm, question(action, cfg.Clusters)) {
 		return errors.New("nothing was changed")
 	}
 	out := newTicker(n.err)
@@ -262,7 +261,7 @@ func (n *network) reach(side peer.Side) (peer.Cluster, discovery.DiscoveryInterf
 	if err != nil {
 		return peer.Cluster{}, nil, fmt.Errorf("which %s cluster: %w: name one by --%skubeconfig or --%scontext", sideName(side), err, prefix, prefix)
 	}
-	c := peer.Cluster{System: n.system[side], Namespace: n.namespaces[side], Kubectl: "kubectl", Isthmusctl: "isthmusctl"}
+	c := peer.Cluster{System: n.system[side], SystemFlag: "--" + prefix + "liqo-namespace", Namespace: n.namespaces[side], Kubectl: "kubectl", Isthmusctl: "isthmusctl"}
 	addFlags(&c, *flags.KubeConfig, *flags.Context)
 	for _, f := range []struct{ name, value string }{{"cluster", *flags.ClusterName}, {"user", *flags.AuthInfoName}} {
 		if f.value != "" {
@@ -314,14 +313,13 @@ func (n *network) template(t peer.Template, flag, resource, known, kind string, 
 	return t, nil
 }
 
-// confirmed asks whether to go on, where there is somebody to ask.
-func (n *network) confirmed(action peer.Action, clusters [2]peer.Cluster) bool {
-	if n.skipConfirm || n.json || !isTerminal(n.in) {
-		return true
+// question asks for what is about to be deleted.
+func question(action peer.Action, clusters [2]peer.Cluster) string {
+	local, remote := clusters[peer.Local].Name, clusters[peer.Remote].Name
+	if action == peer.Disconnect {
+		return fmt.Sprintf("Delete the gateways that connect the %s and the %s?", local, remote)
 	}
-	fmt.Fprintf(n.err, "%s the %s and the %s? [y/N] ", strings.ToUpper(string(action[:1]))+string(action[1:]), clusters[peer.Local].Name, clusters[peer.Remote].Name)
-	answer, _ := bufio.NewReader(n.in).ReadString('\n')
-	return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(answer)))
+	return fmt.Sprintf("Delete the peering of the %s and the %s, with its gateways, keys, networks and tenant namespaces?", local, remote)
 }
 
 func asRefused(problems []peer.Problem) error {

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -24,7 +25,7 @@ func (p *program) peerAcceptCommand() *cobra.Command {
 		Short: "Accept the invitation of another cluster",
 		Long: `Make a gateway that dials the cluster that has invited this one, by the text that
 "isthmusctl peer invite" has printed there: all its lines as one argument, a file that has
-them, or - for standard input. The gateway hands in what the other side has to know
+them, or - for standard input (on a terminal: paste them, and press Ctrl-D). The gateway hands in what the other side has to know
 of this one, and gets what this one has to know of it. When it is refused, it is said why,
 and all that was made is taken back. One that was killed is gone on with by the same text.
 
@@ -38,8 +39,13 @@ What they are asked for is the fingerprint of the gateway here, which is printed
 			"# The other side may add networks of this range later.",
 			"isthmusctl peer accept invitation.txt --follow 10.64.0.0/10",
 		),
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error { return a.accept(cmd.Context(), args[0]) },
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return errors.New("give the invitation: a file that has its text, or - for standard input")
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error { return a.accept(cmd.Context(), strings.Join(args, " ")) },
 	}
 	f, o := cmd.Flags(), &a.options
 	a.flags(f)
@@ -52,10 +58,9 @@ What they are asked for is the fingerprint of the gateway here, which is printed
 
 // text returns that of an invitation: the argument, what is in the file of that name, or
 // standard input.
-func (a *alone) text(arg string) (string, error) {
+func (a *alone) text(ctx context.Context, arg string) (string, error) {
 	if arg == "-" {
-		b, err := io.ReadAll(io.LimitReader(a.in, 1<<16))
-		return string(b), err
+		return a.pasted(ctx)
 	}
 	if !strings.ContainsAny(arg, " \n") {
 		b, err := os.ReadFile(arg)
@@ -67,8 +72,30 @@ func (a *alone) text(arg string) (string, error) {
 	return arg, nil
 }
 
+// pasted returns what comes by standard input, until it ends or ctx is done.
+func (a *alone) pasted(ctx context.Context) (string, error) {
+	if isTerminal(a.in) {
+		fmt.Fprintln(a.err, "Paste the lines of the invitation, then press Ctrl-D:")
+	}
+	type result struct {
+		text []byte
+		err  error
+	}
+	got := make(chan result, 1)
+	go func() {
+		b, err := io.ReadAll(io.LimitReader(a.in, 1<<16))
+		got <- result{b, err}
+	}()
+	select {
+	case <-ctx.Done():
+		return "", ctx.Err()
+	case r := <-got:
+		return string(r.text), r.err
+	}
+}
+
 func (a *alone) accept(ctx context.Context, arg string) error {
-	text, err := a.text(arg)
+	text, err := a.text(ctx, arg)
 	if err != nil {
 		return err
 	}

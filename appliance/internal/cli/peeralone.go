@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/internal/peer"
 )
@@ -25,6 +27,7 @@ type alone struct {
 	lifetime    time.Duration
 	list        bool
 	revoke      bool
+	skipConfirm bool
 	now         func() time.Time // by the clock of the cluster
 }
 
@@ -40,6 +43,9 @@ there is anything else stays, and it is said what that is.`,
 		Example: example("isthmusctl peer remove rome", "isthmusctl peer remove rome --wait --json"),
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if !a.confirmed(cmd.Context(), a.skipConfirm, fmt.Sprintf("Delete this cluster's side of the peering with %s, with its gateway, keys, networks and tenant namespace?", args[0])) {
+				return errors.New("nothing was changed")
+			}
 			result, err := a.run(cmd.Context(), peer.Remove, args[0])
 			if err != nil || a.json {
 				return a.end(result, err)
@@ -54,7 +60,13 @@ there is anything else stays, and it is said what that is.`,
 		},
 	}
 	a.flags(cmd.Flags())
+	a.confirmFlag(cmd.Flags())
 	return cmd
+}
+
+// confirmFlag adds the flag of commands that delete something.
+func (a *alone) confirmFlag(f *pflag.FlagSet) {
+	f.BoolVar(&a.skipConfirm, "skip-confirm", false, "do not ask before something is deleted; without a terminal nobody is asked")
 }
 
 // flags adds those of all commands about one side.
@@ -79,6 +91,9 @@ func (a *alone) checkFollow() error {
 // config returns what a run about one side needs.
 func (a *alone) config(ctx context.Context, action peer.Action, id string) (peer.Config, error) {
 	o := a.options
+	if !invitation.IsClusterID(id) {
+		return peer.Config{}, fmt.Errorf("%q is not the ID of a cluster: write small letters, digits and \"-\", 63 at most, such as rome", id)
+	}
 	if o.Timeout <= 0 {
 		return peer.Config{}, fmt.Errorf("--timeout %v: write a time that is longer than nothing, such as %v", o.Timeout, peer.DefaultTimeout)
 	}
@@ -93,8 +108,11 @@ func (a *alone) config(ctx context.Context, action peer.Action, id string) (peer
 		a.now = clock(ctx, config)
 	}
 	o.Now = a.now
-	c := peer.Cluster{Name: "cluster at " + config.Host, System: *a.cluster.Namespace, Kubectl: "kubectl", Isthmusctl: "isthmusctl"}
+	c := peer.Cluster{Name: "cluster at " + config.Host, System: *a.cluster.Namespace, SystemFlag: "--namespace", Kubectl: "kubectl", Isthmusctl: "isthmusctl"}
 	addFlags(&c, *a.cluster.KubeConfig, *a.cluster.Context)
+	if c.System != v1beta1.DefaultNamespace {
+		c.Isthmusctl += " --namespace " + c.System
+	}
 	if c.Client, err = client.New(config, client.Options{Scheme: kube.Scheme()}); err != nil {
 		return cfg, fmt.Errorf("%s: %w", c.Name, err)
 	}

@@ -119,7 +119,7 @@ func (r keyBlock) String() string {
 	case r.Blocked && r.Applied:
 		return fmt.Sprintf("The key %s is blocked: this cluster's gateways have taken it out of WireGuard. %s To end that: isthmusctl peer unblock --key %s", r.Fingerprint, of, r.Fingerprint)
 	case r.Applied:
-		return fmt.Sprintf("The key %s is not blocked, and connected. %s", r.Fingerprint, of)
+		return fmt.Sprintf("The key %s is no longer blocked, and its gateway is connected again. %s", r.Fingerprint, of)
 	case r.Blocked && r.Changed:
 		return fmt.Sprintf("The key %s is blocked, in whatever object it is: gateways take it out of WireGuard as soon as they have read that. %s", r.Fingerprint, of)
 	case r.Blocked:

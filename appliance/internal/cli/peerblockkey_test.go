@@ -56,7 +56,7 @@ func TestPrintKeyBlock(t *testing.T) {
 		{keyBlock{Blocked: true, Block: "by a at b", PublicKeys: of}, "The key " + f + " is blocked already (by a at b): nothing to do. PublicKeys that have it: liqo-tenant-rome/rome."},
 		{keyBlock{Blocked: true}, "The key " + f + " is blocked already (without a reason): nothing to do. No PublicKey has it now."},
 		{keyBlock{Changed: true}, "The key " + f + " is no longer blocked. No PublicKey has it now."},
-		{keyBlock{Applied: true, PublicKeys: of}, "The key " + f + " is not blocked, and connected. PublicKeys that have it: liqo-tenant-rome/rome."},
+		{keyBlock{Applied: true, PublicKeys: of}, "The key " + f + " is no longer blocked, and its gateway is connected again. PublicKeys that have it: liqo-tenant-rome/rome."},
 		{keyBlock{}, "The key " + f + " is not blocked: nothing to do."},
 	} {
 		tt.r.Fingerprint = f

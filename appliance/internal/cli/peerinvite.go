@@ -1,8 +1,8 @@
 package cli
 
 import (
-	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -62,6 +62,9 @@ other side invite.`,
 			case a.list:
 				return a.listInvitations(cmd.Context())
 			case a.revoke:
+				if !a.confirmed(cmd.Context(), a.skipConfirm, fmt.Sprintf("End the invitation of %s, and delete what was made for it?", args[0])) {
+					return errors.New("nothing was changed")
+				}
 				return a.revokeInvitation(cmd.Context(), args[0])
 			}
 			return a.invite(cmd.Context(), args[0])
@@ -69,6 +72,8 @@ other side invite.`,
 	}
 	f, o := cmd.Flags(), &a.options
 	a.flags(f)
+	f.Lookup("wait").Usage = "wait until the invitation was used; with --revoke, until the gateway is gone"
+	a.confirmFlag(f)
 	a.followFlags(f)
 	f.BoolVar(&a.list, "list", false, "show the invitations there are")
 	f.BoolVar(&a.revoke, "revoke", false, "end the invitation of ID, and take back what was made for it")
@@ -144,11 +149,11 @@ func (a *alone) invite(ctx context.Context, id string) error {
 			return err
 		}
 	} else {
-		fmt.Fprintf(a.err, "The invitation of %s. It can be used once, until %s. In %s:\n  isthmusctl peer accept - --wait\nand paste these lines. The fingerprint of the gateway here is %s.\n",
+		fmt.Fprintf(a.err, "The invitation of %s. It can be used once, until %s. In %s:\n  isthmusctl peer accept - --wait\nand paste these lines, then Ctrl-D. The fingerprint of the gateway here is %s.\n",
 			id, i.Expires.Format(time.RFC3339), id, invitation.Fingerprint(i.Key))
 		fmt.Fprint(a.out, text)
 	}
-	if !rec.Approve {
+	if !rec.Approve && !a.options.Wait {
 		return nil
 	}
 	return a.approve(ctx, cfg.Clusters[peer.Local].Client, id)
@@ -162,27 +167,31 @@ func (a *alone) approve(ctx context.Context, c client.Client, id string) error {
 	for {
 		open, err := a.read(ctx, c, id)
 		switch {
-		case err != nil:
+		case err != nil && ctx.Err() == nil && peer.Transient(err):
+			out.waiting(err.Error())
+		case err != nil && ctx.Err() == nil:
 			out.end()
 			return err
+		case err != nil: // interrupted
 		case open == nil:
 			out.end()
-			return fmt.Errorf("the invitation of %s was revoked", id)
+			return fmt.Errorf("the invitation of %s was revoked: isthmusctl peer invite %s makes another one", id, id)
 		case open.record.Used != nil:
 			out.end()
 			_, err := fmt.Fprintf(a.err, "The invitation was used by %s, whose gateway has the fingerprint %s.\n", id, invitation.Fingerprint(open.record.Used.Key))
 			return err
 		case open.record.State(a.now()) == "expired":
 			out.end()
-			return fmt.Errorf("the invitation of %s has expired, and nobody has been let in", id)
+			return fmt.Errorf("the invitation of %s has expired, and nobody has been let in: isthmusctl peer invite %s --revoke takes its gateway away; then invite again", id, id)
 		case open.record.Undecided():
 			out.end()
 			if err := a.ask(ctx, c, open, id); err != nil {
 				return err
 			}
 			continue
+		default:
+			out.waiting("waiting for " + id + " to answer")
 		}
-		out.waiting("waiting for " + id + " to answer")
 		select {
 		case <-ctx.Done():
 			out.end()
@@ -199,15 +208,15 @@ func (a *alone) ask(ctx context.Context, c client.Client, open *invited, id stri
 	for _, n := range slices.Concat(asks.Pod, asks.External) {
 		networks = append(networks, n.String())
 	}
-	fmt.Fprintf(a.err, "%s has answered. Its gateway has the fingerprint %s, its networks are %s. Connect? [y/N] ", id, invitation.Fingerprint(asks.Key), strings.Join(networks, ", "))
-	line, _ := bufio.NewReader(a.in).ReadString('\n')
-	yes := slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(line)))
+	yes, err := a.confirm(ctx, fmt.Sprintf("%s has answered. Its gateway has the fingerprint %s, its networks are %s. Connect?", id, invitation.Fingerprint(asks.Key), strings.Join(networks, ", ")))
+	if err != nil {
+		return fmt.Errorf("%w: %s waits until you say yes or no, which isthmusctl peer invite %s --approve asks again", err, id, id)
+	}
 	if yes {
 		open.record.Approved = &asks.Key
 	} else {
 		open.record.Rejected = &asks.Key
 	}
-	var err error
 	if open.secret.Data, err = open.record.Fields(); err != nil {
 		return err
 	}
@@ -235,6 +244,7 @@ func (a *alone) revokeInvitation(ctx context.Context, id string) error {
 type invited struct {
 	secret *corev1.Secret
 	record invitation.Record
+	err    error // why it can't be read
 }
 
 // invitations returns those there are, by the other side's ID.
@@ -248,9 +258,9 @@ func invitations(ctx context.Context, c client.Client) ([]invited, error) {
 		s := &list.Items[i]
 		r, err := invitation.ReadRecord(s.Data)
 		if err != nil {
-			return nil, fmt.Errorf("Secret %s/%s: %w: delete it", s.Namespace, s.Name, err)
+			err = fmt.Errorf("Secret %s/%s: %w: delete it", s.Namespace, s.Name, err)
 		}
-		out = append(out, invited{s, r})
+		out = append(out, invited{s, r, err})
 	}
 	return out, nil
 }
@@ -261,12 +271,17 @@ func (a *alone) read(ctx context.Context, c client.Client, id string) (*invited,
 	if err != nil {
 		return nil, err
 	}
-	i := slices.IndexFunc(list, func(x invited) bool { return !x.record.Accepting && x.record.To == id })
+	i := slices.IndexFunc(list, func(x invited) bool {
+		return x.err != nil && x.secret.Name == peer.InvitationName(id) || x.err == nil && !x.record.Accepting && x.record.To == id
+	})
 	if i < 0 {
 		return nil, nil
 	}
-	return &list[i], nil
+	return &list[i], list[i].err
 }
+
+// stateWords say what a state is, where one word is not enough.
+var stateWords = map[string]string{"asks": "waits for your yes", "used": "being accepted", "done": "accepted"}
 
 func (a *alone) listInvitations(ctx context.Context) error {
 	c, err := a.connect()
@@ -285,7 +300,12 @@ func (a *alone) listInvitations(ctx context.Context) error {
 		Fingerprint string    `json:"fingerprint,omitempty"` // of the other side's gateway
 	}
 	lines, now := []line{}, clock(ctx, c.config)
+	var unreadable []error
 	for _, x := range list {
+		if x.err != nil {
+			unreadable = append(unreadable, x.err)
+			continue
+		}
 		l := line{Peer: x.record.To, By: "us", State: x.record.State(now()), Expires: x.record.Expires}
 		switch {
 		case x.record.Accepting:
@@ -298,21 +318,21 @@ func (a *alone) listInvitations(ctx context.Context) error {
 		lines = append(lines, l)
 	}
 	if a.json {
-		return a.print(lines)
+		return errors.Join(append(unreadable, a.print(lines))...)
 	}
 	if len(lines) == 0 {
 		_, err := fmt.Fprintln(a.out, "There are no invitations.")
-		return err
+		return errors.Join(append(unreadable, err)...)
 	}
 	var table bytes.Buffer
 	w := tabwriter.NewWriter(&table, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(w, "PEER\tINVITED BY\tSTATE\tEXPIRES\tFINGERPRINT")
 	for _, l := range lines {
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Peer, l.By, l.State, l.Expires.Format(time.RFC3339), orDash(l.Fingerprint))
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", l.Peer, l.By, cmp.Or(stateWords[l.State], l.State), l.Expires.Format(time.RFC3339), orDash(l.Fingerprint))
 	}
 	if err := w.Flush(); err != nil {
 		return err
 	}
 	_, err = a.out.Write(table.Bytes())
-	return err
+	return errors.Join(append(unreadable, err)...)
 }

@@ -20,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/internal/peer"
 )
@@ -37,6 +38,7 @@ type manifests struct {
 	options     peer.Options
 	serviceType string
 	port        int32
+	portGiven   bool
 	followMax   int
 	dir         string
 }
@@ -81,7 +83,10 @@ read, or encrypt it (SOPS, Sealed Secrets, External Secrets).`,
 			"kubectl --context rome apply --server-side -f peerings/milan-rome/rome",
 		),
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return m.run(cmd.Context()) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			m.portGiven = cmd.Flags().Changed("server-port")
+			return m.run(cmd.Context())
+		},
 	}
 	f := cmd.Flags()
 	for side := range m.ends {
@@ -96,7 +101,7 @@ read, or encrypt it (SOPS, Sealed Secrets, External Secrets).`,
 	}
 	o := &m.options
 	f.StringVar(&o.Address, "server-address", "", "`address` or name that the client dials")
-	f.Int32Var(&m.port, "server-port", peer.DefaultPort, "UDP `port` that the client dials")
+	f.Int32Var(&m.port, "server-port", peer.DefaultPort, "UDP `port` that the client dials; for NodePort there is no default, since the port is one of the nodes'")
 	f.StringVar(&m.serviceType, "server-service-type", string(peer.DefaultServiceType), "`type` of the server's Service: LoadBalancer, NodePort or ClusterIP")
 	f.Int32Var(&o.NodePort, "server-node-port", 0, "`port` of the server's nodes, for NodePort (default that of --server-port)")
 	f.StringVar(&o.LoadBalancerIP, "server-load-balancer-ip", "", "`address` to ask the load balancer for")
@@ -114,9 +119,17 @@ func (m *manifests) run(ctx context.Context) error {
 	o.ServiceType, o.DialPort, o.Port = corev1.ServiceType(m.serviceType), m.port, m.port
 	if o.ServiceType == corev1.ServiceTypeNodePort {
 		o.Port = peer.DefaultPort
-		if o.NodePort == 0 {
+		switch {
+		case o.NodePort == 0 && !m.portGiven:
+			return errors.New("--server-service-type NodePort: say which port of the nodes the client dials, such as --server-port 31840 (30000 to 32767 by default)")
+		case o.NodePort == 0:
 			o.NodePort = m.port
+		case !m.portGiven:
+			o.DialPort = o.NodePort
 		}
+	}
+	if o.Address != "" && !invitation.IsHost(o.Address) {
+		return fmt.Errorf("--server-address %q: write an address or a name of the DNS, without a port, such as 203.0.113.10 or vpn.example.com", o.Address)
 	}
 	version := v1beta1.GroupVersion.String()
 	o.Server.APIVersion, o.Server.Kind = version, "WgGatewayServerTemplate"
@@ -222,6 +235,9 @@ func (e *endFlags) end(ctx context.Context) (peer.End, error) {
 	if e.id == "" {
 		return out, fmt.Errorf("which cluster is the %s: name it by --%[1]s-context or --%[1]s-kubeconfig, or give --%[1]s-id, --%[1]s-pod-cidr and --%[1]s-external-cidr", e.name)
 	}
+	if !invitation.IsClusterID(e.id) {
+		return out, fmt.Errorf("--%s-id %q is not the ID of a cluster: write small letters, digits and \"-\", 63 at most, such as rome", e.name, e.id)
+	}
 	for _, list := range []struct {
 		flag  string
 		texts []string
@@ -249,7 +265,7 @@ func (e *endFlags) identify(ctx context.Context) (peer.Identity, error) {
 	if err != nil {
 		return peer.Identity{}, fmt.Errorf("the %s: %w: name its cluster by --%[1]s-kubeconfig or --%[1]s-context", e.name, err)
 	}
-	c := peer.Cluster{Name: fmt.Sprintf("the %s at %s", e.name, config.Host), System: e.system, Kubectl: "kubectl", Isthmusctl: "isthmusctl"}
+	c := peer.Cluster{Name: fmt.Sprintf("the %s at %s", e.name, config.Host), System: e.system, SystemFlag: "--" + e.name + "-liqo-namespace", Kubectl: "kubectl", Isthmusctl: "isthmusctl"}
 	addFlags(&c, e.kubeconfig, e.context)
 	if c.Client, err = client.New(config, client.Options{Scheme: kube.Scheme()}); err != nil {
 		return peer.Identity{}, fmt.Errorf("%s: %w", c.Name, err)

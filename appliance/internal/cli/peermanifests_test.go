@@ -62,6 +62,15 @@ func TestPeerManifests(t *testing.T) {
 	assert.Check(t, is.Contains(out, filepath.Join(dir, "milan", "peering.yaml")))
 	assert.Equal(t, read(), first)
 
+	// Of the port of the nodes and the one that is dialled, one is enough.
+	code, _, errs = isthmusctl(t, offline(dir, "--server-address", "a", "--server-service-type", "NodePort", "--server-node-port", "31840")...)
+	assert.Equal(t, code, 0, errs)
+	for id, want := range map[string]string{"milan": "nodePort: 31840", "rome": "port: 31840"} {
+		text, err := os.ReadFile(filepath.Join(dir, id, "peering.yaml"))
+		assert.NilError(t, err)
+		assert.Check(t, is.Contains(string(text), want))
+	}
+
 	assert.NilError(t, os.WriteFile(filepath.Join(dir, "rome", "secret.yaml"), []byte("kind: Secret\ndata: {}\n"), 0o600))
 	code, _, errs = isthmusctl(t, args...)
 	assert.Equal(t, code, 1)
@@ -77,6 +86,9 @@ func TestPeerManifestsRefuses(t *testing.T) {
 	}{
 		{offline(dir), "--server-address, --server-port"},
 		{offline(dir, "--server-address", "a", "--client-pod-cidr", "10.1.0.1/16"), `--client-pod-cidr "10.1.0.1/16" is not a network`},
+		{offline(dir, "--server-address", "a", "--client-id", "../rome"), `--client-id "../rome" is not the ID of a cluster`},
+		{offline(dir, "--server-address", "https://a:1"), `--server-address "https://a:1": write an address or a name`},
+		{offline(dir, "--server-address", "a", "--server-service-type", "NodePort"), "say which port of the nodes the client dials"},
 		{offline(dir, "--server-address", "a", "--client-id", "milan"), "the two sides have the same ID"},
 		{offline(dir, "--server-address", "a", "--server-service-type", "Ingress"), `"Ingress" is not LoadBalancer`},
 		{[]string{"peer", "manifests", "--out", dir, "--server-id", "milan"}, "which cluster is the client: name it by --client-context"},

@@ -1,7 +1,6 @@
 package cli
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -10,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -114,7 +112,10 @@ func (c *cluster) gatewayOf(ctx context.Context, id string) (gatewayObject, erro
 		out = append(out, gatewayObject{&clients.Items[i], "gatewayclients", clients.Items[i].Status.SecretRef, clients.Items[i].Spec.SecretRef.Name})
 	}
 	if len(out) != 1 {
-		return gatewayObject{}, fmt.Errorf("the cluster at %s has %d gateways of a peer %q, and this command is for one: see isthmusctl peer list", c.config.Host, len(out), id)
+		if len(out) == 0 {
+			return gatewayObject{}, fmt.Errorf("the cluster at %s has no gateway for a peer %q: isthmusctl peer list shows those there are", c.config.Host, id)
+		}
+		return gatewayObject{}, fmt.Errorf("the cluster at %s has %d gateways for the peer %q, and this command is for one: isthmusctl peer list shows them", c.config.Host, len(out), id)
 	}
 	return out[0], nil
 }
@@ -164,12 +165,8 @@ func (p *program) rotate(ctx context.Context, id string, f rotateFlags) error {
 		cost = fmt.Sprintf("For 24 hours after a change of keys the gateway of %s knows the key that this one had before: by that the two agree on new keys. It costs nothing, since they are not connected.", id)
 	}
 	fmt.Fprintln(p.err, cost)
-	if !f.yes && !p.json && isTerminal(p.in) {
-		fmt.Fprintf(p.err, "Change the keys of the gateway? [y/N] ")
-		line, _ := bufio.NewReader(p.in).ReadString('\n')
-		if !slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(line))) {
-			return errors.New("nothing was changed")
-		}
+	if !p.confirmed(ctx, f.yes, "Change the keys of the gateway?") {
+		return errors.New("nothing was changed")
 	}
 	r := rotateResult{ID: id}
 	if r.Rotation, err = c.wishFor(ctx, g, f); err != nil {

@@ -203,10 +203,12 @@ func TestUsageErrors(t *testing.T) {
 		{"peer invite", "name the cluster to invite by its ID, or give --list"},
 		{"peer invite rome --list", "give --list and no ID"},
 		{"peer invite rome --expires 200h", "--expires 200h0m0s: write a time up to 168h0m0s"},
-		{"peer accept", "accepts 1 arg"},
+		{"peer accept", "give the invitation: a file that has its text"},
 		{"peer accept /does/not/exist", "a file that has it, or - for standard input"},
 		{"peer accept -", "this is not an invitation"},
 		{"peer remove", "accepts 1 arg"},
+		{"peer remove Rome", `"Rome" is not the ID of a cluster`},
+		{"peer invite ../rome", `"../rome" is not the ID of a cluster`},
 		{"peer remove rome --timeout 0s", "--timeout 0s"},
 	} {
 		t.Run(tt.args, func(t *testing.T) {

@@ -53,6 +53,7 @@ type tunnelFacts struct {
 	mode                string // cluster.Server or cluster.Client
 	remoteID, namespace string
 	wanted              bool          // the objects ask for a peer: its key is known
+	temporary           bool          // the tunnel is that of an invitation
 	blocked             string        // the sentence of what cuts the peer off; empty: nothing does
 	problem             string        // of the last pass; empty: none
 	peer                bool          // WireGuard has one
@@ -75,6 +76,10 @@ func (f tunnelFacts) connected() Condition {
 		return no(v1beta1.ReasonBlocked, "%s", f.blocked)
 	case f.state == probe.Connected:
 		return Condition{v1beta1.ConditionConnected, "Connected", "the gateway of the peer answers through the tunnel", true}
+	case f.temporary && client:
+		return no("Invitation", "this gateway has a temporary tunnel, by which it answers the invitation of cluster %s: the tunnel for traffic comes after that", f.remoteID)
+	case f.temporary:
+		return no("Invitation", "an invitation is open, and until it ends this gateway has a temporary tunnel only, for the answer of cluster %[1]s: isthmusctl peer invite %[1]s --revoke ends it now", f.remoteID)
 	case !f.wanted:
 		return no("NoPublicKey", "this cluster has no usable public key of the peer's gateway: create a PublicKey in namespace %s with the label %s=%s, or see the condition of the one that is there",
 			f.namespace, v1beta1.LabelRemoteClusterID, f.remoteID)
@@ -117,7 +122,7 @@ func (gw *gateway) connectionStatus() (ConnectionStatus, bool) {
 	heard := gw.exchange.show(time.Now())
 	gw.mu.Lock()
 	defer gw.mu.Unlock()
-	f.wanted, f.blocked = gw.wanted, gw.blocked
+	f.wanted, f.temporary, f.blocked = gw.wanted, gw.temporary, gw.blocked
 	if !gw.ready.OK {
 		f.problem = gw.ready.Message
 	}

@@ -218,7 +218,7 @@ func (gw *gateway) takeAnswer(ctx context.Context, c net.Conn) error {
 		return err
 	}
 	if reply == nil {
-		reply = &invitation.Reply{ID: a.ID, Verdict: invitation.Waiting, Reason: fmt.Sprintf("the controller of the inviting cluster has not answered after %v", replyTime)}
+		reply = &invitation.Reply{ID: a.ID, Verdict: invitation.Delayed, Reason: fmt.Sprintf("its gateway answers, but its controller has not within %v: ask its administrator whether it runs", replyTime)}
 	}
 	b, err := invitation.Encode(*reply)
 	if err != nil {

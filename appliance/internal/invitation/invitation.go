@@ -117,6 +117,12 @@ const (
 	checksum = 16
 )
 
+// IsClusterID reports whether a text has the form of a cluster's ID.
+func IsClusterID(text string) bool { return clusterID.MatchString(text) }
+
+// IsHost reports whether a text has the form of an address or of a name of the DNS.
+func IsHost(text string) bool { return host.MatchString(text) }
+
 // clusterID is the form of a cluster ID (see package plan), and hexID that of an
 // invitation's.
 var (

@@ -58,6 +58,8 @@ type Verdict string
 const (
 	// Waiting: somebody has to say yes first; ask again.
 	Waiting Verdict = "waiting"
+	// Delayed: the controller there has not answered yet; ask again.
+	Delayed Verdict = "delayed"
 	Refused Verdict = "refused"
 	// Accepted: the peering is made.
 	Accepted Verdict = "accepted"
@@ -187,7 +189,7 @@ func (r Reply) check() error {
 			return errors.New("presharedKey: is missing")
 		}
 		return r.Networks.check()
-	case Waiting, Refused:
+	case Waiting, Delayed, Refused:
 		if r.PresharedKey != nil || len(r.Pod)+len(r.External) > 0 {
 			return fmt.Errorf("verdict: is %s, and the reply has more than a reason", r.Verdict)
 		}
@@ -196,7 +198,7 @@ func (r Reply) check() error {
 		}
 		return nil
 	}
-	return fmt.Errorf("verdict: %q is not a verdict; those are %s, %s and %s", r.Verdict, Accepted, Waiting, Refused)
+	return fmt.Errorf("verdict: %q is not a verdict; those are %s, %s, %s and %s", r.Verdict, Accepted, Waiting, Delayed, Refused)
 }
 
 func (n Networks) check() error {

@@ -138,7 +138,7 @@ func (r Record) refusal(a Answer, now time.Time) string {
 	case r.Used != nil && !r.Used.Equal(a):
 		return fmt.Sprintf("the invitation was used already, by a gateway with the fingerprint %s: ask for a new one; if that is not your gateway, somebody else has read the text", Fingerprint(r.Used.Key))
 	case r.Used == nil && !now.Before(r.Expires):
-		return fmt.Sprintf("the invitation has expired at %s by the clock of %s: ask for a new one", r.Expires.UTC().Format(time.RFC3339), r.From)
+		return fmt.Sprintf("the invitation has expired at %s by the clock of %s, where it is %s: ask for a new one", r.Expires.UTC().Format(time.RFC3339), r.From, now.UTC().Format(time.RFC3339))
 	}
 	return ""
 }

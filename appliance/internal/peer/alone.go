@@ -93,8 +93,7 @@ func invite(b *Both, o *Options) Step {
 	mine := f.Invitation != nil && f.Record.ID == o.Invitation.ID
 	switch {
 	case f.Invitation != nil && !mine:
-		s.problem("invitation", fmt.Sprintf("the invitation of %s", id), fmt.Sprintf("%s peer invite %s --revoke, and invite again; the text of the first is nowhere", f.Cluster.Isthmusctl, id),
-			"there is one, which is %s", f.Record.State(o.Now()))
+		f.unfinished(id, o.Now(), &s)
 	case len(f.Configurations)+len(f.Keys)+len(f.Clients) > 0:
 		taken(b, &s)
 	}
@@ -211,7 +210,9 @@ func answered(b *Both, o *Options, s *Step) {
 		}
 		s.wait(Local, false, "the gateway of %s to answer at %s: UDP has to reach it there, and the invitation must not have been used, revoked or have expired long ago%s", id, at, expired)
 	case f.Reply.Verdict == invitation.Refused:
-		s.problem("invitation", fmt.Sprintf("the invitation of %s", id), "do what it says, and ask for another invitation where that takes one", "refused: %s", f.Reply.Reason)
+		s.problem("invitation", fmt.Sprintf("the invitation of %s", id), "", "refused: %s", f.Reply.Reason)
+	case f.Reply.Verdict == invitation.Delayed:
+		s.wait(Local, false, "cluster %s: %s", id, f.Reply.Reason)
 	case f.Reply.Verdict == invitation.Waiting:
 		how := "until the invitation expires, at " + f.Record.Expires.UTC().Format(time.RFC3339)
 		if o.ApprovalTimeout > 0 {
@@ -247,14 +248,43 @@ func revoke(b *Both, o *Options) Step {
 	case f.Invitation != nil && f.Record.Accepting:
 		s.problem("invitation", fmt.Sprintf("the invitation of %s", id), fmt.Sprintf("%s peer remove %s", f.Cluster.Isthmusctl, id), "it was %s who has invited", id)
 	case f.Invitation != nil && f.Record.Used != nil:
-		s.problem("invitation", fmt.Sprintf("the invitation of %s", id), fmt.Sprintf("%s peer remove %s", f.Cluster.Isthmusctl, id), "it was used, by a gateway with the fingerprint %s", invitation.Fingerprint(f.Record.Used.Key))
+		s.problem("invitation", fmt.Sprintf("the invitation of %s", id), fmt.Sprintf("%s peer remove %s ends the peering", f.Cluster.Isthmusctl, id),
+			"it was used already, by a gateway with the fingerprint %s", invitation.Fingerprint(f.Record.Used.Key))
 	case f.Invitation != nil:
 		s.Changes = append(s.Changes, Change{On: Local, Deed: Delete, Object: f.Invitation})
 	}
 	if s.busy() {
 		return s
 	}
+	if len(f.Servers) == 1 {
+		if by := writer(&f.Servers[0], "spec.endpoint"); by != "" {
+			s.Notes = append(s.Notes, fmt.Sprintf("%s stays: it was not made for the invitation, but written by %s", b.ref(Local, &f.Servers[0]), by))
+			return s
+		}
+	}
 	return remove(b, Reset, o)
+}
+
+// unfinished says what an invitation stands in the way of, in the state that it is in.
+func (f *Facts) unfinished(id string, now time.Time, s *Step) {
+	again := fmt.Sprintf("%s peer invite %s --revoke ends it; then invite again, since the text that was printed is kept nowhere", f.Cluster.Isthmusctl, id)
+	what, r := fmt.Sprintf("the invitation of %s", id), &f.Record
+	switch {
+	case r.Accepting && r.Done, r.Used != nil && r.Done:
+		s.problem("invitation", what, fmt.Sprintf("%s peer list shows how they are connected", f.Cluster.Isthmusctl), "it was accepted: the clusters are peers already")
+	case r.Accepting:
+		s.problem("invitation", "the invitation of this cluster by "+id, fmt.Sprintf("run the same peer accept again to go on with it, or %s peer remove %s to give it up", f.Cluster.Isthmusctl, id), "it is being accepted here")
+	case r.Used != nil:
+		s.problem("invitation", what, fmt.Sprintf("wait until the clusters are peers; if that comes to nothing: %s peer remove %s", f.Cluster.Isthmusctl, id),
+			"it is being accepted, by a gateway with the fingerprint %s", invitation.Fingerprint(r.Used.Key))
+	case r.State(now) == "expired":
+		s.problem("invitation", what, again, "there is one that has expired at %s", r.Expires.UTC().Format(time.RFC3339))
+	case r.Undecided():
+		s.problem("invitation", what, fmt.Sprintf("%s peer invite %s --approve asks you whether it is the right one", f.Cluster.Isthmusctl, id),
+			"a gateway has answered it, with the fingerprint %s, and waits for a yes", invitation.Fingerprint(r.Asks.Key))
+	default:
+		s.problem("invitation", what, again, "there is one already, which can be accepted until %s", r.Expires.UTC().Format(time.RFC3339))
+	}
 }
 
 // halfInvited tells whether a run of peer invite was ended before it had made the Secret, the

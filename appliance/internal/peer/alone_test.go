@@ -68,6 +68,59 @@ func (b *Both) next(t *testing.T, plan func(*Both, *Options) Step, o *Options) (
 	return nil, s
 }
 
+// TestRevoke takes back what was made for the invitation, and not the gateway that was there before.
+func TestRevoke(t *testing.T) {
+	deleted := func(b *Both) (list []string, s Step) {
+		o := alone(t, record(false))
+		o.began = true
+		for _, c := range revoke(b, o).Changes {
+			list = append(list, string(c.Deed)+" "+b.ref(c.On, c.Object).String())
+		}
+		b[Local].Invitation = nil
+		s = revoke(b, o)
+		for _, c := range s.Changes {
+			list = append(list, string(c.Deed)+" "+b.ref(c.On, c.Object).String())
+		}
+		return list, s
+	}
+	b := one()
+	b.next(t, invite, alone(t, record(false)))
+	list, _ := deleted(b)
+	assert.DeepEqual(t, list, []string{"deleted Secret liqo-tenant-rome/rome-invitation in milan", "deleted GatewayServer liqo-tenant-rome/rome in milan"})
+
+	b = one()
+	o := alone(t, record(false))
+	g := b.newServer(Local, o)
+	g.ManagedFields = by("argocd-controller", `{"f:spec":{"f:endpoint":{}}}`)
+	b[Local].Servers = []v1beta1.GatewayServer{*g}
+	b.settle(Local)
+	made, _ := b.next(t, invite, o)
+	assert.DeepEqual(t, made, []string{"Namespace liqo-tenant-rome", "Secret rome-invitation"})
+	list, s := deleted(b)
+	assert.DeepEqual(t, list, []string{"deleted Secret liqo-tenant-rome/rome-invitation in milan"})
+	assert.DeepEqual(t, s.Notes, []string{"GatewayServer liqo-tenant-rome/rome in milan stays: it was not made for the invitation, but written by argocd-controller"})
+}
+
+// TestConnectInvited does not begin while an invitation is open on either side: its gateway has
+// nothing but the temporary tunnel.
+func TestConnectInvited(t *testing.T) {
+	for _, side := range []Side{Local, Remote} {
+		b, o := two(), alone(t, record(false))
+		o.ServiceType = DefaultServiceType
+		b[side].Invitation, b[side].Record = &corev1.Secret{}, record(false)
+		s := connect(b, Connect, o)
+		assert.Check(t, is.Len(s.Changes, 0))
+		if assert.Check(t, is.Len(s.Problems, 1)) {
+			assert.Check(t, is.Contains(s.Problems[0].Fix, "isthmusctl --context "+b[side].ID+" peer invite "+b[side.other()].ID+" --revoke"))
+		}
+		o.Now = func() time.Time { return record(false).Expires.Add(invitation.Grace) }
+		assert.Check(t, is.Len(connect(b, Connect, o).Problems, 0), "it is over")
+		o.Now = nil
+		b[side].Record.Expires, b[side].Record.Done = time.Now().Add(time.Hour), true
+		assert.Check(t, is.Len(connect(b, Connect, o).Problems, 0), "it was used")
+	}
+}
+
 func TestInvite(t *testing.T) {
 	b := one()
 	o := alone(t, record(false))
@@ -208,6 +261,10 @@ func TestAloneRefuses(t *testing.T) {
 	}
 	used := record(false)
 	used.Used = &invitation.Answer{Key: invitation.Key{9}}
+	asked, accepted, accepting := other, used, record(true)
+	accepting.ID = other.ID
+	asked.Asks = &invitation.Answer{Key: invitation.Key{8}}
+	accepted.ID, accepted.Done = other.ID, true
 	for _, c := range []struct {
 		name   string
 		plan   func(*Both, *Options) Step
@@ -218,7 +275,10 @@ func TestAloneRefuses(t *testing.T) {
 		{"invite: itself", invite, record(false), func(b *Both) { b[Remote].ID = "milan" }, "it is this cluster's own ID"},
 		{"invite: there is a peering", invite, record(false), func(b *Both) { b[Local].Configurations = []v1beta1.Configuration{{}} }, "there are objects of one"},
 		{"invite: this side dials", invite, record(false), func(b *Both) { b[Local].Clients = []v1beta1.GatewayClient{{}} }, "there are objects of one"},
-		{"invite: there is an invitation", invite, record(false), invitedBy(other), "there is one, which is open"},
+		{"invite: there is an invitation", invite, record(false), invitedBy(other), "there is one already, which can be accepted until 2026"},
+		{"invite: somebody is asked", invite, record(false), invitedBy(asked), "a gateway has answered it, with the fingerprint " + invitation.Fingerprint(invitation.Key{8})},
+		{"invite: they are peers", invite, record(false), invitedBy(accepted), "the clusters are peers already"},
+		{"invite: this side was invited", invite, record(false), invitedBy(accepting), "it is being accepted here"},
 		{"accept: there is a peering", accept, record(true), func(b *Both) { b[Local].Keys = []v1beta1.PublicKey{{}} }, "there are objects of one"},
 		{"accept: this side is dialled", accept, record(true), func(b *Both) { b[Local].Servers = []v1beta1.GatewayServer{{}} }, "there are objects of one"},
 		{"accept: this side dials", accept, record(true), func(b *Both) { b[Local].Clients = []v1beta1.GatewayClient{{}} }, "there are objects of one"},
@@ -230,7 +290,7 @@ func TestAloneRefuses(t *testing.T) {
 		{"accept: this side has invited", accept, record(true), invitedBy(other), "there are objects of one"},
 		{"revoke: there is none", revoke, record(false), func(*Both) {}, "there is none"},
 		{"revoke: there is somebody else's server", revoke, record(false), func(b *Both) { b[Local].Servers = []v1beta1.GatewayServer{{}} }, "there is none"},
-		{"revoke: it was used", revoke, record(false), invitedBy(used), "it was used, by a gateway with the fingerprint " + invitation.Fingerprint(invitation.Key{9})},
+		{"revoke: it was used", revoke, record(false), invitedBy(used), "it was used already, by a gateway with the fingerprint " + invitation.Fingerprint(invitation.Key{9})},
 		{"revoke: the other side's", revoke, record(false), invitedBy(record(true)), "it was rome who has invited"},
 	} {
 		b := one()

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -14,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
@@ -27,6 +29,9 @@ func connect(b *Both, action Action, o *Options) Step {
 	}
 	checkTunnelEndpoints(b, &s)
 	checkTwice(b, &s)
+	if action == Connect {
+		checkInvitations(b, o, &s)
+	}
 	server := serverSide(b)
 	if action == Connect && !o.SkipValidation {
 		checkTemplate(b, server, o.Server, "--"+FlagServerTemplate, &s)
@@ -70,6 +75,21 @@ func connect(b *Both, action Action, o *Options) Step {
 	}
 	exchange(b, server, o, &s)
 	return s
+}
+
+// checkInvitations finds invitations that are open: their gateways take nobody but who has the
+// text, until they end.
+func checkInvitations(b *Both, o *Options, s *Step) {
+	now := time.Now()
+	if o.Now != nil {
+		now = o.Now()
+	}
+	for on := range b {
+		f := &b[on]
+		if f.Invitation != nil && !f.Record.Done && now.Before(f.Record.Expires.Add(invitation.Grace)) {
+			f.unfinished(b[Side(on).other()].ID, now, s)
+		}
+	}
 }
 
 // serverSide returns the side that is dialled: the remote one, unless there are
@@ -341,7 +361,7 @@ func noEndpoint(g *v1beta1.GatewayServer) string {
 	case corev1.ServiceTypeLoadBalancer:
 		return fmt.Sprintf("no load balancer has given Service %s an address", plan.GatewayName(g.Name))
 	case corev1.ServiceTypeNodePort:
-		return "its pod is on no node yet"
+		return fmt.Sprintf("Service %s has no port of the nodes yet, or the gateway's pod is on no node", plan.GatewayName(g.Name))
 	}
 	return fmt.Sprintf("Service %s is not there yet", plan.GatewayName(g.Name))
 }

@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -96,8 +97,8 @@ func (e *ReadError) Error() string {
 }
 
 func notInstalled(c Cluster, why string) string {
-	return fmt.Sprintf("%s: Isthmus is not installed in namespace %s (%s): install it by %s install --set discovery.config.clusterID=NAME, or name its namespace by --liqo-namespace or --remote-liqo-namespace",
-		c.Name, c.System, why, c.Isthmusctl)
+	return fmt.Sprintf("%s: Isthmus is not installed in namespace %s (%s): install it by %s install --set discovery.config.clusterID=NAME, or name its namespace by %s",
+		c.Name, c.System, why, c.Isthmusctl, cmp.Or(c.SystemFlag, "--namespace"))
 }
 
 // A NotInstalledError names the cluster that lacks the installation.

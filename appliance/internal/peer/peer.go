@@ -39,8 +39,8 @@ type Cluster struct {
 	Kubectl string
 	// Isthmusctl is isthmusctl with these flags, for messages.
 	Isthmusctl string
-	// System is the namespace of the installation.
-	System string
+	// System is the namespace of the installation, and SystemFlag the flag that names it.
+	System, SystemFlag string
 	// Namespace is where the objects of the peering are; empty: in the tenant
 	// namespace of the peer.
 	Namespace string
@@ -214,18 +214,26 @@ type Problem struct {
 type RefusedError struct {
 	Problems []Problem
 	Changed  bool // something had been done before
+	// TakenBack: that was taken back.
+	TakenBack bool
 }
 
 // Error lists the problems, one a line.
 func (e *RefusedError) Error() string {
 	var out strings.Builder
-	out.WriteString("refused, nothing was changed:")
-	if e.Changed {
-		out.Reset()
+	switch {
+	case e.TakenBack:
+		out.WriteString("refused, and what this run had made was taken back:")
+	case e.Changed:
 		out.WriteString("refused, what was done before stays:")
+	default:
+		out.WriteString("refused, nothing was changed:")
 	}
 	for _, p := range e.Problems {
-		fmt.Fprintf(&out, "\n  %s: %s: %s", p.Object, p.Message, p.Fix)
+		fmt.Fprintf(&out, "\n  %s: %s", p.Object, p.Message)
+		if p.Fix != "" {
+			out.WriteString(": " + p.Fix)
+		}
 	}
 	return out.String()
 }
@@ -240,7 +248,7 @@ type TimeoutError struct {
 // Error says it, and what to do.
 func (e *TimeoutError) Error() string {
 	var out strings.Builder
-	fmt.Fprintf(&out, "not done after %v:", e.After.Round(time.Second))
+	fmt.Fprintf(&out, "not all was done within %v:", e.After.Round(time.Second))
 	for _, l := range slices.Concat(e.Waits, e.Look) {
 		fmt.Fprintf(&out, "\n  %s", l)
 	}

@@ -130,7 +130,11 @@ func Run(ctx context.Context, cfg Config) (Result, error) {
 			err = fmt.Errorf("%w\ntaking it back failed: %w", err, failed)
 		} else {
 			r.result.RolledBack = true
-			err = fmt.Errorf("%w\nwhat this run had made was taken back%s", err, r.flagAtomic())
+			if refused := (*RefusedError)(nil); errors.As(err, &refused) {
+				refused.TakenBack = true
+			} else {
+				err = fmt.Errorf("%w\nwhat this run had made was taken back%s", err, r.flagAtomic())
+			}
 		}
 	}
 	r.result.Seconds = time.Since(r.started).Seconds()
@@ -189,7 +193,7 @@ func (r *run) look(ctx context.Context) error {
 				return both[i].lookMade(gctx, peer)
 			case Revoke:
 				return errors.Join(both[i].lookMade(gctx, peer), both[i].lookInvitation(gctx, peer))
-			case Invite, Accept:
+			case Invite, Accept, Connect:
 				return both[i].lookInvitation(gctx, peer)
 			}
 			return nil
@@ -270,7 +274,7 @@ func (r *run) converge(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil && seen:
 			return r.late(ctx, step, away)
-		case err != nil && (!seen || !transient(err)):
+		case err != nil && (!seen || !Transient(err)):
 			return err
 		case err != nil:
 			away = err
@@ -408,7 +412,7 @@ func (r *run) failed(c Change, ref Ref, err error) error {
 	case apierrors.IsForbidden(err):
 		fix = ": ask an administrator of that cluster for this right, or use a kubeconfig that has it"
 	case apierrors.IsInvalid(err):
-		fix = ": correct the flag that asks for it"
+		fix = ": correct what the message names"
 	}
 	return fmt.Errorf("%s %s: %w%s%s", verb, ref, err, fix, r.resume())
 }
@@ -475,8 +479,8 @@ func (r *run) flagAtomic() string {
 	return " (--atomic)"
 }
 
-// transient reports whether an error may go away by itself.
-func transient(err error) bool {
+// Transient reports whether an error of a cluster may go away by itself.
+func Transient(err error) bool {
 	if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) {
 		return false
 	}
@@ -502,7 +506,7 @@ func (r *run) refusal(s Step) error {
 				Fix: fmt.Sprintf("mend that, and run it again; see %s describe configurations,gatewayservers,gatewayclients -n %s", r.Clusters[w.On].Kubectl, r.both[w.On].Namespace.Name)})
 		}
 	}
-	return &RefusedError{Problems: out, Changed: true}
+	return &RefusedError{Problems: out, Changed: len(r.journal) > 0}
 }
 
 // late is the error of a run that has no time left, or that somebody ended.

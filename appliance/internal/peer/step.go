@@ -114,6 +114,10 @@ func checkPair(b *Both, s *Step) {
 	case local.UID != "" && local.UID == remote.UID:
 		s.problem("clusters", local.Cluster.Name+" and "+remote.Cluster.Name, "name the other one by --remote-kubeconfig or --remote-context",
 			"they are the same cluster, %s", local.ID)
+	case local.ID == remote.ID && (local.UID == "" || remote.UID == ""):
+		s.problem("clusters", local.Cluster.Name+" and "+remote.Cluster.Name, "if they are one, name the other cluster by --remote-kubeconfig or --remote-context; if they are two, give one of them another ID: "+
+			fmt.Sprintf("%s upgrade --set discovery.config.clusterID=NAME", remote.Cluster.Isthmusctl),
+			"both have the ID %s, and whether they are the same cluster can't be seen, since you may not read Namespace kube-system in both", local.ID)
 	case local.ID == remote.ID:
 		s.problem("clusters", local.Cluster.Name+" and "+remote.Cluster.Name,
 			fmt.Sprintf("give one of them another ID, by which its peers will know it: %s upgrade --set discovery.config.clusterID=NAME", remote.Cluster.Isthmusctl),

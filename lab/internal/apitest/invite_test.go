@@ -28,7 +28,7 @@ func (p *pair) invites() {
 		args []string
 		want string
 	}{
-		{"a second one", p.milan, []string{"invite", "rome"}, "there is one, which is open"},
+		{"a second one", p.milan, []string{"invite", "rome"}, "there is one already, which can be accepted until"},
 		{"itself", p.milan, []string{"invite", "milan"}, "it is this cluster's own ID"},
 		{"own", p.milan, []string{"accept", text}, "it is the invitation of this cluster itself, milan"},
 		{"altered", p.rome, []string{"accept", strings.Replace(text, "eyJ", "eyK", 1)}, "is not as it was printed"},
@@ -46,7 +46,7 @@ func (p *pair) invites() {
 	p.invited()
 	assert.Check(p.t, is.Contains(p.rome.run("peer", "accept", text), "are peers already: nothing to do"))
 	_, errs, err := p.milan.try("peer", "invite", "rome", "--revoke")
-	assert.Check(p.t, err != nil && strings.Contains(errs, "it was used, by a gateway with the fingerprint"), errs)
+	assert.Check(p.t, err != nil && strings.Contains(errs, "it was used already, by a gateway with the fingerprint"), errs)
 	p.forgets()
 
 	// What is refused is taken back.
