@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -34,7 +35,11 @@ func probeDead(base string) world.Probe {
 	for _, d := range dead {
 		left = append(left, d.Name+" has left "+d.String())
 	}
-	if err != nil {
+	clusters, err2 := kind.Dead(base)
+	for _, name := range clusters {
+		left = append(left, name+" has left clusters of kind")
+	}
+	if err = errors.Join(err, err2); err != nil {
 		left = append(left, err.Error())
 	}
 	if len(left) > 0 {

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
+	"github.com/isthmus-net/isthmus/lab/internal/kind"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -36,6 +38,22 @@ func removeDead(ctx context.Context, out io.Writer, base string) ([]string, erro
 		}
 		fmt.Fprintf(out, "lab %s was killed: removed %s\n", d.Name, d)
 		names = append(names, d.Name)
+	}
+	clusters, err := kind.Dead(base)
+	if err != nil {
+		return names, infraError(err)
+	}
+	for _, name := range clusters {
+		if _, mine := ownerOf(filepath.Join(base, name)); !mine {
+			continue
+		}
+		if err := kind.RemoveDead(ctx, base, name); errors.Is(err, rundir.ErrInUse) {
+			continue
+		} else if err != nil {
+			return names, infraError(fmt.Errorf("lab %s was killed and has left clusters of kind: %w", name, err))
+		}
+		fmt.Fprintf(out, "lab %s was killed: removed its clusters of kind\n", name)
+		names = append(names, name)
 	}
 	return names, nil
 }
@@ -76,20 +94,23 @@ that were killed. The lab of another user stays, unless it is named in full with
 			if len(names) == 0 && len(removed) == 0 {
 				fmt.Fprintln(a.stdout, "no lab is running")
 			}
+			var failed []error // one does not keep the others up
 			for _, name := range names {
 				c, err := findLab(name)
 				if errors.Is(err, world.ErrNotRunning) {
 					continue // it went down in between
-				} else if err != nil {
-					return infraError(err)
 				}
 				start := time.Now()
-				if err := c.Down(cmd.Context()); err != nil {
-					return infraError(err)
+				if err == nil {
+					err = c.Down(cmd.Context())
+				}
+				if err != nil {
+					failed = append(failed, fmt.Errorf("lab %s: %w", name, err))
+					continue
 				}
 				fmt.Fprintf(a.stdout, "%s is gone (%s)\n", name, report.Duration(time.Since(start)))
 			}
-			return nil
+			return infraError(errors.Join(failed...))
 		},
 	}
 	cmd.Flags().BoolVar(&all, "all", false, "all labs of yours")
@@ -146,6 +167,9 @@ func (d downRequest) labs(running []string, owner func(lab string) (name string,
 		!slices.ContainsFunc(own, func(lab string) bool { return strings.HasPrefix(lab, d.name) }):
 		return nil, nil, nil // it was dead, and is gone
 	}
+	if d.name == "" && len(own) > 1 {
+		return nil, nil, usageError("several labs are up: lab down NAME takes one down, lab down --all all of them: %s", strings.Join(own, ", "))
+	}
 	name, err := pick(own, d.name)
 	if err != nil {
 		return nil, nil, err
@@ -193,6 +217,9 @@ func newLsCommand(a *app) *cobra.Command {
 				whose := ""
 				if who, mine := ownerOf(rundir.Path(s.Name)); !mine {
 					whose = "   of " + who
+				}
+				if s.Error != "" {
+					whose += "   " + s.Error
 				}
 				fmt.Fprintf(a.stdout, "%-32s %-7s %-9s %s   up %s%s\n", s.Name, s.World, s.Phase, strings.Join(clusters, ", "), report.Duration(time.Since(s.Started)), whose)
 			}

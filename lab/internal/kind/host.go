@@ -1,6 +1,7 @@
 package kind
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -118,10 +120,11 @@ var forwarding = []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding",
 // is empty when the engine's machine is another one, or this user could change
 // nothing.
 type host struct {
-	Sysctls map[string]string `json:"sysctls,omitempty"` // by path below /proc/sys, as they were
-	Modules bool              `json:"modules,omitempty"` // the directory is a lab's
-	Network bool              `json:"network,omitempty"` // the engine's network is a lab's
-	Chains  bool              `json:"chains,omitempty"`  // netavark's chains are a lab's
+	Sysctls map[string]string `json:"sysctls,omitempty"`       // by path below /proc/sys, as they were
+	Modules bool              `json:"modules,omitempty"`       // the directory is a lab's
+	Engine  string            `json:"engine,omitempty"`        // that it is about
+	Network string            `json:"engineNetwork,omitempty"` // the engine's, where that is a lab's
+	Chains  bool              `json:"chains,omitempty"`        // netavark's chains are a lab's
 }
 
 // rememberHost writes into the record what of this machine will change. No other lab looks
@@ -140,17 +143,28 @@ func (l *Lab) rememberHost(engine Engine) error {
 		return err
 	}
 	for _, name := range names {
-		if r, err := readRecord(filepath.Join(filepath.Dir(l.dir), name)); err == nil && r.Host.Sysctls != nil {
+		r, err := readRecord(filepath.Join(filepath.Dir(l.dir), name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("lab %s: its record can't be read, so nobody knows what labs have changed of this machine: %w: remove %s when no container of that lab is left", name, err, filepath.Join(filepath.Dir(l.dir), name))
+		}
+		if r.Host.Sysctls != nil {
 			l.record.Host = r.Host
 			return l.save()
 		}
 	}
-	h := host{Sysctls: map[string]string{}}
+	h := host{Sysctls: map[string]string{}, Engine: engine.Name}
 	sysctls := []string{inotify}
 	if engine.Name == podman { // the others have a daemon, which was there before
 		sysctls = append(append(sysctls, forwarding...), bridgeFilters...)
-		if h.Network, err = networkMissing(context.Background(), l.record.Network); err != nil {
+		missing, err := networkMissing(context.Background(), l.record.Network)
+		if err != nil {
 			return err
+		}
+		if missing {
+			h.Network = l.record.Network
 		}
 		h.Chains = netavarkMissing(context.Background())
 		_, err = os.Stat(modules)
@@ -269,7 +283,8 @@ func (l *Lab) leave() error {
 	if err != nil {
 		return err
 	}
-	if last := len(names) <= 1; last && l.record.Host.Sysctls != nil { // this one is among them
+	last := !slices.ContainsFunc(names, func(name string) bool { return name != filepath.Base(l.dir) })
+	if last && l.record.Host.Sysctls != nil {
 		if err := l.restoreHost(); err != nil {
 			return err
 		}
@@ -279,7 +294,8 @@ func (l *Lab) leave() error {
 
 // restoreHost puts back what has changed, except what containers of somebody's need.
 func (l *Lab) restoreHost() error {
-	running, err := run(context.Background(), l.record.Engine, "ps", "--quiet", "--filter", "status=running", "--filter", "status=paused")
+	engine := cmp.Or(l.record.Host.Engine, l.record.Engine)
+	running, err := run(context.Background(), engine, "ps", "--quiet", "--filter", "status=running", "--filter", "status=paused")
 	if err != nil {
 		return err
 	}
@@ -294,8 +310,8 @@ func (l *Lab) restoreHost() error {
 	if somebodys {
 		return errors.Join(errs...)
 	}
-	if l.record.Host.Network {
-		_, _ = run(context.Background(), l.record.Engine, "network", "rm", l.record.Network) // somebody's containers that do not run may have it
+	if l.record.Host.Network != "" {
+		_, _ = run(context.Background(), engine, "network", "rm", l.record.Host.Network) // somebody's containers that do not run may have it
 	}
 	if l.record.Host.Chains {
 		errs = append(errs, removeNetavark(context.Background()))

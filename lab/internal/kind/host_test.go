@@ -20,7 +20,7 @@ func TestLeave(t *testing.T) {
 	all := make([]*Lab, labs)
 	for i := range all {
 		all[i] = &Lab{dir: filepath.Join(base, fmt.Sprint("lab-", i)), record: record{
-			Engine: engine, Network: "kind", Host: host{Sysctls: map[string]string{"no/such": "1"}, Network: true},
+			Engine: engine, Host: host{Sysctls: map[string]string{"no/such": "1"}, Engine: engine, Network: "kind"},
 		}}
 		assert.NilError(t, os.Mkdir(all[i].dir, 0o700))
 		assert.NilError(t, all[i].save())

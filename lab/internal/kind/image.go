@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 )
 
 // nodeImage is the file of the image of nodes, which make kind-image writes; see
@@ -36,9 +38,9 @@ func imageName(file string) (string, error) {
 }
 
 // ensureNodeImage gives the engine the image of nodes, unless it has it, and
-// returns its name. The tag is made of what is in the image. Images that were
-// built earlier are removed; the engine keeps those that containers have.
-func ensureNodeImage(ctx context.Context, engine, binDir string, say func(message string, start time.Time)) (string, error) {
+// returns its name. The tag is made of what is in the image.
+func (l *Lab) ensureNodeImage(ctx context.Context, binDir string, say func(message string, start time.Time)) (string, error) {
+	engine := l.record.Engine
 	file := nodeImage(binDir)
 	image, err := imageName(file)
 	if err != nil {
@@ -54,18 +56,32 @@ func ensureNodeImage(ctx context.Context, engine, binDir string, say func(messag
 		return "", err
 	}
 	images := strings.Fields(have)
-	if slices.Contains(images, image) {
-		return image, nil
+	if !slices.Contains(images, image) {
+		start := time.Now()
+		if _, err := run(ctx, engine, "load", "--input", file); err != nil {
+			return "", err
+		}
+		say("image "+image+" given to "+engine, start)
 	}
-	start := time.Now()
-	if _, err := run(ctx, engine, "load", "--input", file); err != nil {
-		return "", err
+	old := slices.DeleteFunc(images, func(name string) bool { return name == image })
+	return image, l.removeImages(ctx, old)
+}
+
+// removeImages removes images that were built earlier, unless there is another lab: it may be
+// about to make containers of one of them. The engine keeps those that containers have.
+func (l *Lab) removeImages(ctx context.Context, images []string) error {
+	unlock, err := rundir.LockBase(filepath.Dir(l.dir))
+	if err != nil {
+		return err
 	}
-	say("image "+image+" given to "+engine, start)
-	for _, old := range images {
-		_, _ = run(ctx, engine, "rmi", old) // in use
+	defer unlock()
+	if labs, err := List(filepath.Dir(l.dir)); err != nil || len(labs) > 1 {
+		return err
 	}
-	return image, nil
+	for _, image := range images {
+		_, _ = run(ctx, l.record.Engine, "rmi", image)
+	}
+	return nil
 }
 
 // run runs a command of an engine's client. What it complained of is in the

@@ -1,6 +1,7 @@
 package kind
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,7 +25,6 @@ import (
 	"sigs.k8s.io/kind/pkg/log"
 
 	"github.com/isthmus-net/isthmus/lab/internal/clusters"
-	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -50,6 +50,8 @@ type Lab struct {
 	record    record
 	provider  *cluster.Provider
 	ephemeral bool
+	lock      *os.File // nil: it is not held
+	maker     bool     // this process makes it
 
 	capture  sync.Mutex
 	follower *follower // nil: nothing is captured
@@ -83,12 +85,14 @@ func removeAll(engine, lab string, clusters []string) string {
 
 // A record is what there is to know of a lab.
 type record struct {
-	Name     string          `json:"name"`
-	Engine   string          `json:"engine"`
-	Network  string          `json:"network"` // of the engine's, which all nodes are on
-	Started  time.Time       `json:"started"`
-	Ready    bool            `json:"ready"`    // everything of it has been made
-	Clusters []clusterRecord `json:"clusters"` // those that the lab has begun to make
+	Name    string    `json:"name"`
+	Engine  string    `json:"engine"`
+	Network string    `json:"network"` // of the engine's, which all nodes are on
+	Started time.Time `json:"started"`
+	Ready   bool      `json:"ready"` // everything of it has been made
+	// Ephemeral: it is to end with the process that made it.
+	Ephemeral bool            `json:"ephemeral,omitempty"`
+	Clusters  []clusterRecord `json:"clusters"` // those that the lab has begun to make
 	// Spec is what a plan of the topology says, with the addresses that the
 	// engine gave the nodes.
 	Spec    world.Spec      `json:"spec"`
@@ -127,8 +131,8 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine.Name, Network: networkOf(s.Engine.Name), Shared: s.Engine.Local, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
-	l.ephemeral = s.Ephemeral
+	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine.Name, Network: networkOf(s.Engine.Name), Shared: s.Engine.Local, Ephemeral: s.Ephemeral, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
+	l.ephemeral, l.maker = s.Ephemeral, true
 	if progress := s.Progress; progress != nil { // one at a time
 		var mu sync.Mutex
 		s.Progress = func(message string, took time.Duration) {
@@ -141,20 +145,22 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	for _, c := range s.Topology.Clusters {
 		names = append(names, ClusterName(s.Name, c.Name))
 	}
-	if err := l.refuseExisting(names...); err != nil {
+	if err := l.claim(); err != nil {
 		return nil, err
 	}
-	if err := os.MkdirAll(s.Dir, 0o700); err != nil {
-		return nil, err
+	err = l.refuseExisting(names...)
+	if err == nil {
+		err = l.rememberHost(s.Engine)
 	}
-	if err := rundir.Own(s.Dir); err != nil {
-		return nil, err
-	}
-	if err := l.rememberHost(s.Engine); err != nil {
-		return nil, err
+	if err != nil { // nothing is made or changed
+		l.release()
+		return nil, errors.Join(err, os.RemoveAll(s.Dir))
 	}
 	if err := l.create(ctx, s); err != nil {
 		return nil, errors.Join(err, l.delete())
+	}
+	if !l.ephemeral {
+		l.release()
 	}
 	return l, nil
 }
@@ -194,7 +200,7 @@ func (l *Lab) create(ctx context.Context, s Spec) error {
 			return err
 		}
 	}
-	image, err := ensureNodeImage(ctx, s.Engine.Name, s.BinDir, s.say)
+	image, err := l.ensureNodeImage(ctx, s.BinDir, s.say)
 	if err != nil {
 		return err
 	}
@@ -306,7 +312,12 @@ func (l *Lab) save() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(l.dir, recordFile), b, 0o600)
+	// Nobody ever reads half of it, and a process that is killed leaves what was there.
+	file := filepath.Join(l.dir, recordFile)
+	if err := os.WriteFile(file+".new", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
 }
 
 // List returns the names of the labs that have their run directories in base.
@@ -344,6 +355,7 @@ func readRecord(dir string) (record, error) {
 	if err := json.Unmarshal(b, &r); err != nil {
 		return record{}, fmt.Errorf("%s: %w", filepath.Join(dir, recordFile), err)
 	}
+	r.Network = cmp.Or(r.Network, defaultNetwork)
 	return r, nil
 }
 
@@ -363,7 +375,12 @@ func (l *Lab) Down(context.Context) error { return l.delete() }
 func (l *Lab) delete() error {
 	errs := []error{l.endCaptures(), l.deleteOutside()}
 	for _, c := range l.record.Clusters {
+		if !l.record.Ready && !l.maker {
+			l.awaitClients(context.Background(), c.Kind)
+		}
 		l.kill(c)
+		// kind's own lock, of a process that was killed: kind would wait for it, and fail.
+		_ = os.Remove(l.kubeconfig(c.Name) + ".lock")
 		if err := l.provider.Delete(c.Kind, l.kubeconfig(c.Name)); err != nil {
 			errs = append(errs, fmt.Errorf("cluster %s: kind delete %s: %w", c.Name, c.Kind, err))
 		}
@@ -372,7 +389,11 @@ func (l *Lab) delete() error {
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return l.leave()
+	if err := l.leave(); err != nil {
+		return err
+	}
+	l.release()
+	return nil
 }
 
 // kill ends the nodes of a cluster at once: nobody wants what systemd saves in

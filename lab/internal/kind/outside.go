@@ -20,9 +20,12 @@ import (
 // it asks (kind's pkg/cluster/internal/providers/*/provider.go).
 var networkVariables = map[string]string{"docker": "KIND_EXPERIMENTAL_DOCKER_NETWORK", podman: "KIND_EXPERIMENTAL_PODMAN_NETWORK"}
 
+// defaultNetwork is kind's own.
+const defaultNetwork = "kind"
+
 // networkOf is an engine's network for the nodes of all clusters of kind.
 func networkOf(engine string) string {
-	return cmp.Or(os.Getenv(networkVariables[engine]), "kind")
+	return cmp.Or(os.Getenv(networkVariables[engine]), defaultNetwork)
 }
 
 // labLabel is on containers that are a lab's, but no nodes of kind's: its value is

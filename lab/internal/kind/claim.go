@@ -1,0 +1,155 @@
+package kind
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
+)
+
+// lockFile is held by the process that makes a lab, and by the one that an ephemeral lab is to
+// end with. The kernel lets go of it when that process ends, whatever has ended it.
+const lockFile = "kind.lock"
+
+// claim makes the lab's run directory, with the record of a lab that has nothing yet, and takes
+// its lock. That there is one of this name is an error.
+func (l *Lab) claim() error {
+	unlock, err := rundir.LockBase(filepath.Dir(l.dir))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	if err := os.Mkdir(l.dir, 0o700); errors.Is(err, fs.ErrExist) {
+		return l.isThere()
+	} else if err != nil {
+		return err
+	}
+	err = rundir.Own(l.dir)
+	if err == nil {
+		l.lock, err = os.OpenFile(filepath.Join(l.dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	}
+	if err == nil {
+		err = unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err == nil {
+		err = l.save()
+	}
+	if err != nil {
+		l.release()
+		return errors.Join(err, os.RemoveAll(l.dir))
+	}
+	return nil
+}
+
+// isThere says what a run directory that is there means.
+func (l *Lab) isThere() error {
+	name := filepath.Base(l.dir)
+	r, err := readRecord(l.dir)
+	switch {
+	case err != nil:
+		return fmt.Errorf("lab %s: there is something in %s that can't be read (%w): see that no container of the lab is left, and remove the directory", name, l.dir, err)
+	case !r.Ready:
+		return fmt.Errorf("lab %s was begun at %s and is not complete: its process is still at work, or was killed: lab down %[1]s removes it", name, r.Started.Format(time.TimeOnly))
+	}
+	return fmt.Errorf("lab %s is up already: lab down %[1]s takes it down", name)
+}
+
+// release lets go of the lock.
+func (l *Lab) release() {
+	if l.lock != nil {
+		_ = l.lock.Close()
+		l.lock = nil
+	}
+}
+
+// Dead returns the names of the labs in base whose process was killed: that which made it, or
+// with which it was to end.
+func Dead(base string) ([]string, error) {
+	names, err := List(base)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, name := range names {
+		r, err := readRecord(filepath.Join(base, name))
+		if err == nil && (!r.Ready || r.Ephemeral) && abandoned(filepath.Join(base, name, lockFile)) {
+			out = append(out, name)
+		}
+	}
+	return out, nil
+}
+
+// RemoveDead takes a lab down whose process was killed (Dead). It returns rundir.ErrInUse where
+// another process does that, or has made a new lab of that name.
+func RemoveDead(ctx context.Context, base, name string) error {
+	file := filepath.Join(base, name, lockFile)
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	if err != nil {
+		return rundir.ErrInUse // it is gone
+	}
+	defer f.Close()
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return rundir.ErrInUse
+	}
+	mine, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if now, err := os.Stat(file); err != nil || !os.SameFile(mine, now) {
+		return rundir.ErrInUse
+	}
+	l, err := Open(filepath.Join(base, name))
+	if err != nil {
+		return err
+	}
+	return l.Down(ctx)
+}
+
+// abandoned reports whether there is a lock that nobody holds.
+func abandoned(lock string) bool {
+	f, err := os.Open(lock)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	return unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil
+}
+
+// clientsTime is how long clients of the engine may be waited for that a killed process has left.
+const clientsTime = 30 * time.Second
+
+// awaitClients waits until no client of the engine is at work on a cluster. Where the process of a
+// lab was killed, one may still make a container, which nobody would look for afterwards.
+func (l *Lab) awaitClients(ctx context.Context, cluster string) {
+	_ = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, clientsTime, true, func(context.Context) (bool, error) {
+		return !hasClient(l.record.Engine, cluster), nil
+	})
+}
+
+// hasClient reports whether a program of that name runs with a text in its arguments. It may be a
+// script, whose interpreter is the program then.
+func hasClient(program, text string) bool {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, f := range files {
+		b, err := os.ReadFile(f)
+		if err != nil {
+			continue // it has ended
+		}
+		args := strings.Split(string(b), "\x00")
+		named := slices.ContainsFunc(args[:min(2, len(args))], func(arg string) bool { return filepath.Base(arg) == program })
+		if named && slices.ContainsFunc(args[1:], func(arg string) bool { return strings.Contains(arg, text) }) {
+			return true
+		}
+	}
+	return false
+}

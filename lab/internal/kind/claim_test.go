@@ -1,0 +1,77 @@
+package kind
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
+	"gotest.tools/v3/poll"
+
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
+)
+
+// makerVariable has this test make a lab in a process of its own, which is killed.
+const makerVariable = "ISTHMUS_TEST_MAKE_LAB"
+
+// TestKilled kills the process that makes a lab, wherever it is: the next one finds the lab dead,
+// and what it takes down has all that was made, and nothing of somebody else's.
+func TestKilled(t *testing.T) {
+	top := parse(t, "clusters: { milan: { nodes: 2, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 } }")
+	const lab = "killed-kind-vxlan"
+	if dir := os.Getenv(makerVariable); dir != "" {
+		_, err := Create(t.Context(), Spec{Name: lab, Topology: top, Dir: dir, BinDir: os.Getenv("ENGINE_BIN"), Engine: Engine{Name: "docker"}, Ephemeral: true})
+		t.Fatal("nobody has killed this process: ", err)
+	}
+	self, err := os.Executable()
+	assert.NilError(t, err)
+	// The engine's client stops at such a call: its process goes on, as those of a real one do.
+	for _, at := range []string{"info", "images", "load", "ps", "run", "inspect", "exec", "logs"} {
+		t.Run(at, func(t *testing.T) {
+			e := newEngine(t)
+			dir := filepath.Join(t.TempDir(), lab)
+			e.foreign(t, "somebodys")
+			maker := exec.CommandContext(t.Context(), self, "-test.run", "^TestKilled$")
+			maker.Env = append(os.Environ(), makerVariable+"="+dir, "ENGINE_BIN="+binaries(t), "ENGINE_STOPS="+at)
+			assert.NilError(t, maker.Start())
+			stopped := filepath.Join(e.dir, "stopped")
+			poll.WaitOn(t, func(poll.LogT) poll.Result {
+				if _, err := os.Stat(stopped); err == nil {
+					return poll.Success()
+				}
+				return poll.Continue("the engine is not asked for %s", at)
+			}, poll.WithTimeout(time.Minute))
+
+			base := filepath.Dir(dir)
+			dead, err := Dead(base)
+			assert.NilError(t, err)
+			assert.Check(t, is.Len(dead, 0), "it lives")
+			assert.NilError(t, maker.Process.Kill())
+			_ = maker.Wait()                       // it was killed
+			assert.NilError(t, os.Remove(stopped)) // the client goes on
+
+			dead, err = Dead(base)
+			assert.NilError(t, err)
+			assert.DeepEqual(t, dead, []string{lab})
+			_, err = Create(t.Context(), Spec{Name: lab, Topology: top, Dir: dir, BinDir: binaries(t), Engine: Engine{Name: "docker"}})
+			assert.ErrorContains(t, err, "was killed: lab down "+lab+" removes it")
+			assert.NilError(t, RemoveDead(t.Context(), base, lab))
+			poll.WaitOn(t, func(poll.LogT) poll.Result {
+				if hasClient("docker", ClusterName(lab, "milan")) {
+					return poll.Continue("a client is at work still")
+				}
+				return poll.Success()
+			}, poll.WithTimeout(time.Minute))
+			assert.DeepEqual(t, e.containers(t), []string{"somebodys-control-plane"})
+			left, err := os.ReadDir(base)
+			assert.NilError(t, err)
+			assert.Check(t, is.Len(left, 0))
+			assert.ErrorIs(t, RemoveDead(t.Context(), base, lab), rundir.ErrInUse)
+			assert.Check(t, !slices.ContainsFunc(e.calls(t, "rm "), func(call string) bool { return call == "rm -f -v somebodys-control-plane" }))
+		})
+	}
+}
