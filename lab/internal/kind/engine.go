@@ -60,7 +60,14 @@ func FindEngine(ctx context.Context) (Engine, error) {
 		if _, err := exec.LookPath(e.name); err != nil {
 			continue
 		}
-		answer, err := askServer(ctx, e.name, e.format)
+		var answer string
+		var err error
+		if e.name == podman {
+			err = usePodmanSettings() // what it is asked then goes by what clusters will need
+		}
+		if err == nil {
+			answer, err = askServer(ctx, e.name, e.format)
+		}
 		if err == nil {
 			version, machine, _ := strings.Cut(answer, " ")
 			here, err := os.Hostname()
@@ -73,7 +80,7 @@ func FindEngine(ctx context.Context) (Engine, error) {
 	}
 	switch {
 	case len(names) == 0:
-		return Engine{}, fmt.Errorf("%s=%s: kind knows docker, nerdctl, finch and podman", engineVariable, wanted)
+		return Engine{}, fmt.Errorf("%s=%s is no engine that kind can use: set it to docker, nerdctl, finch or podman, or unset it", engineVariable, wanted)
 	case len(errs) == 0 && wanted != "":
 		return Engine{}, fmt.Errorf("%s=%s, which is not installed", engineVariable, wanted)
 	case len(errs) == 0:
@@ -144,7 +151,7 @@ func Doctor(ctx context.Context, binDir string) []world.Probe {
 			engine.Fix = "unset " + engineVariable + ", so that another engine is taken, or install and start the one that it names"
 		}
 	}
-	images := world.Probe{Name: "images for kind", OK: true, Detail: filepath.Join(binDir, world.ImagesDir), Needed: needed, Fix: "make kind-image"}
+	images := world.Probe{Name: "files for kind", OK: true, Detail: filepath.Join(binDir, world.ImagesDir), Needed: needed, Fix: "make kind-image"}
 	var missing []string
 	for _, file := range needs(binDir) {
 		if _, err := os.Stat(file); err != nil {

@@ -124,7 +124,7 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	}
 	for _, file := range needs(s.BinDir) {
 		if _, err := os.Stat(file); err != nil {
-			return nil, fmt.Errorf("%w: make kind-image makes it", err)
+			return nil, fmt.Errorf("%w: bin lacks what clusters of kind are made of: make kind makes it (make kind-image, where there is an engine other than Podman)", err)
 		}
 	}
 	p, err := provider(s.Engine.Name, log.NoopLogger{})
@@ -253,7 +253,10 @@ func (l *Lab) createCluster(ctx context.Context, s Spec, c topology.Cluster, ima
 	err = p.Create(cfg.Name, cluster.CreateWithV1Alpha4Config(cfg), cluster.CreateWithKubeconfigPath(l.kubeconfig(c.Name)))
 	unlock()
 	if err != nil {
-		return fmt.Errorf("%s: kind create: %w", cfg.Name, whole(err))
+		if err = whole(err); strings.Contains(err.Error(), "address already in use") {
+			err = fmt.Errorf("%w: another program has taken a port of this machine meanwhile: try again", err)
+		}
+		return fmt.Errorf("%s: kind create: %w", cfg.Name, err)
 	}
 	s.say("cluster "+c.Name+" created", start)
 	start = time.Now()
@@ -297,7 +300,7 @@ func (l *Lab) refuseExisting(names ...string) error {
 	if len(there) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s has %s of a lab %s already, which is not this one: its owner takes it down with lab down %[3]s; when nobody has it any more, run: %s",
+	return fmt.Errorf("%s has %s already, of another lab %s: another user's, or one whose record is lost, as after a restart of the machine. Its owner takes it down with lab down %[3]s; when nobody needs it any more, run: %s",
 		l.record.Engine, strings.Join(there, " and "), l.record.Name, removeAll(l.record.Engine, l.record.Name, there))
 }
 

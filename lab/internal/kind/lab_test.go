@@ -154,7 +154,7 @@ func TestFindEngine(t *testing.T) {
 	assert.ErrorContains(t, err, "podman, which is not installed")
 	t.Setenv(engineVariable, "lxd")
 	_, err = FindEngine(t.Context())
-	assert.ErrorContains(t, err, "kind knows docker")
+	assert.ErrorContains(t, err, "is no engine that kind can use")
 	t.Setenv(engineVariable, "")
 	_, err = FindEngine(t.Context())
 	assert.ErrorContains(t, err, "none of docker, nerdctl, finch, podman is installed")
@@ -415,7 +415,7 @@ func TestCreateFails(t *testing.T) {
 
 	assert.NilError(t, os.Remove(filepath.Join(spec.BinDir, "probe")))
 	_, err = Create(t.Context(), spec)
-	assert.ErrorContains(t, err, "make kind-image makes it")
+	assert.ErrorContains(t, err, "make kind makes it")
 	spec.Topology = load(t, "flat")
 	_, err = Create(t.Context(), spec)
 	assert.ErrorContains(t, err, "can't be made of clusters of kind")
@@ -439,7 +439,7 @@ func TestForeignClusters(t *testing.T) {
 		comes := sync.OnceFunc(func() { e.foreign(t, rome) })
 		spec.Progress = func(string, time.Duration) { comes() }
 		_, err := Create(t.Context(), spec)
-		assert.ErrorContains(t, err, "docker has "+rome+" of a lab "+lab+" already")
+		assert.ErrorContains(t, err, "docker has "+rome+" already, of another lab "+lab)
 		assert.DeepEqual(t, e.containers(t), []string{rome + "-control-plane"})
 		_, err = os.Stat(spec.Dir)
 		assert.ErrorIs(t, err, os.ErrNotExist)
@@ -447,8 +447,8 @@ func TestForeignClusters(t *testing.T) {
 	made := len(e.calls(t, "run "))
 	t.Run("before", func(t *testing.T) {
 		_, err := Create(t.Context(), spec)
-		assert.Error(t, err, "docker has "+rome+" of a lab "+lab+" already, which is not this one: its owner takes it down with lab down "+lab+
-			"; when nobody has it any more, run: docker ps -aq --filter label=io.x-k8s.kind.cluster="+rome+" | xargs -r docker rm -f -v"+
+		assert.Error(t, err, "docker has "+rome+" already, of another lab "+lab+": another user's, or one whose record is lost, as after a restart of the machine. Its owner takes it down with lab down "+lab+
+			"; when nobody needs it any more, run: docker ps -aq --filter label=io.x-k8s.kind.cluster="+rome+" | xargs -r docker rm -f -v"+
 			"; docker ps -aq --filter label=isthmus-lab="+lab+" | xargs -r docker rm -f -v")
 		_, err = os.Stat(spec.Dir)
 		assert.ErrorIs(t, err, os.ErrNotExist)

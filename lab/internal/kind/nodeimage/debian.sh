@@ -16,6 +16,7 @@ command -v mmdebstrap >/dev/null || { echo "debian.sh: mmdebstrap is not install
 mkdir -p "$out"
 hook=$(mktemp)
 trap 'rm -f "$hook" "$out"/*.part.tar' EXIT
+trap 'exit 130' INT TERM # of which dash does not make an EXIT by itself
 # As kind's Dockerfile: a container has no udev, and starts nothing by itself.
 cat >"$hook" <<'EOF'
 #!/bin/sh

@@ -68,7 +68,16 @@ func run(args []string, stdout io.Writer) error {
 	if *base == "" || *out == "" || b.firewall == "" || b.kind == "" || b.version == "" || f.NArg() > 0 {
 		return errors.New("write -base FILE -firewall FILE -kind DIR -version VERSION -out FILE, and no other arguments")
 	}
-	var err error
+	// Of a run that was killed.
+	old, err := filepath.Glob(filepath.Join(filepath.Dir(*out), "nodeimage-*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range old {
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
+	}
 	if b.temp, err = os.MkdirTemp(filepath.Dir(*out), "nodeimage-"); err != nil {
 		return err
 	}
