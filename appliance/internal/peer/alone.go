@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -125,8 +126,22 @@ func invite(b *Both, o *Options) Step {
 		s.Changes = append(s.Changes, Change{On: Local, Deed: Create, Object: b.newInvitation(o, g)})
 	default:
 		s.InPlace = append(s.InPlace, b.ref(Local, f.Invitation))
+		if e := dialled(g.Status.Endpoint, o); !reachedFromAfar(e.Addresses) {
+			s.Notes = append(s.Notes, fmt.Sprintf("the gateway is at %s, which other networks do not lead to: if the nodes of %s can't reach that, say by --%s what leads there from outside, or let the other side invite: there, isthmusctl peer invite %s",
+				place(e.Addresses, *e.Port), id, FlagClientAddress, f.ID))
+		}
 	}
 	return s
+}
+
+// reachedFromAfar reports whether one of these addresses is a public one, or a name, which may
+// lead to one. Those of carriers' NAT are not (RFC 6598).
+func reachedFromAfar(addresses []string) bool {
+	shared := netip.MustParsePrefix("100.64.0.0/10")
+	return slices.ContainsFunc(addresses, func(text string) bool {
+		a, err := netip.ParseAddr(text)
+		return err != nil || a.IsGlobalUnicast() && !a.IsPrivate() && !shared.Contains(a.Unmap())
+	})
 }
 
 // accept returns what is next on the way to a peering with who has invited.

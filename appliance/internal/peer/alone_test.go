@@ -132,6 +132,15 @@ func TestInvite(t *testing.T) {
 	assert.Equal(t, string(secret.Type), v1beta1.SecretTypeInvitation)
 	assert.Equal(t, secret.OwnerReferences[0].Kind, "GatewayServer")
 	assert.DeepEqual(t, b.invited(o).Endpoint.Addresses, []string{"203.0.113.7"})
+	assert.Check(t, is.Len(s.Notes, 0))
+	// Somebody far away does not get there.
+	b[Local].Servers[0].Status.Endpoint.Addresses = []string{"172.18.0.2", "100.64.1.2", "fd00::2"}
+	_, s = b.next(t, invite, o)
+	assert.Assert(t, is.Len(s.Notes, 1))
+	assert.Check(t, is.Contains(s.Notes[0], "the gateway is at 172.18.0.2, 100.64.1.2, fd00::2 port 30000, which other networks do not lead to"))
+	o.Address = "vpn.example.com"
+	_, s = b.next(t, invite, o)
+	assert.Check(t, is.Len(s.Notes, 0))
 }
 
 // TestDecision waits for a yes also where the clock of this cluster is ahead.
