@@ -63,3 +63,15 @@ func TestPodmanSettings(t *testing.T) {
 		assert.Equal(t, podmanSettings(tt.hasSysResource, tt.cgroup1, 20000, 32768), tt.want, tt.name)
 	}
 }
+
+// TestNetworkOf follows what kind's library does: the user's network, for the engines that have a
+// variable for it.
+func TestNetworkOf(t *testing.T) {
+	t.Setenv("KIND_EXPERIMENTAL_PODMAN_NETWORK", "")
+	t.Setenv("KIND_EXPERIMENTAL_DOCKER_NETWORK", "mine")
+	for engine, want := range map[string]string{"docker": "mine", "podman": "kind", "nerdctl": "kind"} {
+		assert.Equal(t, networkOf(engine), want, engine)
+	}
+	t.Setenv("KIND_EXPERIMENTAL_PODMAN_NETWORK", "other")
+	assert.Equal(t, networkOf("podman"), "other")
+}
