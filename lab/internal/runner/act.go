@@ -234,7 +234,7 @@ func (r *Runner) applyOne(ctx context.Context, cluster string, o *unstructured.U
 	}
 	existed := err == nil
 	if existed && r.OfOthers {
-		return fmt.Errorf("cluster %s has %s %s/%s already, which this row would create: run it when that is gone; if a run that was killed has left it, delete it: kubectl delete %[2]s -n %[3]s %[4]s",
+		return fmt.Errorf("cluster %s has %s %s/%s already, which this row would create: run it when that is gone; if a run that was killed has left it, delete it there, with the kubeconfig of that cluster: kubectl delete %[2]s -n %[3]s %[4]s",
 			cluster, strings.ToLower(o.GetKind()), o.GetNamespace(), o.GetName())
 	}
 	after, err := res.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: fieldOwner, Force: true})
