@@ -29,7 +29,7 @@ lab: deps build kubernetes cni ## build what it takes and run the scenarios that
 	bin/lab run pod-to-pod symmetric geneve-ping internal-node drift user-firewall
 
 .PHONY: test
-test: ## everything that must pass: unit, kernel and API tests, scenarios, sabotage; ends with a table of times
+test: ## what CI runs: unit, kernel and API tests, a row of each scenario, sabotages while there is time (test-all: all of them); ends with a table of times
 	@mkdir -p bin && rm -f bin/times; $(if $(QUICK),,echo 'This machine is slow: labs run one at a time; public-peer and scenarios in kind are left to make test-all and make test-kind.';) \
 	began=$$(date +%s); $(MAKE) --no-print-directory test-parts QUICK=$(QUICK) TIMES=$(CURDIR)/bin/times; rc=$$?; \
 	printf '\nmake test took\n'; awk -F '\t' -v all=$$(($$(date +%s) - began)) '{ printf "  %6.1f s  %s%s\n", $$1 / 10, $$3, $$2 == 0 ? "" : "  FAILED" } \
@@ -108,8 +108,8 @@ test-kernel: build ## kernel tests: without root, and in the virtual machine's k
 
 # One row and at most one sabotage of each scenario run here; test-all runs all of them.
 # Each lab runs its rows, then a sabotage, and further ones until its sabotages have taken
-# SABOTAGE_TIME. The seed draws which, so that each run makes others; the last lines say how many
-# were left out. On a slow machine one lab runs at a time; else two, and a third one while
+# SABOTAGE_TIME. The seed draws whose, so that each run makes others; the last lines say how many
+# were not made. On a slow machine one lab runs at a time; else two, and a third one while
 # processors have nothing to do.
 .PHONY: test-lab
 test-lab: build kubernetes cni flannel liqoctl nodes ## a row of each scenario in the VXLAN overlay, and of those of GENEVE with Geneve and the kernel's WireGuard; a sabotage of each while there is time

@@ -41,7 +41,7 @@ func (r *groupRun) all(ctx context.Context) {
 	if g.runs() {
 		r.dead = r.open(ctx)
 		if r.dead != nil && !errors.Is(r.dead, errAppliance) && ctx.Err() == nil {
-			fmt.Fprintf(r.out, "   the lab failed, once more: %v\n", r.dead)
+			fmt.Fprintf(r.out, "   the lab failed, so it is built again: %v\n", r.dead)
 			r.rebuilt++
 			r.result.Retried = append(r.result.Retried, r.dead.Error())
 			r.dead = r.open(ctx)
@@ -184,7 +184,7 @@ func (r *groupRun) item(ctx context.Context, c choice, i item, before report.Row
 			break
 		}
 		if n > 0 {
-			fmt.Fprintf(r.out, "   %s: the lab failed, once more: %s\n", i.row.Name, firstLine(res.Reason))
+			fmt.Fprintf(r.out, "   %s: the lab failed, so the row is run again: %s\n", i.row.Name, firstLine(res.Reason))
 			retried = append(retried, res.Reason)
 		}
 		if i.sabotage != nil {

@@ -82,6 +82,9 @@ func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
 
 // String is the expectation on one line.
 func (e *MTU) String() string {
+	if e.Is == 0 {
+		return fmt.Sprintf("the longest packet from %s to %s passes, and of one byte more the sender hears", e.From, e.To)
+	}
 	return fmt.Sprintf("MTU from %s to %s is %s", e.From, e.To, e.length())
 }
 

@@ -232,13 +232,13 @@ func PrintSummary(w io.Writer, run Run) {
 		retries += len(r.Retried)
 	}
 	if leftOut > 0 {
-		parts = append(parts, times(leftOut, "sabotage", "sabotages")+" left out, since --sabotage-time was over before their turn")
+		parts = append(parts, times(leftOut, "sabotage", "sabotages")+" not made: the time of --sabotage-time was over before their turn")
 	}
 	if retries > 0 {
 		parts = append(parts, times(retries, "retry", "retries")+" after errors of the lab")
 	}
 	if run.Slowdown >= worthSaying {
-		parts = append(parts, fmt.Sprintf("the machine was busy: %.1f times as long as at best for the same work, so bounds were as much longer", run.Slowdown))
+		parts = append(parts, fmt.Sprintf("the machine was busy: work took %.1f times as long as when it is idle, and bounds of steps were as much longer", run.Slowdown))
 	}
 	fmt.Fprintf(w, "%s · %s\n", strings.Join(parts, "; "), run.Took)
 }
