@@ -167,7 +167,7 @@ func (a *alone) approve(ctx context.Context, c client.Client, id string) error {
 	for {
 		open, err := a.read(ctx, c, id)
 		switch {
-		case err != nil && ctx.Err() == nil && peer.Transient(err):
+		case err != nil && open == nil && ctx.Err() == nil && peer.Transient(err):
 			out.waiting(err.Error())
 		case err != nil && ctx.Err() == nil:
 			out.end()
@@ -195,6 +195,9 @@ func (a *alone) approve(ctx context.Context, c client.Client, id string) error {
 		select {
 		case <-ctx.Done():
 			out.end()
+			if !a.options.Invitation.Approve {
+				return errors.New("interrupted: the invitation stays, and isthmusctl peer invite --list shows whether it was used")
+			}
 			return fmt.Errorf("interrupted: the invitation stays, and isthmusctl peer invite %s --approve goes on", id)
 		case <-tick.C:
 		}
@@ -265,7 +268,8 @@ func invitations(ctx context.Context, c client.Client) ([]invited, error) {
 	return out, nil
 }
 
-// read returns the invitation of a cluster; nil: there is none.
+// read returns the invitation of a cluster; nil: there is none. One that is there and can't be
+// read comes with an error.
 func (a *alone) read(ctx context.Context, c client.Client, id string) (*invited, error) {
 	list, err := invitations(ctx, c)
 	if err != nil {

@@ -112,6 +112,9 @@ func RemoveDead(ctx context.Context, base, name string) error {
 	if err != nil {
 		return err
 	}
+	if l.record.Ready && !l.record.Ephemeral {
+		return rundir.ErrInUse // it was finished in between, which is why nobody holds its lock
+	}
 	return l.Down(ctx)
 }
 

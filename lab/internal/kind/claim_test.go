@@ -57,6 +57,14 @@ func TestKilled(t *testing.T) {
 			dead, err = Dead(base)
 			assert.NilError(t, err)
 			assert.DeepEqual(t, dead, []string{lab})
+			// One that was finished since somebody found it dead is a lab like others.
+			l, err := Open(dir)
+			assert.NilError(t, err)
+			l.record.Ready, l.record.Ephemeral = true, false
+			assert.NilError(t, l.save())
+			assert.ErrorIs(t, RemoveDead(t.Context(), base, lab), rundir.ErrInUse)
+			l.record.Ready, l.record.Ephemeral = false, true
+			assert.NilError(t, l.save())
 			_, err = Create(t.Context(), Spec{Name: lab, Topology: top, Dir: dir, BinDir: binaries(t), Engine: Engine{Name: "docker"}})
 			assert.ErrorContains(t, err, "was killed: lab down "+lab+" removes it")
 			assert.NilError(t, RemoveDead(t.Context(), base, lab))

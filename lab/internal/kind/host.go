@@ -283,7 +283,11 @@ func (l *Lab) leave() error {
 	if err != nil {
 		return err
 	}
-	last := !slices.ContainsFunc(names, func(name string) bool { return name != filepath.Base(l.dir) })
+	// One that has only been claimed knows nothing of the machine yet, and looks at it after this.
+	last := !slices.ContainsFunc(names, func(name string) bool {
+		r, err := readRecord(filepath.Join(filepath.Dir(l.dir), name))
+		return name != filepath.Base(l.dir) && (err != nil || r.Host.Sysctls != nil)
+	})
 	if last && l.record.Host.Sysctls != nil {
 		if err := l.restoreHost(); err != nil {
 			return err

@@ -37,8 +37,8 @@ type Spec struct {
 	BinDir   string // has what Files says
 	ChartDir string // Isthmus' Helm chart
 	Engine   Engine // as FindEngine finds it
-	// Ephemeral labs end with Lab.Close. One whose process was killed stays,
-	// unlike those of other worlds: the engine keeps its containers.
+	// Ephemeral labs end with Lab.Close. The engine keeps the containers of one whose
+	// process was killed: the next command of the lab removes them (Dead).
 	Ephemeral bool
 	Progress  func(message string, took time.Duration) // hears what was done
 }
@@ -153,8 +153,9 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 		err = l.rememberHost(s.Engine)
 	}
 	if err != nil { // nothing is made or changed
+		err = errors.Join(err, os.RemoveAll(s.Dir)) // before it can be taken for a dead one
 		l.release()
-		return nil, errors.Join(err, os.RemoveAll(s.Dir))
+		return nil, err
 	}
 	if err := l.create(ctx, s); err != nil {
 		return nil, errors.Join(err, l.delete())
