@@ -20,25 +20,36 @@ func (p *program) confirm(ctx context.Context, question string) (bool, error) {
 	if p.lines == nil {
 		p.lines = bufio.NewReader(p.in) // one, since it reads ahead
 	}
-	type answer struct {
-		line string
-		err  error
+	line, err := typed(ctx, func() (string, error) { return p.lines.ReadString('\n') })
+	line = strings.ToLower(strings.TrimSpace(line))
+	if err != nil && line == "" {
+		fmt.Fprintln(p.err) // the question's line has no end yet
+		if ctx.Err() == nil {
+			err = errNoAnswer
+		}
+		return false, err
 	}
-	got := make(chan answer, 1)
-	go func() { // a read that nobody ends: it lasts as long as the process
-		line, err := p.lines.ReadString('\n')
-		got <- answer{line, err}
+	return slices.Contains([]string{"y", "yes"}, line), nil
+}
+
+// typed returns what read reads of a person, or an error when ctx is done first. A read that
+// nobody answers then goes on until the process ends.
+func typed[T any](ctx context.Context, read func() (T, error)) (T, error) {
+	type result struct {
+		value T
+		err   error
+	}
+	got := make(chan result, 1)
+	go func() {
+		value, err := read()
+		got <- result{value, err}
 	}()
 	select {
 	case <-ctx.Done():
-		fmt.Fprintln(p.err)
-		return false, ctx.Err()
-	case a := <-got:
-		if a.err != nil && strings.TrimSpace(a.line) == "" {
-			fmt.Fprintln(p.err)
-			return false, errNoAnswer
-		}
-		return slices.Contains([]string{"y", "yes"}, strings.ToLower(strings.TrimSpace(a.line))), nil
+		var none T
+		return none, fmt.Errorf("interrupted: %w", ctx.Err())
+	case r := <-got:
+		return r.value, r.err
 	}
 }
 

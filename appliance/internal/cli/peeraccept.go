@@ -77,21 +77,8 @@ func (a *alone) pasted(ctx context.Context) (string, error) {
 	if isTerminal(a.in) {
 		fmt.Fprintln(a.err, "Paste the lines of the invitation, then press Ctrl-D:")
 	}
-	type result struct {
-		text []byte
-		err  error
-	}
-	got := make(chan result, 1)
-	go func() {
-		b, err := io.ReadAll(io.LimitReader(a.in, 1<<16))
-		got <- result{b, err}
-	}()
-	select {
-	case <-ctx.Done():
-		return "", ctx.Err()
-	case r := <-got:
-		return string(r.text), r.err
-	}
+	b, err := typed(ctx, func() ([]byte, error) { return io.ReadAll(io.LimitReader(a.in, 1<<16)) })
+	return string(b), err
 }
 
 func (a *alone) accept(ctx context.Context, arg string) error {

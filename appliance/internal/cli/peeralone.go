@@ -43,8 +43,8 @@ there is anything else stays, and it is said what that is.`,
 		Example: example("isthmusctl peer remove rome", "isthmusctl peer remove rome --wait --json"),
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if !a.confirmed(cmd.Context(), a.skipConfirm, fmt.Sprintf("Delete this cluster's side of the peering with %s, with its gateway, keys, networks and tenant namespace?", args[0])) {
-				return errors.New("nothing was changed")
+			if err := a.mayDelete(cmd.Context(), args[0], "Delete this cluster's side of the peering with %s, with its gateway, keys, networks and tenant namespace?"); err != nil {
+				return err
 			}
 			result, err := a.run(cmd.Context(), peer.Remove, args[0])
 			if err != nil || a.json {
@@ -69,6 +69,17 @@ func (a *alone) confirmFlag(f *pflag.FlagSet) {
 	f.BoolVar(&a.skipConfirm, "skip-confirm", false, "do not ask before something is deleted; without a terminal nobody is asked")
 }
 
+// mayDelete asks whether to delete something of the peer id, which question has a place for.
+func (a *alone) mayDelete(ctx context.Context, id, question string) error {
+	if err := invitation.CheckClusterID(id); err != nil {
+		return err
+	}
+	if !a.confirmed(ctx, a.skipConfirm, fmt.Sprintf(question, id)) {
+		return errors.New("nothing was changed")
+	}
+	return nil
+}
+
 // flags adds those of all commands about one side.
 func (a *alone) flags(f *pflag.FlagSet) {
 	f.DurationVar(&a.options.Timeout, "timeout", peer.DefaultTimeout, "longest `time` that all of it may take")
@@ -91,8 +102,8 @@ func (a *alone) checkFollow() error {
 // config returns what a run about one side needs.
 func (a *alone) config(ctx context.Context, action peer.Action, id string) (peer.Config, error) {
 	o := a.options
-	if !invitation.IsClusterID(id) {
-		return peer.Config{}, fmt.Errorf("%q is not the ID of a cluster: write small letters, digits and \"-\", 63 at most, such as rome", id)
+	if err := invitation.CheckClusterID(id); err != nil {
+		return peer.Config{}, err
 	}
 	if o.Timeout <= 0 {
 		return peer.Config{}, fmt.Errorf("--timeout %v: write a time that is longer than nothing, such as %v", o.Timeout, peer.DefaultTimeout)

@@ -62,8 +62,8 @@ other side invite.`,
 			case a.list:
 				return a.listInvitations(cmd.Context())
 			case a.revoke:
-				if !a.confirmed(cmd.Context(), a.skipConfirm, fmt.Sprintf("End the invitation of %s, and delete what was made for it?", args[0])) {
-					return errors.New("nothing was changed")
+				if err := a.mayDelete(cmd.Context(), args[0], "End the invitation of %s, and delete what was made for it?"); err != nil {
+					return err
 				}
 				return a.revokeInvitation(cmd.Context(), args[0])
 			}
@@ -268,8 +268,8 @@ func invitations(ctx context.Context, c client.Client) ([]invited, error) {
 	return out, nil
 }
 
-// read returns the invitation of a cluster; nil: there is none. One that is there and can't be
-// read comes with an error.
+// read returns the invitation of a cluster, or nil if there is none. An invitation that is there,
+// but has data that nobody understands, comes together with an error.
 func (a *alone) read(ctx context.Context, c client.Client, id string) (*invited, error) {
 	list, err := invitations(ctx, c)
 	if err != nil {

@@ -235,8 +235,8 @@ func (e *endFlags) end(ctx context.Context) (peer.End, error) {
 	if e.id == "" {
 		return out, fmt.Errorf("which cluster is the %s: name it by --%[1]s-context or --%[1]s-kubeconfig, or give --%[1]s-id, --%[1]s-pod-cidr and --%[1]s-external-cidr", e.name)
 	}
-	if !invitation.IsClusterID(e.id) {
-		return out, fmt.Errorf("--%s-id %q is not the ID of a cluster: write small letters, digits and \"-\", 63 at most, such as rome", e.name, e.id)
+	if err := invitation.CheckClusterID(e.id); err != nil {
+		return out, fmt.Errorf("--%s-id %w", e.name, err)
 	}
 	for _, list := range []struct {
 		flag  string

@@ -7,6 +7,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -117,6 +119,8 @@ func (r *reconciler) write(ctx context.Context, result *plan.Result) error {
 		each(w, wave, func(o plan.Object) error { return w.object(ctx, o) })
 	}
 	each(w, result.Pulls, func(o *corev1.Pod) error { return w.pull(ctx, o) })
+	// In one order, or a gateway with two of them would say now this, now that.
+	slices.SortFunc(w.denied, func(a, b denial) int { return strings.Compare(keyFor(a.object).String(), keyFor(b.object).String()) })
 	for _, d := range w.denied {
 		result.NotWritten(d.object, d.why)
 	}

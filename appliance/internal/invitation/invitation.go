@@ -117,8 +117,13 @@ const (
 	checksum = 16
 )
 
-// IsClusterID reports whether a text has the form of a cluster's ID.
-func IsClusterID(text string) bool { return clusterID.MatchString(text) }
+// CheckClusterID returns why a text can't be a cluster's ID.
+func CheckClusterID(text string) error {
+	if clusterID.MatchString(text) {
+		return nil
+	}
+	return fmt.Errorf("%q is not the ID of a cluster: write small letters, digits and \"-\", 63 at most, such as rome", text)
+}
 
 // IsHost reports whether a text has the form of an address or of a name of the DNS.
 func IsHost(text string) bool { return host.MatchString(text) }

@@ -273,7 +273,7 @@ func revoke(b *Both, o *Options) Step {
 	}
 	if len(f.Servers) == 1 {
 		if by := writer(&f.Servers[0], "spec.endpoint"); by != "" {
-			s.Notes = append(s.Notes, fmt.Sprintf("%s stays: it was not made for the invitation, but written by %s", b.ref(Local, &f.Servers[0]), by))
+			s.Notes = append(s.Notes, fmt.Sprintf("%s stays, since it was written by %s: %s peer remove %s takes it away", b.ref(Local, &f.Servers[0]), by, f.Cluster.Isthmusctl, id))
 			return s
 		}
 	}

@@ -98,7 +98,7 @@ func TestRevoke(t *testing.T) {
 	assert.DeepEqual(t, made, []string{"Namespace liqo-tenant-rome", "Secret rome-invitation"})
 	list, s := deleted(b)
 	assert.DeepEqual(t, list, []string{"deleted Secret liqo-tenant-rome/rome-invitation in milan"})
-	assert.DeepEqual(t, s.Notes, []string{"GatewayServer liqo-tenant-rome/rome in milan stays: it was not made for the invitation, but written by argocd-controller"})
+	assert.DeepEqual(t, s.Notes, []string{"GatewayServer liqo-tenant-rome/rome in milan stays, since it was written by argocd-controller: isthmusctl --context milan peer remove rome takes it away"})
 }
 
 // TestConnectInvited does not begin while an invitation is open on either side: its gateway has

@@ -193,7 +193,12 @@ func (r *run) look(ctx context.Context) error {
 				return both[i].lookMade(gctx, peer)
 			case Revoke:
 				return errors.Join(both[i].lookMade(gctx, peer), both[i].lookInvitation(gctx, peer))
-			case Invite, Accept, Connect:
+			case Connect:
+				// Who may not read Secrets loses one check.
+				if err := both[i].lookInvitation(gctx, peer); !apierrors.IsForbidden(err) {
+					return err
+				}
+			case Invite, Accept:
 				return both[i].lookInvitation(gctx, peer)
 			}
 			return nil

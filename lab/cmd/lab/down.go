@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -44,16 +43,13 @@ func removeDead(ctx context.Context, out io.Writer, base string) ([]string, erro
 		return names, infraError(err)
 	}
 	for _, name := range clusters {
-		if _, mine := ownerOf(filepath.Join(base, name)); !mine {
-			continue
-		}
+		fmt.Fprintf(out, "lab %s was killed: removing its clusters of kind\n", name)
 		if err := kind.RemoveDead(ctx, base, name); errors.Is(err, rundir.ErrInUse) {
 			continue
 		} else if err != nil { // its engine may be away, which is nothing to other labs
-			fmt.Fprintf(out, "lab %s was killed, and its clusters of kind can't be removed now: %v\n", name, err)
+			fmt.Fprintf(out, "the clusters of kind of lab %s can't be removed now: %v\n", name, err)
 			continue
 		}
-		fmt.Fprintf(out, "lab %s was killed: removed its clusters of kind\n", name)
 		names = append(names, name)
 	}
 	return names, nil

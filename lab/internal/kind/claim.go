@@ -72,8 +72,8 @@ func (l *Lab) release() {
 	}
 }
 
-// Dead returns the names of the labs in base whose process was killed: that which made it, or
-// with which it was to end.
+// Dead returns the names of the caller's labs in base that a killed process has left: labs that
+// it was still making, and labs that were to end with it.
 func Dead(base string) ([]string, error) {
 	names, err := List(base)
 	if err != nil {
@@ -81,8 +81,9 @@ func Dead(base string) ([]string, error) {
 	}
 	var out []string
 	for _, name := range names {
-		r, err := readRecord(filepath.Join(base, name))
-		if err == nil && (!r.Ready || r.Ephemeral) && abandoned(filepath.Join(base, name, lockFile)) {
+		dir := filepath.Join(base, name)
+		r, err := readRecord(dir)
+		if err == nil && rundir.Mine(dir) && (!r.Ready || r.Ephemeral) && abandoned(filepath.Join(dir, lockFile)) {
 			out = append(out, name)
 		}
 	}
@@ -131,11 +132,18 @@ func abandoned(lock string) bool {
 // clientsTime is how long clients of the engine may be waited for that a killed process has left.
 const clientsTime = 30 * time.Second
 
-// awaitClients waits until no client of the engine is at work on a cluster. Where the process of a
-// lab was killed, one may still make a container, which nobody would look for afterwards.
-func (l *Lab) awaitClients(ctx context.Context, cluster string) {
+// awaitClients waits until no client of the engine is at work on the lab's containers. Where its
+// process was killed, one may still make a container, which nobody would look for afterwards.
+func (l *Lab) awaitClients(ctx context.Context) {
+	var names []string
+	for _, c := range l.record.Clusters {
+		names = append(names, c.Kind)
+	}
+	for _, o := range l.record.Outside {
+		names = append(names, o.Container)
+	}
 	_ = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, clientsTime, true, func(context.Context) (bool, error) {
-		return !hasClient(l.record.Engine, cluster), nil
+		return !slices.ContainsFunc(names, func(name string) bool { return hasClient(l.record.Engine, name) }), nil
 	})
 }
 

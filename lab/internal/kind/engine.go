@@ -151,7 +151,7 @@ func Doctor(ctx context.Context, binDir string) []world.Probe {
 			engine.Fix = "unset " + engineVariable + ", so that another engine is taken, or install and start the one that it names"
 		}
 	}
-	images := world.Probe{Name: "files for kind", OK: true, Detail: filepath.Join(binDir, world.ImagesDir), Needed: needed, Fix: "make kind-image"}
+	images := world.Probe{Name: "files for kind", OK: true, Detail: filepath.Join(binDir, world.ImagesDir), Needed: needed, Fix: "make kind (make kind-image, where there is an engine other than Podman)"}
 	var missing []string
 	for _, file := range needs(binDir) {
 		if _, err := os.Stat(file); err != nil {

@@ -46,12 +46,11 @@ type Spec struct {
 // A Lab is a lab whose nodes are containers. It is safe for concurrent use.
 type Lab struct {
 	*clusters.Set
-	dir       string
-	record    record
-	provider  *cluster.Provider
-	ephemeral bool
-	lock      *os.File // nil: it is not held
-	maker     bool     // this process makes it
+	dir      string
+	record   record
+	provider *cluster.Provider
+	lock     *os.File // nil: it is not held
+	maker    bool     // this process makes it
 
 	capture  sync.Mutex
 	follower *follower // nil: nothing is captured
@@ -132,7 +131,7 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 		return nil, err
 	}
 	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine.Name, Network: networkOf(s.Engine.Name), Shared: s.Engine.Local, Ephemeral: s.Ephemeral, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
-	l.ephemeral, l.maker = s.Ephemeral, true
+	l.maker = true
 	if progress := s.Progress; progress != nil { // one at a time
 		var mu sync.Mutex
 		s.Progress = func(message string, took time.Duration) {
@@ -160,7 +159,7 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	if err := l.create(ctx, s); err != nil {
 		return nil, errors.Join(err, l.delete())
 	}
-	if !l.ephemeral {
+	if !s.Ephemeral {
 		l.release()
 	}
 	return l, nil
@@ -365,7 +364,7 @@ func readRecord(dir string) (record, error) {
 
 // Close ends an ephemeral lab; another one goes on.
 func (l *Lab) Close() error {
-	if !l.ephemeral {
+	if !l.maker || !l.record.Ephemeral {
 		return l.endCaptures()
 	}
 	return l.delete()
@@ -377,11 +376,11 @@ func (l *Lab) Down(context.Context) error { return l.delete() }
 
 // delete deletes to the end: kind's library knows no contexts.
 func (l *Lab) delete() error {
+	if !l.record.Ready && !l.maker {
+		l.awaitClients(context.Background())
+	}
 	errs := []error{l.endCaptures(), l.deleteOutside()}
 	for _, c := range l.record.Clusters {
-		if !l.record.Ready && !l.maker {
-			l.awaitClients(context.Background(), c.Kind)
-		}
 		l.kill(c)
 		// kind's own lock, of a process that was killed: kind would wait for it, and fail.
 		_ = os.Remove(l.kubeconfig(c.Name) + ".lock")
