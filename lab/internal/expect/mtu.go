@@ -44,10 +44,11 @@ const mtuTimeout = 300 * time.Millisecond
 
 // Check searches. It takes two seconds where long packets vanish.
 func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
-	want := fmt.Sprintf("packets of %s bytes pass from %s to %s, and of one more the sender hears", e.length(), e.From, e.To)
-	if e.Above == prober.AboveSilent {
-		want = fmt.Sprintf("packets of %s bytes pass from %s to %s, and longer ones vanish", e.length(), e.From, e.To)
+	length := "some length"
+	if e.Is != 0 {
+		length = fmt.Sprintf("%d bytes", e.Is)
 	}
+	want := fmt.Sprintf("packets of up to %s pass from %s to %s, and %s", length, e.From, e.To, e.above())
 	addr, err := row.Directory.Address(ctx, e.To.Operand, e.From.Cluster)
 	if err != nil {
 		return missing(want, err)
@@ -82,17 +83,18 @@ func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
 
 // String is the expectation on one line.
 func (e *MTU) String() string {
-	if e.Is == 0 {
-		return fmt.Sprintf("the longest packet from %s to %s passes, and of one byte more the sender hears", e.From, e.To)
+	is := "any"
+	if e.Is != 0 {
+		is = strconv.Itoa(e.Is)
 	}
-	return fmt.Sprintf("MTU from %s to %s is %s", e.From, e.To, e.length())
+	return fmt.Sprintf("MTU from %s to %s is %s, and %s", e.From, e.To, is, e.above())
 }
 
-func (e *MTU) length() string {
-	if e.Is == 0 {
-		return "so many"
+func (e *MTU) above() string {
+	if e.Above == prober.AboveSilent {
+		return "longer ones vanish"
 	}
-	return strconv.Itoa(e.Is)
+	return "the sender of a longer one is told"
 }
 
 // MSS expects that the server saw a connection begin with a maximum segment
