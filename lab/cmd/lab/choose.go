@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"hash/fnv"
@@ -41,11 +42,28 @@ func inShard(name string, part, parts int) bool {
 
 // shuffled is what is there in an order that the seed decides.
 func shuffled[T any](all []T, seed string) []T {
-	var key [32]byte
-	copy(key[:], seed)
-	rng := mathrand.New(mathrand.NewChaCha8(key))
+	rng := mathrand.New(mathrand.NewChaCha8(sha256.Sum256([]byte(seed))))
 	out := slices.Clone(all)
 	rng.Shuffle(len(out), func(i, j int) { out[i], out[j] = out[j], out[i] })
+	return out
+}
+
+// drawn is n of all, which the seed decides, in the order that they have. With n 0 or more
+// than there are it is all.
+func drawn[T any](all []T, n int, seed string) []T {
+	if n == 0 || n >= len(all) {
+		return all
+	}
+	at := make([]int, len(all))
+	for i := range at {
+		at[i] = i
+	}
+	at = shuffled(at, seed)[:n]
+	slices.Sort(at)
+	out := make([]T, n)
+	for i, from := range at {
+		out[i] = all[from]
+	}
 	return out
 }
 
@@ -61,7 +79,7 @@ func newSeed() string {
 func printPlan(w io.Writer, selected []selection, o runOptions) {
 	rows, broken := 0, 0
 	scenarios := map[*scenario.Scenario]bool{}
-	sabotages := sabotagesOf(selected, func(selection, scenario.Row) int { return 0 }, nil, o.sabotages)
+	sabotages := sabotagesOf(selected, func(selection, scenario.Row) int { return 0 }, nil, o)
 	for n, sel := range selected {
 		scenarios[sel.scenario] = true
 		s := sel.scenario

@@ -70,7 +70,7 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 		last.items = append(last.items, i)
 	}
 	siteOf := func(sel selection, r scenario.Row) site { return c.choose(needOf(sel, r)) }
-	broken := sabotagesOf(selected, func(sel selection, r scenario.Row) int { return siteOf(sel, r).rank() }, c.lacks, o.sabotages)
+	broken := sabotagesOf(selected, func(sel selection, r scenario.Row) int { return siteOf(sel, r).rank() }, c.lacks, o)
 	for n, sel := range selected {
 		if o.sabotage != sabotageOnly {
 			for _, r := range shuffled(sel.rows, o.seed) {
@@ -162,8 +162,8 @@ func (s site) rank() int {
 // a scenario have, for they are of several overlays, is made in that of the lowest
 // rank only; but none of them is without one.
 // What lacks says can't be made; nil: all of them can. Of each selection at most so many
-// are made; 0: all of them.
-func sabotagesOf(selected []selection, rank func(selection, scenario.Row) int, lacks func(selection, scenario.Sabotage) bool, most int) [][]item {
+// are made as --sabotages says, and the seed draws which.
+func sabotagesOf(selected []selection, rank func(selection, scenario.Row) int, lacks func(selection, scenario.Sabotage) bool, o runOptions) [][]item {
 	order, lowest := make([]int, len(selected)), make([]int, len(selected))
 	for n, sel := range selected {
 		order[n], lowest[n] = n, rank(sel, sel.rows[0])
@@ -185,7 +185,7 @@ func sabotagesOf(selected []selection, rank func(selection, scenario.Row) int, l
 		if len(left) == 0 {
 			left = all[:min(1, len(all))]
 		}
-		left = spread(left, most)
+		left = drawn(left, o.sabotages, o.seed+sel.scenario.Name)
 		out[n] = left
 		if had == nil {
 			had = map[int]bool{}

@@ -159,7 +159,7 @@ func TestGroups(t *testing.T) {
 }
 
 // TestAtMost: of each scenario and @ no more rows and sabotages run than --rows and
-// --sabotages say, and they are spread over all that there are.
+// --sabotages say. Rows are spread over all that there are; the seed draws sabotages.
 func TestAtMost(t *testing.T) {
 	o := runOptions{world: "auto", overlay: "auto", sabotage: sabotageAfter, seed: "a", rows: 1, sabotages: 1}
 	selected, err := choose(three(t), []string{"*@vxlan", "both/*/udp@geneve", "both/*/tcp@geneve"}, o)
@@ -167,7 +167,7 @@ func TestAtMost(t *testing.T) {
 	c, err := newChooser("auto", "auto", machine(t, "geneve"), nil)
 	assert.NilError(t, err)
 	assert.DeepEqual(t, sorted(shown(groups(selected, c, o))), sorted([]string{
-		"of-this-test-native-vxlan: both/vxlan/tcp any both/vxlan/tcp[rome-node-gw] any[rome-node-gw]",
+		"of-this-test-native-vxlan: both/vxlan/tcp any both/vxlan/tcp[milan-gw-pods] any[rome-node-gw]",
 		"of-this-test-vm-geneve: both/geneve/tcp both/geneve/tcp[rome-node-gw]",
 	}))
 	// Where there is no time for all sabotages of a lab, each run begins with others.
@@ -181,6 +181,20 @@ func TestAtMost(t *testing.T) {
 		}
 	}
 	assert.DeepEqual(t, first, map[string]bool{"both": true, "any": true})
+	made := map[string]bool{}
+	o.sabotageTime, o.rows = 0, 0
+	for seed := range 20 {
+		o.seed = fmt.Sprint(seed)
+		for _, g := range groups(selected, c, o) {
+			for _, of := range g.sabotages {
+				assert.Equal(t, len(of.items), 1, "seed %s", o.seed)
+				if g.overlay == "vxlan" && of.scenario.Name == "both" {
+					made[of.items[0].sabotage.Withhold] = true
+				}
+			}
+		}
+	}
+	assert.DeepEqual(t, made, map[string]bool{"routeconfiguration/rome-node-gw": true, "routeconfiguration/milan-gw-pods": true})
 	assert.DeepEqual(t, spread([]int{0, 1, 2, 3, 4, 5, 6}, 3), []int{0, 2, 4})
 	assert.DeepEqual(t, spread([]int{0, 1}, 3), []int{0, 1})
 	assert.DeepEqual(t, spread([]int{0, 1}, 0), []int{0, 1})

@@ -80,7 +80,7 @@ sabotage:
 	assert.NilError(t, err)
 	assert.DeepEqual(t, shown(groups(selected, c, o)), []string{
 		"of-this-test-kind-vxlan: both/vxlan/tcp both/vxlan/tcp[rome-node-gw]",
-		"of-this-test-native-vxlan: both/vxlan/udp both/vxlan/tcp both/vxlan/tcp[ip rule add to 10.0.0.0/8] both/vxlan/tcp[rome-node-gw] both/vxlan/udp[rome-gw-ext]",
+		"of-this-test-native-vxlan: both/vxlan/tcp both/vxlan/udp both/vxlan/tcp[ip rule add to 10.0.0.0/8] both/vxlan/tcp[rome-node-gw] both/vxlan/udp[rome-gw-ext]",
 	})
 }
 
