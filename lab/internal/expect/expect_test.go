@@ -132,13 +132,13 @@ func TestUnreachable(t *testing.T) {
 		{"drop", "tcp", "drop", func(*fakeWorld) {}, true, "no answer within 1s; so 3 probes in 2s", "", 3},
 		{"reset", "tcp", "reset", func(w *fakeWorld) { w.fails = prober.ErrorRefused }, true, "refused: the host answers, nothing listens there; so 3 probes in 2s", "", 3},
 		{"icmp", "udp", "icmp", func(w *fakeWorld) { w.fails = prober.ErrorICMPHost }, true, "ICMP host unreachable; so 3 probes in 2s", "", 3},
-		{"in another way", "tcp", "drop", func(w *fakeWorld) { w.fails = prober.ErrorICMPHost }, false, "ICMP host unreachable", "unreachable, but not in this way; as told", 1},
+		{"in another way", "tcp", "drop", func(w *fakeWorld) { w.fails = prober.ErrorICMPHost }, false, "ICMP host unreachable", "it is unreachable, but in another way than the row says; as told", 1},
 		{"answered", "tcp", "drop", func(w *fakeWorld) { w.answers = true }, false, "rome/web answered",
 			"by way of milan/web, milan/node-1, milan/gateway, rome/gateway, rome/node-1, rome/web", 1},
 		{"answered at last", "udp", "drop", func(w *fakeWorld) { w.answersAfter = 2 }, false, "rome/web answered",
 			"by way of milan/web, milan/node-1, milan/gateway, rome/gateway, rome/node-1, rome/web", 3},
 		{"never sent", "udp", "drop", func(w *fakeWorld) { w.hops = nil }, false, "no answer within 1s", "the request did not leave milan/web, so it says nothing of rome/web", 1},
-		{"the lab's error", "udp", "drop", func(w *fakeWorld) { w.fails = prober.ErrorOther }, false, "other: as told", "unreachable, but not in this way; as told", 1},
+		{"the lab's error", "udp", "drop", func(w *fakeWorld) { w.fails = prober.ErrorOther }, false, "other: as told", "it is unreachable, but in another way than the row says; as told", 1},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w, row := newFake(t)

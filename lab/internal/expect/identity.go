@@ -116,7 +116,7 @@ func (row *Row) judgeEcho(ctx context.Context, p Probe, to operand.Operand) (ver
 			case <-timer.C:
 			}
 		case got == "":
-			return verdict{impostor: "a host that no capture saw answered"}, nil
+			return verdict{impostor: "an answer came, and none of the captures shows from which host"}, nil
 		default:
 			return verdict{impostor: got + " answered"}, nil
 		}

@@ -97,7 +97,7 @@ func TestWhoAnswersEchos(t *testing.T) {
 		{"somebody else behind another address", "milan/node-1", "rome/web", local, "milan/probe answered"},
 		{"a node that passes it on", "milan/node-1", "", local, "milan/probe answered"},
 		{"a node", "milan/node-1", "", local[:2], ""},
-		{"nobody saw it", "rome/web", "", nil, "a host that no capture saw answered"},
+		{"nobody saw it", "rome/web", "", nil, "an answer came, and none of the captures shows from which host"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			w, row := newFake(t)

@@ -132,7 +132,7 @@ func (e *Unreachable) judge(ctx context.Context, row *Row, p Probe, res Result) 
 		return e.sent(ctx, row, p, res)
 	default:
 		res.Got = describeFailure(p)
-		res.Why = "unreachable, but not in this way; " + p.Result.Message
+		res.Why = "it is unreachable, but in another way than the row says; " + p.Result.Message
 	}
 	return res, nil
 }

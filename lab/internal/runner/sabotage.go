@@ -120,7 +120,7 @@ func (b sabotaged) verdict(steps []scenario.Step, sab scenario.Sabotage, err err
 	case err != nil && !b.noticed(sab):
 		return report.Infra, err.Error()
 	case b.step == "":
-		return report.Fail, "it stayed green: nothing of the scenario depends on " + sab.String()
+		return report.Fail, "the row passed all the same: none of its expectations depends on " + sab.String()
 	case b.index == failedAction:
 		return report.Fail, fmt.Sprintf("an action failed at %q (%s), which proves nothing: the sabotage must let the row act, and break %s at %q", b.step, b.fault.Got, aimed, sab.Fails)
 	case b.step != sab.Fails || !slices.Contains(sab.Expectation, b.index):

@@ -83,7 +83,7 @@ func load(f *yamlfile.File, topologies string) (*Scenario, error) {
 	for i := range in.Logs.Allow {
 		re, err := regexp.Compile(in.Logs.Allow[i])
 		if err != nil {
-			f.Problem(f.At(&in.Logs.Allow[i]), "Go's syntax: https://pkg.go.dev/regexp/syntax", "%v", err)
+			f.Problem(f.At(&in.Logs.Allow[i]), "write it as in https://pkg.go.dev/regexp/syntax", "this is no regular expression: %v", err)
 			continue
 		}
 		s.AllowLogs = append(s.AllowLogs, re)
@@ -138,7 +138,7 @@ func (s *Scenario) lint(f *yamlfile.File) {
 			f.Decode(n, &in, r.subst(s.Topology, used))
 			st := Step{in.Name, in.Do, in.Expect, in.Within, yamlfile.PosOf(n)}
 			if in.Name != "" && slices.Contains(names, in.Name) {
-				f.Problem(f.At(&in.Name), "sabotage and reports name steps", "two steps are called %q", in.Name)
+				f.Problem(f.At(&in.Name), "give one of them another name: sabotages and reports name steps", "two steps of the same row are called %q", in.Name)
 			}
 			names = append(names, in.Name)
 			if len(in.Do) == 0 && len(in.Expect) == 0 {
@@ -149,14 +149,14 @@ func (s *Scenario) lint(f *yamlfile.File) {
 			s.Rows[i].needNetem(st.Do)
 		}
 		if len(names) == 0 && len(s.steps) > 0 {
-			f.Problem(yamlfile.PosOf(s.steps[0]), "each step's when leaves it out", "row %s has no step", r.Name)
+			f.Problem(yamlfile.PosOf(s.steps[0]), "change the when of a step, or exclude the row", "row %s has no step: the when of every step leaves it out", r.Name)
 		}
 		lintControls(f, steps)
 		s.lintSabotage(f, r, used, unclear, steps)
 	}
 	s.lintWhen(f, used)
 	if len(s.steps) == 0 {
-		f.Problem(yamlfile.PosOf(f.Root), "", "a scenario has at least one step")
+		f.Problem(yamlfile.PosOf(f.Root), "add steps", "the scenario has no step")
 	}
 	if len(s.sabot) == 0 {
 		f.Problem(yamlfile.PosOf(f.Root), "name an object to withhold, or state to plant, and the step that then fails", "the scenario has no sabotage: nobody knows whether it can fail")
@@ -194,7 +194,7 @@ func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, u
 		l.Cluster(&in.In)
 		switch {
 		case (in.Withhold == "") == (in.Plant == nil):
-			f.Problem(yamlfile.PosOf(n), "", "a sabotage is either withhold or plant")
+			f.Problem(yamlfile.PosOf(n), "write one of them", "a sabotage needs one of withhold and plant, and not both")
 		case in.Withhold != "" && strings.Count(in.Withhold, "/") != 1:
 			f.Problem(f.At(&in.Withhold), "such as routeconfiguration/rome-node-gw", "%q is not kind/name", in.Withhold)
 		case in.Withhold != "" && in.In == "":
@@ -226,7 +226,7 @@ func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, u
 		}
 	}
 	if !any && len(s.sabot) > 0 {
-		f.Problem(yamlfile.PosOf(s.sabot[0]), "each sabotage's when leaves it out", "row %s has no sabotage: nobody knows whether it can fail", r.Name)
+		f.Problem(yamlfile.PosOf(s.sabot[0]), "change the when of a sabotage, or add one", "row %s has no sabotage, so nobody knows whether it can fail: the when of every sabotage leaves it out", r.Name)
 	}
 }
 
