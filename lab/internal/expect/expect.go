@@ -41,6 +41,8 @@ type Result struct {
 	Path      []string // hosts that saw the request
 	Reply     []string // hosts that saw the reply
 	Notes     []string // measured values worth printing
+	// Excused is which bound was exceeded, by no more than a slow machine may; empty: none.
+	Excused string
 	// Impostor says that somebody else has answered: a later look that has no answer says less.
 	Impostor bool
 	// Final says that looking again can't change it.

@@ -280,6 +280,31 @@ func TestFlow(t *testing.T) {
 	}
 }
 
+// TestFlowExcused: a stream that was silent for longer than its bound, and for no longer than a
+// slow machine may make it, passes, and the result says by how much.
+func TestFlowExcused(t *testing.T) {
+	for patience, want := range map[int]string{
+		1: "",
+		3: "flow f: it was silent for 60ms; the bound is 50ms, and 250ms on a machine as slow as this one was",
+	} {
+		_, row := newFake(t)
+		row.Patience = patience
+		f, err := row.OpenFlow(t.Context(), expect.Stream{From: ref(t, row, "milan/web").Operand, To: ref(t, row, "rome/web").Operand, Proto: "tcp"})
+		assert.NilError(t, err)
+		row.Flows["f"] = f
+		row.StepStarted = time.Now().Add(-time.Minute) // watched for long enough
+		e := &expect.Flow{Name: "f", Gap: 50 * time.Millisecond, Whole: true}
+		var res expect.Result
+		for deadline := time.Now().Add(5 * time.Second); !res.OK && !res.Final && time.Now().Before(deadline); {
+			res, err = e.Check(t.Context(), row)
+			assert.NilError(t, err)
+		}
+		f.Close()
+		assert.Equal(t, res.OK, want != "", "%+v", res)
+		assert.Equal(t, res.Excused, want)
+	}
+}
+
 // A stream is silent when nothing comes back, not when it was reset or nobody has looked.
 func TestFlowSilent(t *testing.T) {
 	for _, tc := range []struct {

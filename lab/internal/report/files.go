@@ -231,6 +231,9 @@ func (suite *junitSuite) add(s Scenario, r Row) {
 		for _, n := range st.Notes {
 			c.Out += "  " + n + "\n"
 		}
+		for _, e := range st.Excused {
+			c.Out += "  exceeded: " + e + "\n"
+		}
 	}
 	suite.Tests++
 	suite.Cases = append(suite.Cases, c)

@@ -90,9 +90,11 @@ type Row struct {
 
 // A Step is a step of a row that ran.
 type Step struct {
-	Name     string   `json:"name"`
-	Took     Duration `json:"took"`
-	Notes    []string `json:"notes,omitempty"` // what was measured
+	Name  string   `json:"name"`
+	Took  Duration `json:"took"`
+	Notes []string `json:"notes,omitempty"` // what was measured
+	// Excused are bounds that were exceeded, by no more than a slow machine may.
+	Excused  []string `json:"excused,omitempty"`
 	Failures []Fault  `json:"failures,omitempty"`
 	// Commands are those of a step that failed.
 	Commands []Command `json:"commands,omitempty"`

@@ -26,7 +26,7 @@ func sample() report.Run {
 			{Name: "flat-native-vxlan", Topology: "flat", World: "native", Overlay: "vxlan", Error: deadLab, LeftOut: []string{"flat-ping/milan: withhold routeconfiguration/milan-gw-ext in rome"}}},
 		Scenarios: []report.Scenario{
 			{Name: "geneve-ping", File: "scenarios/geneve-ping.yaml", Rows: []report.Row{
-				{Name: "geneve-ping/milan", Verdict: report.Pass, Took: ms(310), Retried: []string{"the agent does not answer"}, Steps: []report.Step{{Name: "the node reaches the gateway", Took: ms(300), Notes: []string{"rtt 1.2ms"}}}},
+				{Name: "geneve-ping/milan", Verdict: report.Pass, Took: ms(310), Retried: []string{"the agent does not answer"}, Steps: []report.Step{{Name: "the node reaches the gateway", Took: ms(300), Notes: []string{"rtt 1.2ms"}, Excused: []string{"flow there: it was silent for 1.4s; the bound is 1s, and 2.3s on a machine as slow as this one was"}}}},
 			}},
 			{Name: "pod-to-pod", World: "vm", File: "scenarios/pod-to-pod.yaml", Rows: []report.Row{
 				{Name: "pod-to-pod/tcp/milan-web/rome-web", Verdict: report.Fail, Took: ms(10250), Bundle: "runs/x/pod-to-pod/tcp/milan-web/rome-web", Steps: []report.Step{

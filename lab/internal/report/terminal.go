@@ -202,8 +202,8 @@ func field(w io.Writer, name, value string) {
 // worthSaying is the slowdown of a machine from which on the last line names it.
 const worthSaying = 1.5
 
-// PrintSummary prints what failed of several rows, and what was tried again and
-// why, a line each, and then the last line of a run.
+// PrintSummary prints what failed of several rows, what was tried again and why, and
+// which bounds were exceeded by no more than a slow machine may, a line each, and then the last line of a run.
 func PrintSummary(w io.Writer, run Run) {
 	var rows, sabotages []Row
 	for _, s := range run.Scenarios {
@@ -223,13 +223,16 @@ func PrintSummary(w io.Writer, run Run) {
 	if len(sabotages) > 0 {
 		parts = append(parts, verdicts(times(len(sabotages), "sabotage", "sabotages"), sabotages))
 	}
-	retries, leftOut := 0, 0
+	retries, leftOut, excused := 0, 0, 0
 	for _, l := range run.Labs {
 		retries += len(l.Retried)
 		leftOut += len(l.LeftOut)
 	}
 	for _, r := range slices.Concat(rows, sabotages) {
 		retries += len(r.Retried)
+		for _, st := range r.Steps {
+			excused += len(st.Excused)
+		}
 	}
 	if leftOut > 0 {
 		parts = append(parts, times(leftOut, "sabotage", "sabotages")+" not made: the time of --sabotage-time was over before their turn")
@@ -239,6 +242,9 @@ func PrintSummary(w io.Writer, run Run) {
 	}
 	if run.Slowdown >= worthSaying {
 		parts = append(parts, fmt.Sprintf("the machine was busy: work took %.1f times as long as when it is idle, and bounds of steps were as much longer", run.Slowdown))
+	}
+	if excused > 0 {
+		parts = append(parts, times(excused, "bound was", "bounds were")+" exceeded, by no more than a machine as slow as this may")
 	}
 	fmt.Fprintf(w, "%s · %s\n", strings.Join(parts, "; "), run.Took)
 }
@@ -280,6 +286,11 @@ func printFailures(w io.Writer, run Run) {
 				fmt.Fprintf(w, "failed: %s: %s\n", name, brief(r.FirstFault(), lineOfRow))
 			case r.Verdict == Infra:
 				fmt.Fprintf(w, "not judged: %s: %s\n", name, brief(r.Reason, lineOfRow))
+			}
+			for _, st := range r.Steps {
+				for _, e := range st.Excused {
+					fmt.Fprintf(w, "exceeded: %s: %s: %s\n", name, st.Name, brief(e, lineOfRow))
+				}
 			}
 		}
 	}

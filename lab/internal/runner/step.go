@@ -183,6 +183,9 @@ func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expec
 		}
 		if res.OK {
 			out.Notes = append(out.Notes, res.Notes...)
+			if res.Excused != "" {
+				out.Excused = append(out.Excused, res.Excused)
+			}
 			if len(out.green) == i { // of several rounds, the first
 				out.green = append(out.green, time.Since(began))
 			}
@@ -257,7 +260,7 @@ func (r *Runner) whileStopped(ctx context.Context, s *scenario.Scenario, row *ex
 	end := time.Now().Add(stop.For)
 	rounds := 0
 	for time.Now().Before(end) && out.err == nil && len(out.Failures) == 0 {
-		out.Notes = nil
+		out.Notes, out.Excused = nil, nil
 		// The last look, too, is long enough for a packet that has to be sent again.
 		r.expectAll(ctx, s, row, st, again, r.allow(max(time.Until(end), r.patient(stoppedLook))), at, out)
 		rounds++
