@@ -284,7 +284,7 @@ func (p *pair) takesBack() {
 	// What was there before stays.
 	p.does("init")
 	before := p.objects()
-	p.says([]string{"connect", "--gw-server-service-type", "ClusterIP", "--timeout", "4s", "--wait", "--atomic"}, "the tunnel: Connection liqo-tenant-rome/gw-rome in milan is", "the gateway of milan dials", "UDP has to reach it", "Service liqo-tenant-milan/gw-milan in rome: ClusterIP, port 51840", "get connections,services,pods -n liqo-tenant-milan")
+	p.lacksTunnel([]string{"connect", "--gw-server-service-type", "ClusterIP", "--wait", "--atomic"}, "Connection liqo-tenant-rome/gw-rome in milan is", "the gateway of milan dials", "UDP has to reach it", "Service liqo-tenant-milan/gw-milan in rome: ClusterIP, port 51840", "get connections,services,pods -n liqo-tenant-milan")
 	p.rolledBack(before)
 
 	// The controller refuses, and says why.
@@ -321,7 +321,7 @@ func (p *pair) takesBack() {
 	p.rolledBack(before)
 
 	// Without --atomic it stays, and is gone on with.
-	p.says([]string{"connect", "--gw-server-service-type", "ClusterIP", "--timeout", "4s", "--wait"}, "what is done stays done")
+	p.lacksTunnel([]string{"connect", "--gw-server-service-type", "ClusterIP", "--wait"}, "what is done stays done")
 	p.hear.Store(true)
 	r := p.does(connectArgs...)
 	assert.Equal(p.t, r.Changed, 0)

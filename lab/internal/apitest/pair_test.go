@@ -197,6 +197,22 @@ func (p *pair) says(args []string, wants ...string) string {
 	return errs
 }
 
+// lacksTunnel runs connect between gateways that do not hear each other, and checks what it
+// says when nothing is missing but the tunnel: a busy machine takes longer until then.
+func (p *pair) lacksTunnel(args []string, wants ...string) {
+	p.t.Helper()
+	var said string
+	for _, timeout := range []string{"4s", "15s", "1m"} {
+		said = p.says(append(slices.Clone(args), "--timeout", timeout))
+		if strings.Contains(said, "the tunnel: Connection") {
+			break
+		}
+	}
+	for _, want := range append(wants, "the tunnel: Connection") {
+		assert.Check(p.t, is.Contains(said, want), "isthmusctl network %v", args)
+	}
+}
+
 type networkResult struct {
 	Changed   int
 	Connected bool
