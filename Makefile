@@ -139,10 +139,11 @@ GENEVE_DRAWN.two-clusters := api-server-gone
 GENEVE_DRAWN.overlap      := host-sources clusterip-remote-endpoint
 GENEVE_DRAWN.hub          := mss-clamp path-mtu gateway-clusterip hostnetwork-source-ip
 GENEVE_DRAWN.node-joins   := node-added
-GENEVE_DRAWN.three-nodes  := node-removed upgrade
+GENEVE_DRAWN.three-nodes  := node-removed
+GENEVE_DRAWN.upgrade      := upgrade
 GENEVE_DRAWN.same-ranges  := gateway-loadbalancer client-behind-nat
 GENEVE_DRAWN.far-apart    := far-apart ipvs
-GENEVE_DRAWN := $(GENEVE_DRAWN.$(shell shuf -n 1 -e two-clusters overlap hub node-joins three-nodes same-ranges far-apart))
+GENEVE_DRAWN := $(GENEVE_DRAWN.$(shell shuf -n 1 -e two-clusters overlap hub node-joins three-nodes upgrade same-ranges far-apart))
 
 # What runs in clusters of kind: what real kubelets, kubeadm's control planes and
 # nodes that are containers may do differently: test-kind runs them with all of their sabotages.
