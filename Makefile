@@ -30,7 +30,7 @@ lab: deps build kubernetes cni ## build what it takes and run the scenarios that
 
 .PHONY: test
 test: ## what CI runs: unit, kernel and API tests, a row of each scenario, sabotages while there is time (test-all: all of them); ends with a table of times
-	@mkdir -p bin && rm -f bin/times; $(if $(QUICK),,echo 'This machine is slow: labs run one at a time; public-peer, a fourth topology with Geneve and scenarios in kind are left to make test-all and make test-kind.';) \
+	@mkdir -p bin && rm -f bin/times; $(if $(QUICK),,echo 'This machine is slow: labs run one at a time; public-peer, the drawn scenarios with Geneve and those in kind are left to make test-all and make test-kind.';) \
 	began=$$(date +%s); $(MAKE) --no-print-directory test-parts QUICK=$(QUICK) TIMES=$(CURDIR)/bin/times; rc=$$?; \
 	printf '\nmake test took\n'; awk -F '\t' -v all=$$(($$(date +%s) - began)) '{ printf "  %6.1f s  %s%s\n", $$1 / 10, $$3, $$2 == 0 ? "" : "  FAILED" } \
 		END { printf "  %6.1f s  = %.1f minutes in all\n", all, all / 60 }' bin/times; \

@@ -110,6 +110,9 @@ func printPlan(w io.Writer, selected []selection, o runOptions) {
 		fmt.Fprintf(w, ", %d sabotages", broken)
 	}
 	fmt.Fprintln(w)
+	if o.sabotage != "" && o.sabotages > 0 {
+		fmt.Fprintln(w, "--sabotages draws by the seed, of those that the kernel has what it takes for: a run may make others")
+	}
 }
 
 func printRow(w io.Writer, sel selection, r scenario.Row) {

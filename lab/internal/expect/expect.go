@@ -41,7 +41,7 @@ type Result struct {
 	Path      []string // hosts that saw the request
 	Reply     []string // hosts that saw the reply
 	Notes     []string // measured values worth printing
-	// Excused is which bound was exceeded, by no more than a slow machine may; empty: none.
+	// Excused is which bound was exceeded, but by less than is allowed on a slow machine; empty: none.
 	Excused string
 	// Impostor says that somebody else has answered: a later look that has no answer says less.
 	Impostor bool

@@ -184,20 +184,27 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 		// Not final: what comes late was not lost.
 		res.Why = fmt.Sprintf("%d messages were lost", s.lost)
 	default:
-		res.OK, res.Excused = true, e.excused(s, gap)
+		res.OK, res.Excused = true, e.excused(row, f.interval, s, gap)
 	}
 	return res, nil
 }
 
 // excused says which bound the stream exceeded, which would have made the row red on an
 // idle machine.
-func (e *Flow) excused(s flowSummary, gap time.Duration) string {
+func (e *Flow) excused(row *Row, interval time.Duration, s flowSummary, gap time.Duration) string {
 	var parts []string
 	if e.Gap > 0 && s.gap > e.Gap {
 		parts = append(parts, fmt.Sprintf("it was silent for %v; the bound is %v, and %v on a machine as slow as this one was", s.gap.Round(time.Millisecond), e.Gap, gap.Round(10*time.Millisecond)))
 	}
-	if e.Lost != nil && s.lost > *e.Lost {
-		parts = append(parts, fmt.Sprintf("%d messages were lost; the bound is %d, and more on a machine as slow as this one was", s.lost, *e.Lost))
+	lost := s.lost
+	switch {
+	case e.Lost != nil:
+		lost = *e.Lost
+	case e.LostFor > 0:
+		lost = int((e.LostFor + interval - 1) / interval)
+	}
+	if s.lost > lost {
+		parts = append(parts, fmt.Sprintf("%d messages were lost; the bound is %d, and %d on a machine as slow as this one was", s.lost, lost, e.mayLose(row, interval, s)))
 	}
 	if len(parts) == 0 {
 		return ""

@@ -83,7 +83,7 @@ func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
 
 // String is the expectation on one line.
 func (e *MTU) String() string {
-	is := "any"
+	is := "of any length"
 	if e.Is != 0 {
 		is = strconv.Itoa(e.Is)
 	}

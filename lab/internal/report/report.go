@@ -93,7 +93,7 @@ type Step struct {
 	Name  string   `json:"name"`
 	Took  Duration `json:"took"`
 	Notes []string `json:"notes,omitempty"` // what was measured
-	// Excused are bounds that were exceeded, by no more than a slow machine may.
+	// Excused are bounds that were exceeded, but by less than is allowed on a slow machine.
 	Excused  []string `json:"excused,omitempty"`
 	Failures []Fault  `json:"failures,omitempty"`
 	// Commands are those of a step that failed.

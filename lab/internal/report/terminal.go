@@ -203,7 +203,8 @@ func field(w io.Writer, name, value string) {
 const worthSaying = 1.5
 
 // PrintSummary prints what failed of several rows, what was tried again and why, and
-// which bounds were exceeded by no more than a slow machine may, a line each, and then the last line of a run.
+// which bounds of rows were exceeded by less than is allowed on a slow machine, a line
+// each, and then the last line of a run. What a sabotage does to a stream is meant.
 func PrintSummary(w io.Writer, run Run) {
 	var rows, sabotages []Row
 	for _, s := range run.Scenarios {
@@ -230,6 +231,8 @@ func PrintSummary(w io.Writer, run Run) {
 	}
 	for _, r := range slices.Concat(rows, sabotages) {
 		retries += len(r.Retried)
+	}
+	for _, r := range rows {
 		for _, st := range r.Steps {
 			excused += len(st.Excused)
 		}
@@ -244,7 +247,7 @@ func PrintSummary(w io.Writer, run Run) {
 		parts = append(parts, fmt.Sprintf("the machine was busy: work took %.1f times as long as when it is idle, and bounds of steps were as much longer", run.Slowdown))
 	}
 	if excused > 0 {
-		parts = append(parts, times(excused, "bound was", "bounds were")+" exceeded, by no more than a machine as slow as this may")
+		parts = append(parts, times(excused, "bound was", "bounds were")+" exceeded, but by less than is allowed on a machine as slow as this one")
 	}
 	fmt.Fprintf(w, "%s · %s\n", strings.Join(parts, "; "), run.Took)
 }
@@ -288,6 +291,9 @@ func printFailures(w io.Writer, run Run) {
 				fmt.Fprintf(w, "not judged: %s: %s\n", name, brief(r.Reason, lineOfRow))
 			}
 			for _, st := range r.Steps {
+				if s.Sabotage {
+					break
+				}
 				for _, e := range st.Excused {
 					fmt.Fprintf(w, "exceeded: %s: %s: %s\n", name, st.Name, brief(e, lineOfRow))
 				}

@@ -37,7 +37,7 @@ func wrongClaims() map[string]reason {
 		"conntrack-host":        {`rome/web tracks`, `got no entry with replies of [0-9.]+ to port`},
 		"mss":                   {`MSS 1460`, `got MSS 1400`},
 		"mtu":                   {`is 1441, and the sender of a longer one is told`, `got 1440 bytes pass`},
-		"mtu-above":             {`MTU .* is any, and longer ones vanish`, `longer ones vanish\ngot 1440 bytes pass; one more: error`},
+		"mtu-above":             {`MTU .* is of any length, and longer ones vanish`, `longer ones vanish\ngot 1440 bytes pass; one more: error`},
 		"rate":                  {`at least 1000000000 bytes per second`, `got [0-9]+ bytes per second`},
 		"path-hop":              {`path`, `went from milan/gateway to rome/gateway instead of milan/router`},
 		"path-end":              {`path`, `went from rome/node-2 to rome/probe instead of rome/node-1`},
