@@ -268,8 +268,8 @@ func invitations(ctx context.Context, c client.Client) ([]invited, error) {
 	return out, nil
 }
 
-// read returns the invitation of a cluster, or nil if there is none. An invitation that is there,
-// but has data that nobody understands, comes together with an error.
+// read returns the invitation of a cluster, or nil if there is none. If the data of an invitation
+// can't be understood, read returns the invitation and an error.
 func (a *alone) read(ctx context.Context, c client.Client, id string) (*invited, error) {
 	list, err := invitations(ctx, c)
 	if err != nil {

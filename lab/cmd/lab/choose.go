@@ -48,23 +48,12 @@ func shuffled[T any](all []T, seed string) []T {
 	return out
 }
 
-// drawn is n of all, which the seed decides, in the order that they have. With n 0 or more
-// than there are it is all.
+// drawn is n of all, which the seed decides; all of them where n is 0 or more than there are.
 func drawn[T any](all []T, n int, seed string) []T {
 	if n == 0 || n >= len(all) {
 		return all
 	}
-	at := make([]int, len(all))
-	for i := range at {
-		at[i] = i
-	}
-	at = shuffled(at, seed)[:n]
-	slices.Sort(at)
-	out := make([]T, n)
-	for i, from := range at {
-		out[i] = all[from]
-	}
-	return out
+	return shuffled(all, seed)[:n]
 }
 
 func newSeed() string {
@@ -111,7 +100,7 @@ func printPlan(w io.Writer, selected []selection, o runOptions) {
 	}
 	fmt.Fprintln(w)
 	if o.sabotage != "" && o.sabotages > 0 {
-		fmt.Fprintln(w, "--sabotages draws by the seed, of those that the kernel has what it takes for: a run may make others")
+		fmt.Fprintln(w, "a run may make other sabotages: --sabotages draws them by the seed, from those that the kernel can run")
 	}
 }
 

@@ -290,10 +290,10 @@ func printFailures(w io.Writer, run Run) {
 			case r.Verdict == Infra:
 				fmt.Fprintf(w, "not judged: %s: %s\n", name, brief(r.Reason, lineOfRow))
 			}
+			if s.Sabotage {
+				continue
+			}
 			for _, st := range r.Steps {
-				if s.Sabotage {
-					break
-				}
 				for _, e := range st.Excused {
 					fmt.Fprintf(w, "exceeded: %s: %s: %s\n", name, st.Name, brief(e, lineOfRow))
 				}
