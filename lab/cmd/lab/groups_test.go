@@ -339,24 +339,38 @@ func TestQueueOfEmulated(t *testing.T) {
 	assert.Equal(t, q.pick(false), first)
 	assert.Equal(t, q.pick(false), real)
 
-	// On two processors each of them has the machine for itself, whichever began.
+	// On two processors each of them has the machine for itself, whichever began, except that one
+	// plain lab of this kernel is beside an emulated machine that leaves it room.
 	another := weighing("native", 8)
 	q = newQueue([]*group{first, native, second, ofKind, real, another}, 3, true, 2, 112)
 	assert.Equal(t, q.pick(true), first)
-	assert.Assert(t, q.pick(true) == nil, "something began beside an emulated machine on two processors")
-	q.done(first)
+	assert.Assert(t, q.pick(false) == nil, "something began beside an emulated machine that leaves no room")
 	assert.Equal(t, q.pick(true), native)
-	assert.Equal(t, q.pick(true), another, "what began beside another lab on two processors is no plain lab of this kernel")
+	assert.Assert(t, q.pick(true) == nil, "a third lab began beside an emulated machine")
+	q.done(first)
+	assert.Equal(t, q.pick(false), second, "the next machine has the room that the first one left")
+	assert.Assert(t, q.pick(true) == nil, "a third lab began beside an emulated machine")
+	q.done(second)
+	assert.Equal(t, q.pick(false), another, "what began beside another lab on two processors is no plain lab of this kernel")
 	assert.Assert(t, q.pick(true) == nil, "something heavy began beside two labs")
 	q.done(native)
 	assert.Assert(t, q.pick(true) == nil, "something heavy began beside a lab")
 	q.done(another)
-	for _, g := range []*group{second, ofKind, real} {
+	for _, g := range []*group{ofKind, real} {
 		assert.Equal(t, q.pick(true), g)
 		assert.Assert(t, q.pick(true) == nil, "something began beside %s", g.topology.Name)
 		q.done(g)
 	}
 	assert.Assert(t, q.empty())
+
+	// Two labs leave none to a machine, and no kind of lab with containerd has any beside it.
+	q = newQueue([]*group{native, another, first, real}, 3, true, 2, 112)
+	assert.Equal(t, q.pick(false), native)
+	assert.Equal(t, q.pick(false), another)
+	assert.Assert(t, q.pick(true) == nil, "a machine began beside two labs")
+	q = newQueue([]*group{first, real, ofKind}, 3, true, 2, 112)
+	assert.Equal(t, q.pick(false), first)
+	assert.Assert(t, q.pick(true) == nil, "a lab with containerd began beside an emulated machine")
 }
 
 // TestQueueOfKind: labs of kind and labs of this kernel with containerd do not run

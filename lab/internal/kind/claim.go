@@ -21,34 +21,85 @@ import (
 // end with. The kernel lets go of it when that process ends, whatever has ended it.
 const lockFile = "kind.lock"
 
+// leavingFile is held by a process that takes a lab down. The record is the maker's to write.
+const leavingFile = "kind.leaving"
+
+// unfinished is the beginning of the names of two kinds of directory: one that is about to be a
+// lab's run directory, and one that was. A run directory comes and goes by a rename, with all that
+// is in it, so a process that is killed leaves none without a record.
+const unfinished = ".kind-"
+
 // claim makes the lab's run directory, with the record of a lab that has nothing yet, and takes
 // its lock. That there is one of this name is an error.
 func (l *Lab) claim() error {
-	unlock, err := rundir.LockBase(filepath.Dir(l.dir))
+	base := filepath.Dir(l.dir)
+	unlock, err := rundir.LockBase(base)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if err := os.Mkdir(l.dir, 0o700); errors.Is(err, fs.ErrExist) {
+	removeUnfinished(base)
+	if _, err := os.Lstat(l.dir); err == nil {
 		return l.isThere()
-	} else if err != nil {
+	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	err = rundir.Own(l.dir)
+	dir, err := os.MkdirTemp(base, unfinished)
+	if err != nil {
+		return err
+	}
+	err = rundir.Own(dir)
 	if err == nil {
-		l.lock, err = os.OpenFile(filepath.Join(l.dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+		l.lock, err = os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
 	}
 	if err == nil {
 		err = unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	}
 	if err == nil {
-		err = l.save()
+		err = l.record.write(dir)
+	}
+	if err == nil {
+		err = os.Rename(dir, l.dir)
 	}
 	if err != nil {
 		l.release()
-		return errors.Join(err, os.RemoveAll(l.dir))
+		return errors.Join(err, os.RemoveAll(dir))
 	}
 	return nil
+}
+
+// withdraw takes the run directory away of a lab that has made nothing.
+func (l *Lab) withdraw() error {
+	unlock, err := rundir.LockBase(filepath.Dir(l.dir))
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return l.removeDir()
+}
+
+// removeDir takes the run directory away. The caller has the lock of what it is in.
+func (l *Lab) removeDir() error {
+	gone, err := os.MkdirTemp(filepath.Dir(l.dir), unfinished)
+	if err != nil {
+		return err
+	}
+	err = os.Rename(l.dir, filepath.Join(gone, filepath.Base(l.dir)))
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil // somebody has removed it by hand
+	}
+	return errors.Join(err, os.RemoveAll(gone))
+}
+
+// removeUnfinished removes what processes have left that were killed while they made or removed
+// a run directory. The caller has the lock of base, so none of them is at work.
+func removeUnfinished(base string) {
+	left, _ := filepath.Glob(filepath.Join(base, unfinished+"*"))
+	for _, dir := range left {
+		if rundir.Mine(dir) {
+			_ = os.RemoveAll(dir) // it hinders nobody
+		}
+	}
 }
 
 // isThere says what a run directory that is there means.
@@ -58,6 +109,8 @@ func (l *Lab) isThere() error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("lab %s: there is something in %s that can't be read (%w): see that no container of the lab is left, and remove the directory", name, l.dir, err)
+	case l.leaving():
+		return fmt.Errorf("lab %s is being taken down: wait until that is done", name)
 	case !r.Ready:
 		return fmt.Errorf("lab %s was begun at %s and is not complete: its process is still at work, or was killed: lab down %[1]s removes it", name, r.Started.Format(time.TimeOnly))
 	}
@@ -121,12 +174,35 @@ func RemoveDead(ctx context.Context, base, name string) error {
 
 // abandoned reports whether there is a lock that nobody holds.
 func abandoned(lock string) bool {
+	there, held := lookAt(lock)
+	return there && !held
+}
+
+// lookAt tells whether there is a lock, and whether somebody holds it.
+func lookAt(lock string) (there, held bool) {
 	f, err := os.Open(lock)
 	if err != nil {
-		return false
+		return false, false
 	}
 	defer f.Close()
-	return unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) == nil
+	return true, unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) != nil
+}
+
+// markLeaving says to others that this process takes the lab down, until done is called or the
+// process ends. Who can't say so takes it down all the same.
+func (l *Lab) markLeaving() (done func()) {
+	f, err := os.OpenFile(filepath.Join(l.dir, leavingFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return func() {}
+	}
+	_ = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) // another process may be at it, too
+	return func() { _ = f.Close() }
+}
+
+// leaving tells whether a process takes the lab down.
+func (l *Lab) leaving() bool {
+	_, held := lookAt(filepath.Join(l.dir, leavingFile))
+	return held
 }
 
 // clientsTime is how long clients of the engine may be waited for that a killed process has left.

@@ -54,8 +54,16 @@ func TestKilled(t *testing.T) {
 			_ = maker.Wait()                       // it was killed
 			assert.NilError(t, os.Remove(stopped)) // the client goes on
 
-			dead, err = Dead(base)
-			assert.NilError(t, err)
+			// A client that was just being started has the lock until it runs.
+			poll.WaitOn(t, func(poll.LogT) poll.Result {
+				if dead, err = Dead(base); err != nil {
+					return poll.Error(err)
+				}
+				if len(dead) == 0 {
+					return poll.Continue("no lab is dead")
+				}
+				return poll.Success()
+			}, poll.WithTimeout(time.Minute))
 			assert.DeepEqual(t, dead, []string{lab})
 			// One that was finished since somebody found it dead is a lab like others.
 			l, err := Open(dir)
@@ -82,4 +90,62 @@ func TestKilled(t *testing.T) {
 			assert.Check(t, !slices.ContainsFunc(e.calls(t, "rm "), func(call string) bool { return call == "rm -f -v somebodys-control-plane" }))
 		})
 	}
+}
+
+// loopVariable has this test make and remove a run directory again and again, in a process of its
+// own, which is killed.
+const loopVariable = "ISTHMUS_TEST_LOOP"
+
+// TestUnfinished kills a process that makes and removes a run directory, wherever it is: the
+// directory has a record, or is not there. The next lab takes away what is left.
+func TestUnfinished(t *testing.T) {
+	const name = "killed-kind-vxlan"
+	if dir := os.Getenv(loopVariable); dir != "" {
+		for {
+			l := newLab(dir, record{Name: name}, nil)
+			assert.NilError(t, l.claim())
+			l.release()
+			assert.NilError(t, l.withdraw())
+		}
+	}
+	self, err := os.Executable()
+	assert.NilError(t, err)
+	base := t.TempDir()
+	dir := filepath.Join(base, name)
+	for n := range 40 {
+		maker := exec.CommandContext(t.Context(), self, "-test.run", "^TestUnfinished$")
+		maker.Env = append(os.Environ(), loopVariable+"="+dir)
+		assert.NilError(t, maker.Start())
+		poll.WaitOn(t, func(poll.LogT) poll.Result {
+			if _, err := os.Stat(dir); err == nil {
+				return poll.Success()
+			}
+			return poll.Continue("no run directory comes")
+		}, poll.WithDelay(time.Duration(n)*100*time.Microsecond+time.Microsecond))
+		assert.NilError(t, maker.Process.Kill())
+		_ = maker.Wait() // it was killed
+		_, err := readRecord(dir)
+		if _, there := os.Stat(dir); there == nil {
+			assert.NilError(t, err)
+			assert.NilError(t, os.RemoveAll(dir))
+		}
+	}
+	// What is left is no lab.
+	assert.NilError(t, os.MkdirAll(filepath.Join(base, unfinished+"1"), 0o700))
+	assert.NilError(t, record{Name: name}.write(filepath.Join(base, unfinished+"1")))
+	names, err := List(base)
+	assert.NilError(t, err)
+	assert.Check(t, is.Len(names, 0))
+
+	l := newLab(dir, record{Name: name}, nil)
+	assert.NilError(t, l.claim())
+	entries, err := os.ReadDir(base)
+	assert.NilError(t, err)
+	assert.Check(t, is.Len(entries, 1))
+	again := newLab(dir, record{Name: name}, nil)
+	assert.ErrorContains(t, again.claim(), "lab "+name+" was begun")
+	assert.NilError(t, l.withdraw())
+	l.release()
+	assert.NilError(t, again.claim())
+	again.release()
 }

@@ -293,7 +293,7 @@ func (l *Lab) leave() error {
 			return err
 		}
 	}
-	return os.RemoveAll(l.dir)
+	return l.removeDir()
 }
 
 // restoreHost puts back what has changed, except what containers of somebody's need.

@@ -152,7 +152,7 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 		err = l.rememberHost(s.Engine)
 	}
 	if err != nil { // nothing is made or changed
-		err = errors.Join(err, os.RemoveAll(s.Dir)) // before it can be taken for a dead one
+		err = errors.Join(err, l.withdraw()) // before it can be taken for a dead one
 		l.release()
 		return nil, err
 	}
@@ -310,13 +310,16 @@ func (s Spec) say(message string, start time.Time) {
 	}
 }
 
-func (l *Lab) save() error {
-	b, err := json.MarshalIndent(l.record, "", "  ")
+func (l *Lab) save() error { return l.record.write(l.dir) }
+
+// write writes a record into a run directory. Nobody ever reads half of it, and a process that
+// is killed leaves what was there.
+func (r record) write(dir string) error {
+	b, err := json.MarshalIndent(r, "", "  ")
 	if err != nil {
 		return err
 	}
-	// Nobody ever reads half of it, and a process that is killed leaves what was there.
-	file := filepath.Join(l.dir, recordFile)
+	file := filepath.Join(dir, recordFile)
 	if err := os.WriteFile(file+".new", b, 0o600); err != nil {
 		return err
 	}
@@ -328,7 +331,9 @@ func List(base string) ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(base, "*", recordFile))
 	var names []string
 	for _, f := range files {
-		names = append(names, filepath.Base(filepath.Dir(f)))
+		if name := filepath.Base(filepath.Dir(f)); !strings.HasPrefix(name, unfinished) {
+			names = append(names, name)
+		}
 	}
 	return names, err
 }
@@ -379,6 +384,7 @@ func (l *Lab) delete() error {
 	if !l.record.Ready && !l.maker {
 		l.awaitClients(context.Background())
 	}
+	defer l.markLeaving()()
 	errs := []error{l.endCaptures(), l.deleteOutside()}
 	for _, c := range l.record.Clusters {
 		l.kill(c)

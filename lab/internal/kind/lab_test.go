@@ -327,6 +327,15 @@ func status(t *testing.T, l *Lab, client kubernetes.Interface) {
 	web := s.Clusters[0].Pods[0]
 	assert.Equal(t, web.IP.String(), "10.0.1.2")
 	assert.DeepEqual(t, web.Containers, []world.ContainerStatus{{Name: "probe", Restarts: 2}})
+
+	// While somebody takes it down its API servers are not asked.
+	done := l.markLeaving()
+	s, err = l.Status(t.Context())
+	assert.ErrorContains(t, l.isThere(), "is being taken down")
+	done()
+	assert.NilError(t, err)
+	assert.Equal(t, s.Phase, world.PhaseStopping)
+	assert.Equal(t, len(s.Clusters[0].Pods), 0)
 }
 
 // commands run where their target says, and end with their own exit code.

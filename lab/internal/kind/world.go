@@ -12,7 +12,10 @@ import (
 // and the rest of the status is right.
 func (l *Lab) Status(ctx context.Context) (world.Status, error) {
 	s := world.Status{Name: l.record.Name, World: World, Phase: world.PhaseReady, Started: l.record.Started, RunDir: l.dir, Spec: l.record.Spec}
-	if !l.record.Ready {
+	switch {
+	case l.leaving():
+		s.Phase = world.PhaseStopping
+	case !l.record.Ready:
 		s.Phase = world.PhaseStarting
 	}
 	var errs []error
@@ -22,7 +25,7 @@ func (l *Lab) Status(ctx context.Context) (world.Status, error) {
 		for _, n := range spec.Nodes {
 			cs.Nodes = append(cs.Nodes, n.Name)
 		}
-		if l.record.Ready {
+		if s.Phase == world.PhaseReady {
 			var err error
 			if cs.Pods, err = l.PodStatus(ctx, c.Name); err != nil {
 				errs = append(errs, fmt.Errorf("cluster %s: %w", c.Name, err))
