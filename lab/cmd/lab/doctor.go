@@ -16,7 +16,7 @@ import (
 )
 
 // probe asks this machine for what worlds need. Container engines, each of which may
-// take 10 s to answer, are asked for the world kind only, which is never taken by
+// take a minute to answer, are asked for the world kind only, which is never taken by
 // itself.
 func probe(ctx context.Context, p place, withKind bool) []world.Probe {
 	probes := world.Doctor(ctx, p.bin())

@@ -20,6 +20,9 @@ import (
 // removeDead removes what the caller's labs have left that were killed, says so
 // on a line each, and returns their names.
 func removeDead(ctx context.Context, out io.Writer, base string) ([]string, error) {
+	if err := rundir.RemoveUnfinished(base); err != nil {
+		return nil, infraError(err)
+	}
 	dead, err := rundir.FindDead(base)
 	if err != nil {
 		return nil, infraError(err)

@@ -420,9 +420,10 @@ that take a lab's name are content with how it starts.`,
 			if _, err := removeDead(cmd.Context(), a.stdout, rundir.Base()); err != nil {
 				return err
 			}
-			if _, err := findLab(name); err == nil {
+			// One of kind says itself whether it is up, begun, or being taken down.
+			if _, err := findLab(name); err == nil && at.world != kind.World {
 				return exitError{report.ExitInfra, fmt.Sprintf("lab: lab %s is up already: lab down %[1]s takes it down", name)}
-			} else if !errors.Is(err, world.ErrNotRunning) {
+			} else if err != nil && !errors.Is(err, world.ErrNotRunning) {
 				return infraError(err)
 			}
 			fmt.Fprintf(a.stdout, "%s in the %s world (%s)\n", name, at.world, c.why(at.world, at.lacks, false))

@@ -24,48 +24,32 @@ const lockFile = "kind.lock"
 // leavingFile is held by a process that takes a lab down. The record is the maker's to write.
 const leavingFile = "kind.leaving"
 
-// unfinished is the beginning of the names of two kinds of directory: one that is about to be a
-// lab's run directory, and one that was. A run directory comes and goes by a rename, with all that
-// is in it, so a process that is killed leaves none without a record.
-const unfinished = ".kind-"
-
 // claim makes the lab's run directory, with the record of a lab that has nothing yet, and takes
 // its lock. That there is one of this name is an error.
 func (l *Lab) claim() error {
-	base := filepath.Dir(l.dir)
-	unlock, err := rundir.LockBase(base)
+	unlock, err := rundir.LockBase(filepath.Dir(l.dir))
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	removeUnfinished(base)
 	if _, err := os.Lstat(l.dir); err == nil {
 		return l.isThere()
 	} else if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	dir, err := os.MkdirTemp(base, unfinished)
-	if err != nil {
-		return err
-	}
-	err = rundir.Own(dir)
-	if err == nil {
-		l.lock, err = os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
-	}
-	if err == nil {
-		err = unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	}
-	if err == nil {
-		err = l.record.write(dir)
-	}
-	if err == nil {
-		err = os.Rename(dir, l.dir)
-	}
+	err = rundir.Make(l.dir, func(made string) (err error) {
+		if l.lock, err = os.OpenFile(filepath.Join(made, lockFile), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
+			return err
+		}
+		if err := unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			return err
+		}
+		return l.record.write(made)
+	})
 	if err != nil {
 		l.release()
-		return errors.Join(err, os.RemoveAll(dir))
 	}
-	return nil
+	return err
 }
 
 // withdraw takes the run directory away of a lab that has made nothing.
@@ -75,31 +59,7 @@ func (l *Lab) withdraw() error {
 		return err
 	}
 	defer unlock()
-	return l.removeDir()
-}
-
-// removeDir takes the run directory away. The caller has the lock of what it is in.
-func (l *Lab) removeDir() error {
-	gone, err := os.MkdirTemp(filepath.Dir(l.dir), unfinished)
-	if err != nil {
-		return err
-	}
-	err = os.Rename(l.dir, filepath.Join(gone, filepath.Base(l.dir)))
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil // somebody has removed it by hand
-	}
-	return errors.Join(err, os.RemoveAll(gone))
-}
-
-// removeUnfinished removes what processes have left that were killed while they made or removed
-// a run directory. The caller has the lock of base, so none of them is at work.
-func removeUnfinished(base string) {
-	left, _ := filepath.Glob(filepath.Join(base, unfinished+"*"))
-	for _, dir := range left {
-		if rundir.Mine(dir) {
-			_ = os.RemoveAll(dir) // it hinders nobody
-		}
-	}
+	return rundir.Discard(l.dir)
 }
 
 // isThere says what a run directory that is there means.
@@ -152,7 +112,7 @@ func RemoveDead(ctx context.Context, base, name string) error {
 		return rundir.ErrInUse // it is gone
 	}
 	defer f.Close()
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := takeLock(f); err != nil {
 		return rundir.ErrInUse
 	}
 	mine, err := f.Stat()
@@ -188,6 +148,20 @@ func lookAt(lock string) (there, held bool) {
 	return true, unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB) != nil
 }
 
+// lookTime is longer than anybody has a lock who looks whether somebody has it (lookAt).
+const lookTime = time.Second
+
+// takeLock takes a lock, and waits for those who only look at it.
+func takeLock(f *os.File) error {
+	var err error
+	for end := time.Now().Add(lookTime); ; time.Sleep(time.Millisecond) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) || time.Now().After(end) {
+			return err
+		}
+	}
+}
+
 // markLeaving says to others that this process takes the lab down, until done is called or the
 // process ends. Who can't say so takes it down all the same.
 func (l *Lab) markLeaving() (done func()) {
@@ -195,7 +169,7 @@ func (l *Lab) markLeaving() (done func()) {
 	if err != nil {
 		return func() {}
 	}
-	_ = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) // another process may be at it, too
+	_ = takeLock(f) // another process may be at it, too
 	return func() { _ = f.Close() }
 }
 

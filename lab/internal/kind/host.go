@@ -293,7 +293,7 @@ func (l *Lab) leave() error {
 			return err
 		}
 	}
-	return l.removeDir()
+	return rundir.Discard(l.dir)
 }
 
 // restoreHost puts back what has changed, except what containers of somebody's need.

@@ -331,7 +331,8 @@ func List(base string) ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(base, "*", recordFile))
 	var names []string
 	for _, f := range files {
-		if name := filepath.Base(filepath.Dir(f)); !strings.HasPrefix(name, unfinished) {
+		// The names of those that come or go begin with a dot, which Glob does not leave out.
+		if name := filepath.Base(filepath.Dir(f)); !strings.HasPrefix(name, ".") {
 			names = append(names, name)
 		}
 	}
@@ -381,10 +382,10 @@ func (l *Lab) Down(context.Context) error { return l.delete() }
 
 // delete deletes to the end: kind's library knows no contexts.
 func (l *Lab) delete() error {
+	defer l.markLeaving()()
 	if !l.record.Ready && !l.maker {
 		l.awaitClients(context.Background())
 	}
-	defer l.markLeaving()()
 	errs := []error{l.endCaptures(), l.deleteOutside()}
 	for _, c := range l.record.Clusters {
 		l.kill(c)

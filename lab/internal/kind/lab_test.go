@@ -160,6 +160,20 @@ func TestFindEngine(t *testing.T) {
 	assert.ErrorContains(t, err, "none of docker, nerdctl, finch, podman is installed")
 }
 
+// TestPodmanHelpers: what Podman's networks need is looked for where Podman looks, and no lab is
+// refused for it.
+func TestPodmanHelpers(t *testing.T) {
+	dirs := []string{t.TempDir(), t.TempDir()}
+	p := probeHelpers(dirs)
+	assert.Check(t, !p.OK)
+	assert.Equal(t, p.Detail, "Podman lacks netavark, aardvark-dns: nodes wait for names that nobody answers")
+	assert.Equal(t, len(p.Needed), 0)
+	assert.NilError(t, os.WriteFile(filepath.Join(dirs[1], "netavark"), nil, 0o755))
+	assert.Equal(t, probeHelpers(dirs).Detail, "Podman lacks aardvark-dns: nodes wait for names that nobody answers")
+	assert.NilError(t, os.WriteFile(filepath.Join(dirs[0], "aardvark-dns"), nil, 0o755))
+	assert.Check(t, probeHelpers(dirs).OK)
+}
+
 // TestLab goes all the way through kind's library with an engine that only
 // remembers what it is asked, and a real API server: what is asked of the engine,
 // what every node is given, and what others find of the lab.
@@ -249,6 +263,25 @@ func TestLab(t *testing.T) {
 	assert.Equal(t, len(names), 0)
 	_, err = Open(spec.Dir)
 	assert.ErrorIs(t, err, world.ErrNotRunning)
+}
+
+// TestPortTaken: another program takes the port of an API server between the moment in which kind has
+// found it free and the one in which the engine serves it. Nothing of the lab stays.
+func TestPortTaken(t *testing.T) {
+	e := newEngine(t)
+	const lab = "port-kind-vxlan"
+	top := parse(t, "clusters: { milan: { nodes: 1, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 } }")
+	base := t.TempDir()
+	e.foreign(t, "somebodys")
+	t.Setenv("ENGINE_PORT_TAKEN", "--name "+ClusterName(lab, "milan")+"-control-plane")
+	_, err := Create(t.Context(), Spec{Name: lab, Topology: top, Dir: filepath.Join(base, lab), BinDir: binaries(t), Engine: Engine{Name: "docker"}})
+	assert.ErrorContains(t, err, "cluster milan: ")
+	assert.ErrorContains(t, err, "127.0.0.1:6443: bind: address already in use")
+	assert.ErrorContains(t, err, "another program has taken a port of this machine meanwhile: try again")
+	assert.DeepEqual(t, e.containers(t), []string{"somebodys-control-plane"})
+	names, err := List(base)
+	assert.NilError(t, err)
+	assert.Check(t, is.Len(names, 0))
 }
 
 // apiServer starts the one that stands for that of the nodes, with the Nodes

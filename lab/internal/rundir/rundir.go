@@ -65,9 +65,8 @@ type Lab struct {
 	Lock *os.File
 }
 
-// Claim makes a run directory, which belongs to who has called the lab (Caller),
-// and takes its lock. What a dead lab has left there goes first. A lab that
-// wants a cgroup has it afterwards, with a name that no other lab has had.
+// Claim makes a run directory (Make) and takes its lock. What a dead lab has left there goes
+// first. A lab that wants a cgroup has it afterwards, with a name that no other lab has had.
 func Claim(dir string, wantsCgroup bool) (*Lab, error) {
 	unlock, err := LockBase(filepath.Dir(dir))
 	if err != nil {
@@ -77,42 +76,40 @@ func Claim(dir string, wantsCgroup bool) (*Lab, error) {
 	if err := remove(dir); err != nil {
 		return nil, err
 	}
-	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, err
-	}
-	if err := Own(dir); err != nil {
-		return nil, err
-	}
 	lab := &Lab{}
-	if lab.Lock, err = os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
-		return nil, err
+	var cgroups cgroup.FS
+	err = Make(dir, func(made string) (err error) {
+		if lab.Lock, err = os.OpenFile(filepath.Join(made, lockFile), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
+			return err
+		}
+		if err := unix.Flock(int(lab.Lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+			return fmt.Errorf("lock of %s: %w", dir, err) // nobody can have it
+		}
+		if wantsCgroup {
+			if cgroups, err = cgroup.Open(); err != nil {
+				return err
+			}
+			lab.Cgroup = newCgroup(filepath.Base(dir))
+			if lab.Controllers, err = cgroups.Missing(); err != nil {
+				return err
+			}
+		}
+		// Written down before it is done: this process may end at any time.
+		return lab.write(made)
+	})
+	if err == nil && wantsCgroup {
+		err = lab.makeCgroup(cgroups)
 	}
-	if err := lab.claim(dir, wantsCgroup); err != nil {
-		lab.Lock.Close()
+	if err != nil {
+		if lab.Lock != nil {
+			lab.Lock.Close()
+		}
 		return nil, errors.Join(err, remove(dir))
 	}
 	return lab, nil
 }
 
-func (l *Lab) claim(dir string, wantsCgroup bool) error {
-	if err := unix.Flock(int(l.Lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		return fmt.Errorf("lock of %s: %w", dir, err) // nobody can have it
-	}
-	if !wantsCgroup {
-		return l.write(dir)
-	}
-	cgroups, err := cgroup.Open()
-	if err != nil {
-		return err
-	}
-	l.Cgroup = newCgroup(filepath.Base(dir))
-	if l.Controllers, err = cgroups.Missing(); err != nil {
-		return err
-	}
-	// Written down before it is done: this process may end at any time.
-	if err := l.write(dir); err != nil {
-		return err
-	}
+func (l *Lab) makeCgroup(cgroups cgroup.FS) error {
 	if err := cgroups.Give(l.Controllers); err != nil {
 		return err
 	}
@@ -220,7 +217,7 @@ func removeDead(dir string) error {
 			return err // the record is needed again
 		}
 	}
-	return os.RemoveAll(dir)
+	return Discard(dir)
 }
 
 func (r Record) removeCgroup(dir string) error {
@@ -337,7 +334,7 @@ func directories(base string) ([]string, error) {
 	}
 	var out []string
 	for _, e := range entries {
-		if e.IsDir() {
+		if e.IsDir() && !isUnfinished(e.Name()) {
 			out = append(out, filepath.Join(base, e.Name()))
 		}
 	}

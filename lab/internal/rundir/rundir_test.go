@@ -113,6 +113,57 @@ func TestNotARunDirectory(t *testing.T) {
 	assert.NilError(t, err)
 }
 
+// What a killed process leaves that makes or removes a run directory is no lab's: who looks, makes
+// a lab or removes one removes it. Nothing else goes.
+func TestUnfinished(t *testing.T) {
+	claim := func(t *testing.T, base string) {
+		lab, err := rundir.Claim(filepath.Join(base, "x"), false)
+		assert.NilError(t, err)
+		assert.NilError(t, lab.Lock.Close())
+	}
+	for name, act := range map[string]func(t *testing.T, base string){
+		"look":  func(t *testing.T, base string) { assert.NilError(t, rundir.RemoveUnfinished(base)) },
+		"claim": claim,
+		"remove": func(t *testing.T, base string) {
+			assert.NilError(t, rundir.Remove(t.Context(), filepath.Join(base, "x")))
+			gone(t, filepath.Join(base, "x"))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			base := t.TempDir()
+			if name == "remove" {
+				claim(t, base)
+			}
+			for _, dir := range []string{".unfinished-1", ".unfinished-2/y", "somebodys"} {
+				assert.NilError(t, os.MkdirAll(filepath.Join(base, dir), 0o700))
+			}
+			record := []byte(`{"cgroup": "isthmus-lab/y"}`)
+			assert.NilError(t, os.WriteFile(filepath.Join(base, ".unfinished-1/record.json"), record, 0o600))
+			dead, err := rundir.FindDead(base)
+			assert.NilError(t, err)
+			for _, d := range dead {
+				assert.Equal(t, d.Name, "x")
+			}
+			act(t, base)
+			gone(t, filepath.Join(base, ".unfinished-1"))
+			gone(t, filepath.Join(base, ".unfinished-2"))
+			_, err = os.Stat(filepath.Join(base, "somebodys"))
+			assert.NilError(t, err)
+		})
+	}
+	assert.NilError(t, rundir.RemoveUnfinished(filepath.Join(t.TempDir(), "nowhere")))
+}
+
+// A directory that has something in it, but no record, is somebody's.
+func TestClaimOfSomebodysDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "x")
+	assert.NilError(t, os.MkdirAll(filepath.Join(dir, "theirs"), 0o700))
+	_, err := rundir.Claim(dir, false)
+	assert.ErrorContains(t, err, dir+" is there, without a record of a lab")
+	_, err = os.Stat(filepath.Join(dir, "theirs"))
+	assert.NilError(t, err)
+}
+
 // Two labs of one name, in two places, share no cgroup, and the death of one
 // leaves the other's alone.
 func TestCgroupsAreOfOneLab(t *testing.T) {
