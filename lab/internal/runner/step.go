@@ -67,7 +67,9 @@ func (r *Runner) step(ctx context.Context, s *scenario.Scenario, row *expect.Row
 		r.whileStopped(ctx, s, row, st, stop, again, meanwhile, undo, at, &out)
 		return out
 	}
-	r.expectAll(ctx, s, row, st, again, r.allow(st.Within), at, &out)
+	given := r.allow(st.Within)
+	given.bound = st.Within / r.patient(1)
+	r.expectAll(ctx, s, row, st, again, given, at, &out)
 	return out
 }
 
@@ -141,10 +143,13 @@ type allowance struct {
 	since  time.Time
 	within time.Duration
 	pace   *pace.Meter
+	// bound is how long a scenario says that it may take, on an idle machine of its own; 0: no
+	// scenario says so.
+	bound time.Duration
 }
 
 func (r *Runner) allow(within time.Duration) allowance {
-	return allowance{time.Now(), within, r.Pace}
+	return allowance{since: time.Now(), within: within, pace: r.Pace}
 }
 
 // allowAction is how long an action, or what undoes one, may wait for something that
@@ -163,6 +168,15 @@ func (a allowance) end() time.Time { return a.since.Add(a.most()) }
 // over tells whether it is at an end after a pause.
 func (a allowance) over(pause time.Duration) bool {
 	return time.Since(a.since)+pause > min(a.most(), a.pace.Longer(a.within, a.since, time.Time{}))
+}
+
+// exceeded says that what held in time took longer than the scenario's bound; empty: it did not.
+// What one look takes, as probes that wait for their answers do, is not held against it.
+func (a allowance) exceeded(took time.Duration) string {
+	if a.bound == 0 || took <= a.bound {
+		return ""
+	}
+	return fmt.Sprintf("it held after %v; the bound is %v, and %v on a machine as slow as this one was", took.Round(10*time.Millisecond), a.bound, max(took, a.pace.Longer(a.within, a.since, time.Time{})).Round(10*time.Millisecond))
 }
 
 // expectAll looks at each expectation until it holds or the patience is over.
@@ -185,6 +199,9 @@ func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expec
 			out.Notes = append(out.Notes, res.Notes...)
 			if res.Excused != "" {
 				out.Excused = append(out.Excused, res.Excused)
+			}
+			if late := given.exceeded(time.Since(given.since)); late != "" && at == nil {
+				out.Excused = append(out.Excused, e.String()+": "+late)
 			}
 			if len(out.green) == i { // of several rounds, the first
 				out.green = append(out.green, time.Since(began))

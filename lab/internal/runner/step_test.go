@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -124,6 +125,29 @@ func TestImpostorIsTold(t *testing.T) {
 			assert.NilError(t, err)
 			assert.Equal(t, res.Got, tc.got)
 			assert.Equal(t, res.Why, tc.why)
+		})
+	}
+}
+
+// TestExceeded: in an emulated machine a step has more time than its scenario says. What needs it is
+// green, and says so.
+func TestExceeded(t *testing.T) {
+	not := expect.Result{Got: "not yet"}
+	for _, tc := range []struct {
+		looks   int // that fail before one holds
+		excused []string
+	}{
+		{3, nil},
+		{6, []string{"it is reached: it held after 1.75s; the bound is 1s, and 3s on a machine as slow as this one was"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			r := &Runner{Patience: 3}
+			reach := &changingReach{append(slices.Repeat([]expect.Result{not}, tc.looks), expect.Result{OK: true})}
+			st := scenario.Step{Name: "soon", Within: r.patient(time.Second), Expect: []expect.Checked{{Name: "reach", Expectation: reach}}}
+			out := r.step(t.Context(), nil, &expect.Row{}, st, nil, nil)
+			assert.NilError(t, out.err)
+			assert.Equal(t, len(out.Failures), 0)
+			assert.DeepEqual(t, out.Excused, tc.excused)
 		})
 	}
 }
