@@ -53,7 +53,7 @@ GENEVE_DRAWN.far-apart   := far-apart ipvs
 GENEVE_DRAWN.jumbo       := jumbo-frames
 GENEVE_DRAWN.public      := public-peer/rome
 DRAWN        := $(shell shuf -n 1 -e same-ranges far-apart jumbo public)
-GENEVE_DRAWN := $(or $(GENEVE_DRAWN.$(DRAWN)),$(error DRAWN=$(DRAWN) is no line of rows: say same-ranges, far-apart, jumbo or public))
+GENEVE_DRAWN = $(or $(GENEVE_DRAWN.$(DRAWN)),$(error DRAWN=$(DRAWN) is no line of rows: say same-ranges, far-apart, jumbo or public))
 public       := $(if $(QUICK),$(if $(filter public,$(DRAWN)),liqo))
 
 # TestEngine makes a cluster of kind, and so do scenarios in kind: Podman is installed for them, if

@@ -463,6 +463,8 @@ func interruptedUp(ctx context.Context, c labConfig, lab *builtLab) error {
 		if err := takeDown(ctx, c, lab); err != nil {
 			return infraError(fmt.Errorf("interrupted, and lab %s could not be taken down: %w", c.name, err))
 		}
+	} else if _, err := findLab(c.name); err == nil { // of kind: it was up before
+		return exitError{report.ExitInfra, "lab: interrupted"}
 	}
 	return exitError{report.ExitInfra, fmt.Sprintf("lab: interrupted: nothing of lab %s is left", c.name)}
 }

@@ -178,7 +178,7 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 		res.Why, res.Pending = "it has been watched for less than "+enough.Round(time.Millisecond).String(), true
 	case e.Alive && s.silent > fresh:
 		res.Why = fmt.Sprintf("nothing came back for %v", s.silent.Round(time.Millisecond))
-	case s.silent > freshness && (e.Alive || e.Gap > 0):
+	case s.silent > freshness && (e.Alive || e.Gap > 0 || e.countsLost()): // what is lost counts when a later one comes back
 		res.Why, res.Pending = fmt.Sprintf("it is silent, for %v so far", s.silent.Round(time.Millisecond)), true
 	case e.countsLost() && s.lost > e.mayLose(row, f.interval, s):
 		// Not final: what comes late was not lost.

@@ -131,6 +131,14 @@ func TestUnfinished(t *testing.T) {
 			assert.NilError(t, os.RemoveAll(dir))
 		}
 	}
+	// What is left is no lab.
+	left := filepath.Join(base, ".isthmus-lab-1")
+	assert.NilError(t, os.MkdirAll(left, 0o700))
+	assert.NilError(t, record{Name: name}.write(left))
+	names, err := List(base)
+	assert.NilError(t, err)
+	assert.Check(t, is.Len(names, 0))
+
 	l := newLab(dir, record{Name: name}, nil)
 	assert.NilError(t, l.claim())
 	entries, err := os.ReadDir(base)

@@ -166,10 +166,10 @@ func TestPodmanHelpers(t *testing.T) {
 	dirs := []string{t.TempDir(), t.TempDir()}
 	p := probeHelpers(dirs)
 	assert.Check(t, !p.OK)
-	assert.Equal(t, p.Detail, "Podman lacks netavark, aardvark-dns: nodes wait for names that nobody answers")
+	assert.Equal(t, p.Detail, "Podman lacks aardvark-dns, which answers for the names of containers: nodes wait for names that nobody answers; netavark, which makes its networks")
 	assert.Equal(t, len(p.Needed), 0)
 	assert.NilError(t, os.WriteFile(filepath.Join(dirs[1], "netavark"), nil, 0o755))
-	assert.Equal(t, probeHelpers(dirs).Detail, "Podman lacks aardvark-dns: nodes wait for names that nobody answers")
+	assert.Equal(t, probeHelpers(dirs).Detail, "Podman lacks aardvark-dns, which answers for the names of containers: nodes wait for names that nobody answers")
 	assert.NilError(t, os.WriteFile(filepath.Join(dirs[0], "aardvark-dns"), nil, 0o755))
 	assert.Check(t, probeHelpers(dirs).OK)
 }

@@ -1,6 +1,7 @@
 package rundir
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,26 +15,30 @@ import (
 // unfinished is the beginning of the names of two kinds of directory: one that is about to be a
 // run directory, and one that was. A run directory comes and goes by a rename, with all that is
 // in it, so a process that is killed leaves none without a record.
-const unfinished = ".unfinished-"
+const unfinished = ".isthmus-lab-"
 
 // Make makes a run directory, which belongs to who has called the lab (Caller). fill is told
 // where to put what is in it: nobody takes that for a lab before all is there. The caller has the
-// lock of what the directory is in (LockBase). That there is something of that name already is an error.
+// lock of what the directory is in (LockBase). That something is there already is an error, unless
+// it is an empty directory.
 func Make(dir string, fill func(dir string) error) error {
 	base := filepath.Dir(dir)
 	removeUnfinished(base)
-	made, err := os.MkdirTemp(base, unfinished)
-	if err != nil {
+	made := filepath.Join(base, unfinished+rand.Text())
+	if err := os.Mkdir(made, 0o700); err != nil {
+		if failed, ok := errors.AsType[*fs.PathError](err); ok {
+			failed.Path = dir // the caller knows no other
+		}
 		return err
 	}
-	if err = Own(made); err == nil {
+	err := Own(made)
+	if err == nil {
 		err = fill(made)
 	}
 	if err == nil {
-		err = os.Rename(made, dir)
-	}
-	if errors.Is(err, unix.ENOTEMPTY) || errors.Is(err, fs.ErrExist) {
-		err = fmt.Errorf("%s is there, without a record of a lab: see that nobody needs it, and remove it", dir)
+		if err = os.Rename(made, dir); errors.Is(err, fs.ErrExist) {
+			err = fmt.Errorf("%s is there, without a record of a lab: see that nobody needs it, and remove it", dir)
+		}
 	}
 	if err != nil {
 		return errors.Join(err, os.RemoveAll(made))
@@ -42,19 +47,19 @@ func Make(dir string, fill func(dir string) error) error {
 }
 
 // Discard removes a run directory. At once nobody takes it for a lab's any more. The caller has
-// the lock of what it is in (LockBase). One that is not there is no error.
+// the lock of what it is in (LockBase). One that is not there is no error. It makes nothing, so
+// that it works where no space is left.
 func Discard(dir string) error {
 	base := filepath.Dir(dir)
 	removeUnfinished(base)
-	gone, err := os.MkdirTemp(base, unfinished)
-	if err != nil {
+	gone := filepath.Join(base, unfinished+rand.Text())
+	if err := os.Rename(dir, gone); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // somebody has removed it by hand
+		}
 		return err
 	}
-	err = os.Rename(dir, filepath.Join(gone, filepath.Base(dir)))
-	if errors.Is(err, fs.ErrNotExist) {
-		err = nil // somebody has removed it by hand
-	}
-	return errors.Join(err, os.RemoveAll(gone))
+	return os.RemoveAll(gone)
 }
 
 // RemoveUnfinished removes what processes have left in base that were killed while they made or
@@ -69,6 +74,9 @@ func RemoveUnfinished(base string) error {
 	}
 	defer unlock()
 	removeUnfinished(base)
+	if base == Base() {
+		_ = os.Remove(base) // a lab may be there
+	}
 	return nil
 }
 
@@ -82,3 +90,12 @@ func removeUnfinished(base string) {
 
 // isUnfinished tells whether a directory is about to be a run directory, or was one.
 func isUnfinished(dir string) bool { return strings.HasPrefix(filepath.Base(dir), unfinished) }
+
+// removeLockOnly removes a directory that has a lock, which nobody holds, and nothing else: an
+// older lab was killed before it had written its record.
+func removeLockOnly(dir string) {
+	entries, err := os.ReadDir(dir)
+	if err == nil && len(entries) == 1 && entries[0].Name() == lockFile {
+		_ = os.RemoveAll(dir) // Make says that it is there
+	}
+}

@@ -76,6 +76,7 @@ func Claim(dir string, wantsCgroup bool) (*Lab, error) {
 	if err := remove(dir); err != nil {
 		return nil, err
 	}
+	removeLockOnly(dir)
 	lab := &Lab{}
 	var cgroups cgroup.FS
 	err = Make(dir, func(made string) (err error) {

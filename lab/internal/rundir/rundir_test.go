@@ -134,19 +134,19 @@ func TestUnfinished(t *testing.T) {
 			if name == "remove" {
 				claim(t, base)
 			}
-			for _, dir := range []string{".unfinished-1", ".unfinished-2/y", "somebodys"} {
+			for _, dir := range []string{".isthmus-lab-1", ".isthmus-lab-2/y", "somebodys"} {
 				assert.NilError(t, os.MkdirAll(filepath.Join(base, dir), 0o700))
 			}
 			record := []byte(`{"cgroup": "isthmus-lab/y"}`)
-			assert.NilError(t, os.WriteFile(filepath.Join(base, ".unfinished-1/record.json"), record, 0o600))
+			assert.NilError(t, os.WriteFile(filepath.Join(base, ".isthmus-lab-1/record.json"), record, 0o600))
 			dead, err := rundir.FindDead(base)
 			assert.NilError(t, err)
 			for _, d := range dead {
 				assert.Equal(t, d.Name, "x")
 			}
 			act(t, base)
-			gone(t, filepath.Join(base, ".unfinished-1"))
-			gone(t, filepath.Join(base, ".unfinished-2"))
+			gone(t, filepath.Join(base, ".isthmus-lab-1"))
+			gone(t, filepath.Join(base, ".isthmus-lab-2"))
 			_, err = os.Stat(filepath.Join(base, "somebodys"))
 			assert.NilError(t, err)
 		})
@@ -162,6 +162,13 @@ func TestClaimOfSomebodysDirectory(t *testing.T) {
 	assert.ErrorContains(t, err, dir+" is there, without a record of a lab")
 	_, err = os.Stat(filepath.Join(dir, "theirs"))
 	assert.NilError(t, err)
+
+	// A lock alone is what an older lab has left.
+	assert.NilError(t, os.RemoveAll(filepath.Join(dir, "theirs")))
+	assert.NilError(t, os.WriteFile(filepath.Join(dir, "lock"), nil, 0o600))
+	lab, err := rundir.Claim(dir, false)
+	assert.NilError(t, err)
+	assert.NilError(t, lab.Lock.Close())
 }
 
 // Two labs of one name, in two places, share no cgroup, and the death of one

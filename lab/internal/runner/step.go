@@ -143,8 +143,9 @@ type allowance struct {
 	since  time.Time
 	within time.Duration
 	pace   *pace.Meter
-	// bound is how long a scenario says that it may take, on an idle machine of its own; 0: no
-	// scenario says so.
+	// bound is how long a step may take on an idle machine of its own: its within, which is
+	// scenario.DefaultWithin where the scenario says none. 0: it is no step's, or a component is
+	// stopped meanwhile.
 	bound time.Duration
 }
 
@@ -170,10 +171,12 @@ func (a allowance) over(pause time.Duration) bool {
 	return time.Since(a.since)+pause > min(a.most(), a.pace.Longer(a.within, a.since, time.Time{}))
 }
 
-// exceeded says that what held in time took longer than the scenario's bound; empty: it did not.
-// What one look takes, as probes that wait for their answers do, is not held against it.
-func (a allowance) exceeded(took time.Duration) string {
-	if a.bound == 0 || took <= a.bound {
+// exceeded says that what held in time took longer than the bound; empty: it did not. looked is
+// when the look began that saw it, the zero time when that was the first one: what a look takes, as
+// probes do that wait for their answers, is not held against it.
+func (a allowance) exceeded(looked time.Time) string {
+	took := looked.Sub(a.since)
+	if a.bound == 0 || looked.IsZero() || took <= a.bound {
 		return ""
 	}
 	return fmt.Sprintf("it held after %v; the bound is %v, and %v on a machine as slow as this one was", took.Round(10*time.Millisecond), a.bound, max(took, a.pace.Longer(a.within, a.since, time.Time{})).Round(10*time.Millisecond))
@@ -187,9 +190,9 @@ func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expec
 		if budget, ok := at[i]; ok {
 			has, looks = allowance{since: time.Now(), within: budget}, aimLooks
 		}
-		res, err := r.await(ctx, row, e, again, has, looks)
+		res, looked, err := r.look(ctx, row, e, again, has, looks)
 		for err == nil && res.Pending && !given.over(0) {
-			res, err = r.await(ctx, row, e, again, given, looks)
+			res, looked, err = r.look(ctx, row, e, again, given, looks)
 		}
 		if err != nil {
 			out.err = fmt.Errorf("step %q: %s: %w", st.Name, e, err)
@@ -200,7 +203,7 @@ func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expec
 			if res.Excused != "" {
 				out.Excused = append(out.Excused, res.Excused)
 			}
-			if late := given.exceeded(time.Since(given.since)); late != "" && at == nil {
+			if late := given.exceeded(looked); late != "" && at == nil {
 				out.Excused = append(out.Excused, e.String()+": "+late)
 			}
 			if len(out.green) == i { // of several rounds, the first
@@ -226,11 +229,18 @@ func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expec
 // expectation holds or can't hold any more, or until the allowance is over, and
 // at least so many times. A failure says who else has answered, whichever look that was.
 func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, given allowance, looks int) (expect.Result, error) {
+	res, _, err := r.look(ctx, row, e, again, given, looks)
+	return res, err
+}
+
+// look is await, and returns when the last look began, unless it was the first one.
+func (r *Runner) look(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, given allowance, looks int) (res expect.Result, looked time.Time, err error) {
 	pause := 50 * time.Millisecond
 	var impostor string
 	for n := 1; ; n++ {
-		var res expect.Result
-		var err error
+		if n > 1 {
+			looked = time.Now()
+		}
 		if n > 1 && e.Name == "output" {
 			err = r.execAgain(ctx, row, again)
 		}
@@ -247,13 +257,13 @@ func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, a
 			if impostor != "" && !res.OK && !res.Impostor {
 				res.Why = strings.TrimPrefix(res.Why+"\nbefore that, "+impostor, "\n")
 			}
-			return res, err
+			return res, looked, err
 		}
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
-			return res, ctx.Err()
+			return res, looked, ctx.Err()
 		case <-timer.C:
 		}
 		pause = min(pause*2, 500*time.Millisecond)
