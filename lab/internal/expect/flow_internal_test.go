@@ -92,3 +92,28 @@ func TestSilenceOfTCP(t *testing.T) {
 		assert.Equal(t, f.silence(3*time.Second, tt.outage), tt.silence, "%+v", tt)
 	}
 }
+
+// TestLostOfASilentStream: a message counts as lost when a later one has come back. Of a stream
+// of which nothing comes back any more nobody knows what was lost.
+func TestLostOfASilentStream(t *testing.T) {
+	now := time.Now()
+	for _, tt := range []struct {
+		flow   Flow
+		silent time.Duration
+		want   bool
+	}{
+		{Flow{Name: "f", Lost: new(int)}, 100 * time.Millisecond, true},
+		{Flow{Name: "f", Lost: new(int)}, 3 * time.Second, false},
+		{Flow{Name: "f", LostPercent: 10}, 3 * time.Second, false},
+		{Flow{Name: "f", LostFor: time.Second}, 3 * time.Second, false},
+	} {
+		row := &Row{StepStarted: now.Add(-time.Minute), Flows: map[string]*FlowState{"f": {interval: prober.FlowInterval, reports: []prober.FlowReport{
+			{Time: now.Add(-2 * time.Second), Alive: true, Sent: 10, Received: 10},
+			{Time: now.Add(-time.Second), Alive: true, Sent: 30, Received: 20, Gap: tt.silent},
+		}}}}
+		res, err := tt.flow.Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Equal(t, res.OK, tt.want, "%s: %s %s", &tt.flow, res.Got, res.Why)
+		assert.Equal(t, res.Pending, !tt.want)
+	}
+}
