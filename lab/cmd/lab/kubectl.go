@@ -18,6 +18,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
 	"github.com/isthmus-net/isthmus/lab/internal/report"
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/yamlfile"
 )
 
@@ -78,20 +79,19 @@ func (a *app) kubectl(ctx context.Context, c labClient, binary, cluster string, 
 	defer l.Close()
 	passing.Go(func() { passOn(ctx, l, c, cluster, server.Host) })
 
-	file, err := writeKubeconfig(cfg, cluster, l.Addr().String(), server.Hostname())
+	dir, remove, err := rundir.Temporary()
 	if err != nil {
 		return infraError(err)
 	}
-	defer os.Remove(file)
+	defer remove()
+	kubeconfig := filepath.Join(dir, "kubeconfig")
+	if err := writeKubeconfig(kubeconfig, cfg, cluster, l.Addr().String(), server.Hostname()); err != nil {
+		return infraError(err)
+	}
 	run := exec.CommandContext(ctx, binary, append([]string{"kubectl"}, args...)...)
 	// The API server is at another port each time: what kubectl would keep of it in the
 	// home directory nobody finds again.
-	cache, err := os.MkdirTemp("", "isthmus-lab-kubectl-")
-	if err != nil {
-		return infraError(err)
-	}
-	defer os.RemoveAll(cache)
-	run.Env = append(os.Environ(), "KUBECONFIG="+file, "KUBECACHEDIR="+cache)
+	run.Env = append(os.Environ(), "KUBECONFIG="+kubeconfig, "KUBECACHEDIR="+filepath.Join(dir, "cache"))
 	run.Stdin, run.Stdout, run.Stderr = a.stdin, a.stdout, a.stderr
 	err = run.Run()
 	var exit *exec.ExitError
@@ -105,31 +105,19 @@ func (a *app) kubectl(ctx context.Context, c labClient, binary, cluster string, 
 }
 
 // writeKubeconfig writes a private file for the administrator.
-func writeKubeconfig(cfg *rest.Config, cluster, address, serverName string) (string, error) {
-	f, err := os.CreateTemp("", "lab-kubeconfig-")
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
+func writeKubeconfig(file string, cfg *rest.Config, cluster, address, serverName string) error {
 	tls := cfg.TLSClientConfig
 	if tls.ServerName != "" {
 		serverName = tls.ServerName
 	}
-	b, err := clientcmd.Write(clientcmdapi.Config{
+	return clientcmd.WriteToFile(clientcmdapi.Config{
 		CurrentContext: cluster,
 		Clusters:       map[string]*clientcmdapi.Cluster{cluster: {Server: "https://" + address, TLSServerName: serverName, CertificateAuthorityData: tls.CAData, CertificateAuthority: tls.CAFile}},
 		AuthInfos: map[string]*clientcmdapi.AuthInfo{"admin": {
 			ClientCertificateData: tls.CertData, ClientKeyData: tls.KeyData, ClientCertificate: tls.CertFile, ClientKey: tls.KeyFile, Token: cfg.BearerToken,
 		}},
 		Contexts: map[string]*clientcmdapi.Context{cluster: {Cluster: cluster, AuthInfo: "admin"}},
-	})
-	if err != nil {
-		return f.Name(), err
-	}
-	if _, err := f.Write(b); err != nil {
-		return f.Name(), err
-	}
-	return f.Name(), f.Close()
+	}, file)
 }
 
 // passOn passes connections on to an address in the lab until the listener is

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// unfinished is the beginning of the names of two kinds of directory: one that is about to be a
-// run directory, and one that was. A run directory comes and goes by a rename, with all that is
-// in it, so a process that is killed leaves none without a record.
+// unfinished is the beginning of the names of three kinds of directory: one that is about to be a
+// run directory, one that was, and a temporary one. A run directory comes and goes by a rename,
+// with all that is in it, so a process that is killed leaves none without a record.
 const unfinished = ".isthmus-lab-"
 
 // Make makes a run directory, which belongs to who has called the lab (Caller). fill is told
@@ -63,8 +63,18 @@ func Discard(dir string) error {
 }
 
 // RemoveUnfinished removes what processes have left in base that were killed while they made or
-// removed a run directory.
+// removed a run directory, and the temporary directories (Temporary) of killed processes.
 func RemoveUnfinished(base string) error {
+	if temporaries := temporaries(); private(temporaries) == nil {
+		if err := removeUnfinishedOf(temporaries); err != nil {
+			return err
+		}
+		_ = os.Remove(temporaries) // somebody may need one
+	}
+	return removeUnfinishedOf(base)
+}
+
+func removeUnfinishedOf(base string) error {
 	unlock, err := lockBase(base, unix.LOCK_EX)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
 		return nil // the caller has no labs
@@ -80,11 +90,14 @@ func RemoveUnfinished(base string) error {
 	return nil
 }
 
-// removeUnfinished is RemoveUnfinished for who has the lock of base, so that nobody is at work.
+// removeUnfinished is RemoveUnfinished for who has the lock of base: nobody is making or removing
+// a run directory, and who needs a temporary one holds its lock.
 func removeUnfinished(base string) {
 	left, _ := filepath.Glob(filepath.Join(base, unfinished+"*"))
 	for _, dir := range left {
-		_ = os.RemoveAll(dir) // it hinders nobody
+		if !held(dir) {
+			_ = os.RemoveAll(dir) // it hinders nobody
+		}
 	}
 }
 

@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 )
 
 // kvmProbe is how long the probe boot under KVM may take: it takes half a
@@ -58,11 +60,11 @@ func kvmKey(ctx context.Context, img Image) string {
 }
 
 func probeKVM(ctx context.Context, img Image) error {
-	dir, err := os.MkdirTemp("", "lab-kvm-")
+	dir, remove, err := rundir.Temporary()
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer remove()
 	ctx, cancel := context.WithTimeoutCause(ctx, kvmProbe, fmt.Errorf("it got stuck for %s", kvmProbe))
 	defer cancel()
 	m, err := Boot(Config{Image: img, CommandLine: []string{"lab.mode=none"}, Dir: dir, Accelerator: KVM, Memory: 512, CPUs: 1})

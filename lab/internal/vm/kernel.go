@@ -16,6 +16,8 @@ import (
 	"strings"
 
 	"github.com/pierrec/lz4/v4"
+
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 )
 
 // KernelEnv names an environment variable with the path of a kernel package to
@@ -47,11 +49,11 @@ func FindKernel(ctx context.Context, cacheDir, deb string, progress func(string)
 		if k, ok := newestKernel(dir); ok {
 			return k, nil
 		}
-		tmp, err := os.MkdirTemp("", "lab-kernel-")
+		tmp, remove, err := rundir.Temporary()
 		if err != nil {
 			return Kernel{}, err
 		}
-		defer os.RemoveAll(tmp)
+		defer remove()
 		progress("downloading Debian's " + kernelPackage)
 		if deb, err = download(ctx, tmp); err != nil {
 			return Kernel{}, err

@@ -18,6 +18,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/snapshot"
 )
 
@@ -42,11 +43,11 @@ func Run(ctx context.Context, img Image, cfg RunConfig) (int, error) {
 	if len(cfg.Argv) == 0 {
 		return 0, errors.New("virtual machine: there is no command")
 	}
-	dir, err := os.MkdirTemp("", "lab-vm-")
+	dir, remove, err := rundir.Temporary()
 	if err != nil {
 		return 0, err
 	}
-	defer os.RemoveAll(dir)
+	defer remove()
 	payload := filepath.Join(dir, "payload.tar")
 	if err := writePayload(payload, cfg); err != nil {
 		return 0, noSpace(dir, err)

@@ -87,6 +87,10 @@ func cached(ctx context.Context, dir, name string, fill func(tmp string) error) 
 	if err := ctx.Err(); err != nil {
 		return "", err
 	}
+	left, _ := filepath.Glob(filepath.Join(dir, ".tmp-*")) // of processes that were killed: who works here has the lock
+	for _, dir := range left {
+		_ = os.RemoveAll(dir)
+	}
 	tmp, err := os.MkdirTemp(dir, ".tmp-")
 	if err != nil {
 		return "", err

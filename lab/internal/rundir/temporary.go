@@ -1,0 +1,66 @@
+package rundir
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// temporaries has the temporary directories of this user's labs and commands.
+func temporaries() string {
+	return filepath.Join(os.TempDir(), "isthmus-lab-"+strconv.Itoa(os.Getuid()))
+}
+
+// Temporary makes a directory for files that this process needs for a while: only its user can
+// look into it. remove removes it. When the process is killed before, the next one that makes
+// such a directory, or removes what dead labs have left (RemoveUnfinished), does so.
+func Temporary() (dir string, remove func() error, err error) {
+	base := temporaries()
+	unlock, err := LockBase(base)
+	if err != nil {
+		return "", nil, err
+	}
+	defer unlock()
+	if err := private(base); err != nil {
+		return "", nil, err
+	}
+	removeUnfinished(base)
+	dir = filepath.Join(base, unfinished+rand.Text()[:12])
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return "", nil, err
+	}
+	lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
+	if err == nil {
+		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
+		if lock != nil {
+			lock.Close()
+		}
+		return "", nil, errors.Join(err, os.RemoveAll(dir))
+	}
+	return dir, func() error {
+		err := os.RemoveAll(dir)
+		lock.Close()
+		_ = os.Remove(base) // another process may have one
+		return err
+	}, nil
+}
+
+// private tells that a directory below one that everybody may write is this user's alone.
+func private(dir string) error {
+	info, err := os.Lstat(dir)
+	if err != nil {
+		return err
+	}
+	if uid := int(info.Sys().(*syscall.Stat_t).Uid); !info.IsDir() || uid != os.Getuid() || info.Mode().Perm() != 0o700 {
+		return fmt.Errorf("%s is not a directory that only this user can open (it is %s, of %s): remove it, or set TMPDIR to another directory", dir, info.Mode(), UserName(uid))
+	}
+	return nil
+}
