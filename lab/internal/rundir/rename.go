@@ -36,8 +36,11 @@ func Make(dir string, fill func(dir string) error) error {
 		err = fill(made)
 	}
 	if err == nil {
-		if err = os.Rename(made, dir); errors.Is(err, fs.ErrExist) {
+		// os.Rename takes no empty directory for free.
+		if err = unix.Rename(made, dir); errors.Is(err, fs.ErrExist) {
 			err = fmt.Errorf("%s is there, without a record of a lab: see that nobody needs it, and remove it", dir)
+		} else if err != nil {
+			err = &os.LinkError{Op: "rename", Old: made, New: dir, Err: err}
 		}
 	}
 	if err != nil {

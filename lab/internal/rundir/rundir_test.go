@@ -163,10 +163,17 @@ func TestClaimOfSomebodysDirectory(t *testing.T) {
 	_, err = os.Stat(filepath.Join(dir, "theirs"))
 	assert.NilError(t, err)
 
+	// One with nothing in it is free.
+	empty := t.TempDir()
+	lab, err := rundir.Claim(empty, false)
+	assert.NilError(t, err)
+	assert.Check(t, rundir.Running(empty))
+	assert.NilError(t, lab.Lock.Close())
+
 	// A lock alone is what an older lab has left.
 	assert.NilError(t, os.RemoveAll(filepath.Join(dir, "theirs")))
 	assert.NilError(t, os.WriteFile(filepath.Join(dir, "lock"), nil, 0o600))
-	lab, err := rundir.Claim(dir, false)
+	lab, err = rundir.Claim(dir, false)
 	assert.NilError(t, err)
 	assert.NilError(t, lab.Lock.Close())
 }
