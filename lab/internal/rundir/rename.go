@@ -36,7 +36,7 @@ func Make(dir string, fill func(dir string) error) error {
 		err = fill(made)
 	}
 	if err == nil {
-		// os.Rename takes no empty directory for free.
+		// os.Rename refuses any directory that is there, an empty one, too.
 		if err = unix.Rename(made, dir); errors.Is(err, fs.ErrExist) {
 			err = fmt.Errorf("%s is there, without a record of a lab: see that nobody needs it, and remove it", dir)
 		} else if err != nil {
