@@ -18,6 +18,7 @@ import (
 	"gotest.tools/v3/poll"
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
+	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 	"github.com/isthmus-net/isthmus/lab/internal/supervisor"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -210,11 +211,14 @@ func pidOf(t *testing.T, dir, argument string) int {
 func TestInterrupted(t *testing.T) {
 	nettest.NeedRoot(t)
 	dir := runDir(t)
+	before, err := rundir.Claim(dir, false)
+	assert.NilError(t, err)
 	assert.NilError(t, os.WriteFile(filepath.Join(dir, supervisor.OriginFile), []byte("{}"), 0o600))
+	assert.NilError(t, before.Lock.Close()) // it was killed
 	ctx, interrupt := context.WithCancel(t.Context())
 	interrupt()
 	start := time.Now()
-	_, err := supervisor.Start(ctx, supervisor.Config{
+	_, err = supervisor.Start(ctx, supervisor.Config{
 		Name: "test", World: supervisor.Native, Spec: two(t), BinDir: binDir(t), RunDir: dir, KubernetesLess: true,
 	})
 	assert.Error(t, err, "lab test: context canceled")
