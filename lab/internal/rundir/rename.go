@@ -72,7 +72,6 @@ func RemoveUnfinished(base string) error {
 		if err := removeUnfinishedOf(temporaries); err != nil {
 			return err
 		}
-		_ = os.Remove(temporaries) // somebody may need one
 	}
 	return removeUnfinishedOf(base)
 }
@@ -87,8 +86,8 @@ func removeUnfinishedOf(base string) error {
 	}
 	defer unlock()
 	removeUnfinished(base)
-	if base == Base() {
-		_ = os.Remove(base) // a lab may be there
+	if base == Base() || base == temporaries() {
+		_ = os.Remove(base) // a lab, or a process that needs a directory, may be there
 	}
 	return nil
 }

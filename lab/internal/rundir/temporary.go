@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -22,6 +23,10 @@ func temporaries() string {
 // such a directory, or removes what dead labs have left (RemoveUnfinished), does so.
 func Temporary() (dir string, remove func() error, err error) {
 	base := temporaries()
+	// Looked at before, since another user's lock could be waited for without an end.
+	if err := private(base); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", nil, err
+	}
 	unlock, err := LockBase(base)
 	if err != nil {
 		return "", nil, err
@@ -46,8 +51,13 @@ func Temporary() (dir string, remove func() error, err error) {
 		return "", nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	return dir, func() error {
-		err := os.RemoveAll(dir)
-		lock.Close()
+		defer lock.Close()
+		unlock, err := lockBase(base, unix.LOCK_EX)
+		if err != nil {
+			return errors.Join(err, os.RemoveAll(dir))
+		}
+		defer unlock()
+		err = os.RemoveAll(dir)
 		_ = os.Remove(base) // another process may have one
 		return err
 	}, nil

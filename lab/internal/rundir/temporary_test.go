@@ -2,6 +2,7 @@ package rundir_test
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sync/errgroup"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 
@@ -70,7 +72,7 @@ func TestTemporary(t *testing.T) {
 // A directory of that name that others can write to, or that is a link, is not used.
 func TestTemporaryIsPrivate(t *testing.T) {
 	for name, plant := range map[string]func(base string) error{
-		"open":   func(base string) error { return os.Mkdir(base, 0o755) },
+		"open":   func(base string) error { return errors.Join(os.Mkdir(base, 0o700), os.Chmod(base, 0o755)) },
 		"a link": func(base string) error { return os.Symlink(filepath.Dir(base), base) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -87,4 +89,34 @@ func TestTemporaryIsPrivate(t *testing.T) {
 			assert.NilError(t, err)
 		})
 	}
+}
+
+// Many at a time get in nobody's way: each has its directory until it removes it.
+func TestTemporaryBesideOthers(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	var all errgroup.Group
+	for range 8 {
+		all.Go(func() error {
+			for range 40 {
+				dir, remove, err := rundir.Temporary()
+				if err != nil {
+					return err
+				}
+				if err := os.WriteFile(filepath.Join(dir, "key"), nil, 0o600); err != nil {
+					return err
+				}
+				if err := rundir.RemoveUnfinished(t.TempDir()); err != nil {
+					return err
+				}
+				if _, err := os.Stat(filepath.Join(dir, "key")); err != nil {
+					return err
+				}
+				if err := remove(); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	assert.NilError(t, all.Wait())
 }
