@@ -38,10 +38,7 @@ func (l *Lab) claim() error {
 		return err
 	}
 	err = rundir.Make(l.dir, func(made string) (err error) {
-		if l.lock, err = os.OpenFile(filepath.Join(made, lockFile), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
-			return err
-		}
-		if err := unix.Flock(int(l.lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		if l.lock, err = rundir.Hold(filepath.Join(made, lockFile)); err != nil {
 			return err
 		}
 		return l.record.write(made)

@@ -76,6 +76,7 @@ func RemoveUnfinished(base string) error {
 	return removeUnfinishedOf(base)
 }
 
+// removeUnfinishedOf is RemoveUnfinished for one directory. It takes the lock.
 func removeUnfinishedOf(base string) error {
 	unlock, err := lockBase(base, unix.LOCK_EX)
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {

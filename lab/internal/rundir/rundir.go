@@ -80,11 +80,8 @@ func Claim(dir string, wantsCgroup bool) (*Lab, error) {
 	lab := &Lab{}
 	var cgroups cgroup.FS
 	err = Make(dir, func(made string) (err error) {
-		if lab.Lock, err = os.OpenFile(filepath.Join(made, lockFile), os.O_CREATE|os.O_RDWR, 0o600); err != nil {
+		if lab.Lock, err = Hold(filepath.Join(made, lockFile)); err != nil {
 			return err
-		}
-		if err := unix.Flock(int(lab.Lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-			return fmt.Errorf("lock of %s: %w", dir, err) // nobody can have it
 		}
 		if wantsCgroup {
 			if cgroups, err = cgroup.Open(); err != nil {
@@ -269,6 +266,20 @@ func Running(dir string) bool {
 	}
 	defer unlock()
 	return held(dir)
+}
+
+// Hold makes a lock file in a directory that nobody else knows yet, and holds the lock until the
+// file is closed here and in every process that has it.
+func Hold(file string) (*os.File, error) {
+	f, err := os.OpenFile(file, os.O_CREATE|os.O_EXCL|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fmt.Errorf("lock of %s: %w", file, err)
+	}
+	return f, nil
 }
 
 // held tells whether somebody holds the lock of a run directory. The caller

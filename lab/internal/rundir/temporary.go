@@ -40,14 +40,8 @@ func Temporary() (dir string, remove func() error, err error) {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return "", nil, err
 	}
-	lock, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_CREATE|os.O_RDWR, 0o600)
-	if err == nil {
-		err = unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	}
+	lock, err := Hold(filepath.Join(dir, lockFile))
 	if err != nil {
-		if lock != nil {
-			lock.Close()
-		}
 		return "", nil, errors.Join(err, os.RemoveAll(dir))
 	}
 	return dir, func() error {
