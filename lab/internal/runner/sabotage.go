@@ -324,29 +324,38 @@ func (r *Runner) plant(ctx context.Context, row *expect.Row, p *scenario.Plant, 
 	return err
 }
 
-// withhold makes the API server refuse one object by its name, then deletes
-// it: the live controllers can't bring it back, and the live daemons take its
-// effects away themselves.
+// withhold makes the API servers of clusters refuse one object by its name, then
+// deletes it: the live controllers can't bring it back, and the live daemons take
+// its effects away themselves.
 func (r *Runner) withhold(ctx context.Context, sab scenario.Sabotage, undo *undoList) error {
-	object, err := r.api.Find(ctx, sab.In, sab.Withhold, sab.Namespace)
+	for _, cluster := range sab.In {
+		if err := r.withholdIn(ctx, cluster, sab, undo); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *Runner) withholdIn(ctx context.Context, cluster string, sab scenario.Sabotage, undo *undoList) error {
+	object, err := r.api.Find(ctx, cluster, sab.Withhold, sab.Namespace)
 	if err != nil {
 		return err
 	}
 	if object == nil {
-		return fmt.Errorf("there is no %s in %s", sab.Withhold, sab.In)
+		return fmt.Errorf("there is no %s in %s", sab.Withhold, cluster)
 	}
-	m, err := r.api.MappingOf(ctx, sab.In, object.GroupVersionKind())
+	m, err := r.api.MappingOf(ctx, cluster, object.GroupVersionKind())
 	if err != nil {
 		return err
 	}
-	if err := r.refuse(ctx, sab, m, object, undo); err != nil {
+	if err := r.refuse(ctx, cluster, sab.Withhold, m, object, undo); err != nil {
 		return err
 	}
-	if err := r.remove(ctx, sab.In, m, object.GetNamespace(), object.GetName()); err != nil {
+	if err := r.remove(ctx, cluster, m, object.GetNamespace(), object.GetName()); err != nil {
 		return err
 	}
 	return until(ctx, r.allowAction(forgetTime), "some host still reports that it has applied it", func(ctx context.Context) (bool, error) {
-		return r.forgotten(ctx, sab.In, object)
+		return r.forgotten(ctx, cluster, object)
 	})
 }
 
@@ -421,27 +430,27 @@ func (r *Runner) wake(ctx context.Context, cluster string) error {
 	return nil
 }
 
-func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.RESTMapping, object *unstructured.Unstructured, undo *undoList) error {
+func (r *Runner) refuse(ctx context.Context, cluster, name string, m *meta.RESTMapping, object *unstructured.Unstructured, undo *undoList) error {
 	policy, binding := policyFor(m, object)
 	for _, o := range []runtime.Object{policy, binding} {
 		u, err := toUnstructured(o)
 		if err != nil {
 			return err
 		}
-		pm, err := r.api.MappingOf(ctx, sab.In, u.GroupVersionKind())
+		pm, err := r.api.MappingOf(ctx, cluster, u.GroupVersionKind())
 		if err != nil {
 			return err
 		}
-		res, err := r.api.Resource(ctx, sab.In, pm, "")
+		res, err := r.api.Resource(ctx, cluster, pm, "")
 		if err != nil {
 			return err
 		}
 		if _, err := res.Apply(ctx, u.GetName(), u, metav1.ApplyOptions{FieldManager: fieldOwner, Force: true}); err != nil {
 			return err
 		}
-		undo.add(func(ctx context.Context) error { return r.remove(ctx, sab.In, pm, "", u.GetName()) })
+		undo.add(func(ctx context.Context) error { return r.remove(ctx, cluster, pm, "", u.GetName()) })
 	}
-	res, err := r.api.Resource(ctx, sab.In, m, object.GetNamespace())
+	res, err := r.api.Resource(ctx, cluster, m, object.GetNamespace())
 	if err != nil {
 		return err
 	}
@@ -455,7 +464,7 @@ func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.REST
 	installed := object.GetLabels()["app.kubernetes.io/managed-by"] == "Helm"
 	var woken time.Time
 	back := func(ctx context.Context) error {
-		return until(ctx, r.allowAction(comebackTime), fmt.Sprintf("%s has not come back to %s", sab.Withhold, sab.In), func(ctx context.Context) (bool, error) {
+		return until(ctx, r.allowAction(comebackTime), fmt.Sprintf("%s has not come back to %s", name, cluster), func(ctx context.Context) (bool, error) {
 			_, err := res.Get(ctx, object.GetName(), metav1.GetOptions{})
 			if !apierrors.IsNotFound(err) {
 				return err == nil, err
@@ -471,7 +480,7 @@ func (r *Runner) refuse(ctx context.Context, sab scenario.Sabotage, m *meta.REST
 				return false, nil
 			}
 			woken = time.Now()
-			return false, r.wake(ctx, sab.In)
+			return false, r.wake(ctx, cluster)
 		})
 	}
 	*undo = append(undoList{{do: back}}, *undo...)

@@ -191,13 +191,15 @@ func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, u
 		var in sabotageFile
 		f.Decode(n, &in, r.subst(s.Topology, used))
 		l := s.newLinter()
-		l.Cluster(&in.In)
+		for i := range in.In {
+			l.Cluster(&in.In[i])
+		}
 		switch {
 		case (in.Withhold == "") == (in.Plant == nil):
 			f.Problem(yamlfile.PosOf(n), "write one of them", "a sabotage needs one of withhold and plant, and not both")
 		case in.Withhold != "" && strings.Count(in.Withhold, "/") != 1:
 			f.Problem(f.At(&in.Withhold), "such as routeconfiguration/rome-node-gw", "%q is not kind/name", in.Withhold)
-		case in.Withhold != "" && in.In == "":
+		case in.Withhold != "" && len(in.In) == 0:
 			f.Problem(yamlfile.PosOf(n), "in: "+s.Topology.Clusters[0].Name, "say in which cluster the object is withheld")
 		case in.Plant != nil:
 			l.Resolve(&in.Plant.On)

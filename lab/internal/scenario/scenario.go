@@ -80,13 +80,13 @@ const DefaultWithin = 10 * time.Second
 
 // A Sabotage must turn the scenario red at one expectation of the step Fails.
 type Sabotage struct {
-	Index       int    // in the file
-	Depends     bool   // it is only for some rows
-	Withhold    string // kind/name of an object that is refused and removed
-	Namespace   string // of the object; empty: the name is unique in the cluster
-	In          string // cluster of the object
-	Plant       *Plant // foreign state, instead
-	Before      string // step before which it is done; empty: the first one
+	Index       int      // in the file
+	Depends     bool     // it is only for some rows
+	Withhold    string   // kind/name of an object that is refused and removed
+	Namespace   string   // of the object; empty: the name is unique in the cluster
+	In          []string // clusters of the object
+	Plant       *Plant   // foreign state, instead
+	Before      string   // step before which it is done; empty: the first one
 	Fails       string
 	Expectation []int // indices, in the step Fails, of the expectations of which one must be the first to fail
 }
@@ -100,7 +100,7 @@ type Plant struct {
 
 // String names the sabotage.
 func (s Sabotage) String() string {
-	text := fmt.Sprintf("withhold %s in %s", s.Withhold, s.In)
+	text := fmt.Sprintf("withhold %s in %s", s.Withhold, strings.Join(s.In, " and "))
 	if s.Plant != nil {
 		text = fmt.Sprintf("plant on %s: %s", s.Plant.On, strings.Join(strings.Fields(s.Plant.Run), " "))
 	}
@@ -141,7 +141,7 @@ type sabotageFile struct {
 	When      condition `lab:"when" doc:"only in rows with these values: { overlay: vxlan }"`
 	Withhold  string    `lab:"withhold" doc:"kind/name: refused by its name, then deleted"`
 	Namespace string    `lab:"namespace" doc:"of the object"`
-	In        string    `lab:"in" doc:"cluster of the object"`
+	In        []string  `lab:"in,one" doc:"clusters of the object: it is withheld in each of them"`
 	Plant     *Plant    `lab:"plant" doc:"foreign kernel state"`
 	Before    string    `lab:"before" doc:"name of the step before which it is done; default: before the first"`
 	Fails     string    `lab:"fails,required" doc:"name of the step that must fail"`
