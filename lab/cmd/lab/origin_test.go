@@ -70,10 +70,12 @@ func TestReuse(t *testing.T) {
 	t.Cleanup(func() { assert.Check(t, client.Close()) })
 	_, why = find(p)
 	assert.Check(t, is.Contains(why, "it has not come up whole"))
+	assert.Check(t, is.Contains(upAlready(c.name), "the lab up that builds it has not ended well"))
 
 	from, err := builder{place: p}.originOf(c)
 	assert.NilError(t, err)
 	assert.NilError(t, from.keep(c.name))
+	assert.Check(t, is.Contains(upAlready(c.name), "is up already"))
 	used, why = find(p)
 	assert.Equal(t, used, true, why)
 	assert.Equal(t, newReuse(p).up(t.Context())(c.topology, c.world, c.overlay), false) // another name

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
 	"net/netip"
 	"path/filepath"
@@ -422,7 +423,7 @@ that take a lab's name are content with how it starts.`,
 			}
 			// One of kind says itself whether it is up, begun, or being taken down.
 			if _, err := findLab(name); err == nil && at.world != kind.World {
-				return exitError{report.ExitInfra, fmt.Sprintf("lab: lab %s is up already: lab down %[1]s takes it down", name)}
+				return exitError{report.ExitInfra, upAlready(name)}
 			} else if err != nil && !errors.Is(err, world.ErrNotRunning) {
 				return infraError(err)
 			}
@@ -430,6 +431,9 @@ that take a lab's name are content with how it starts.`,
 			printLines(a.stdout, c.tight(at.world))
 			config := labConfig{name: name, topology: t, world: at.world, overlay: at.overlay, snapshots: warm}
 			lab, err := builder{place: p, out: a.stdout}.build(cmd.Context(), config)
+			if errors.Is(err, kind.ErrUp) {
+				return exitError{report.ExitInfra, upAlready(name)}
+			}
 			if err != nil && cmd.Context().Err() != nil {
 				return interruptedUp(context.WithoutCancel(cmd.Context()), config, lab)
 			}
@@ -455,6 +459,14 @@ Next:
 	cmd.Flags().StringVar(&overlay, "overlay", overlayAuto, "between the nodes of a cluster: geneve or vxlan; auto: geneve where the world's kernel has it")
 	snapshotFlag(cmd, &snapshots)
 	return cmd
+}
+
+// upAlready says of a lab that is there whether it is whole.
+func upAlready(name string) string {
+	if _, err := readOrigin(name); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Sprintf("lab: lab %s is there, but the lab up that builds it has not ended well: it is still at work, failed, or was killed. What it installs may be missing. lab inspect shows what there is, lab down %[1]s takes it down", name)
+	}
+	return fmt.Sprintf("lab: lab %s is up already: lab down %[1]s takes it down", name)
 }
 
 // interruptedUp takes down what there is of a lab whose up was interrupted.

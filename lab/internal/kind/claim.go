@@ -59,6 +59,10 @@ func (l *Lab) withdraw() error {
 	return rundir.Discard(l.dir)
 }
 
+// ErrUp is the error where all clusters of a lab are there already. Whether everything is
+// installed in them that is to be, the lab does not know.
+var ErrUp = errors.New("is up already")
+
 // isThere says what a run directory that is there means.
 func (l *Lab) isThere() error {
 	name := filepath.Base(l.dir)
@@ -71,7 +75,7 @@ func (l *Lab) isThere() error {
 	case !r.Ready:
 		return fmt.Errorf("lab %s was begun at %s and is not complete: its process is still at work, or was killed: lab down %[1]s removes it", name, r.Started.Format(time.TimeOnly))
 	}
-	return fmt.Errorf("lab %s is up already: lab down %[1]s takes it down", name)
+	return fmt.Errorf("lab %s %w: lab down %[1]s takes it down", name, ErrUp)
 }
 
 // release lets go of the lock.
