@@ -50,11 +50,10 @@ const (
 // registry is what containerd writes before names that have none.
 const registry = "docker.io/"
 
-// Bounds of what a cluster does by itself once kind has made it.
-const (
-	podCIDRTime = time.Minute     // the controller-manager gives a Node its podCIDR
-	readyTime   = 5 * time.Minute // and the kubelet says that it is ready
-)
+// readyTime bounds what a cluster does by itself once kind has made it: the controller-manager
+// gives a Node its podCIDR, and the kubelet says that it is ready. On two cores with another lab
+// the former took more than a minute.
+const readyTime = 5 * time.Minute
 
 // controlPlaneLabel is on the Nodes of control planes.
 const controlPlaneLabel = "node-role.kubernetes.io/control-plane"
@@ -74,7 +73,7 @@ type node struct {
 // plane is no node, every node has the profile's network, the images and the
 // probe. spec learns the addresses.
 func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world.ClusterSpec) error {
-	all, err := l.waitNodes(ctx, c, podCIDRTime, "has no podCIDR", func(n corev1.Node) bool { return len(n.Spec.PodCIDRs) > 0 })
+	all, err := l.waitNodes(ctx, c, "has no podCIDR", func(n corev1.Node) bool { return len(n.Spec.PodCIDRs) > 0 })
 	if err != nil {
 		return err
 	}
@@ -137,7 +136,7 @@ func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world
 	if err := g.Wait(); err != nil {
 		return err
 	}
-	_, err = l.waitNodes(ctx, c, readyTime, "is not ready", ready)
+	_, err = l.waitNodes(ctx, c, "is not ready", ready)
 	return err
 }
 
@@ -166,15 +165,15 @@ func (l *Lab) shareKubeconfigs(ctx context.Context) error {
 	return nil
 }
 
-// waitNodes waits until all nodes of a cluster are as they should be, and
+// waitNodes waits readyTime at most until all nodes of a cluster are as they should be, and
 // returns them, the control plane's among them when it is one.
-func (l *Lab) waitNodes(ctx context.Context, c topology.Cluster, timeout time.Duration, otherwise string, is func(corev1.Node) bool) ([]corev1.Node, error) {
+func (l *Lab) waitNodes(ctx context.Context, c topology.Cluster, otherwise string, is func(corev1.Node) bool) ([]corev1.Node, error) {
 	client, err := l.Client(c.Name)
 	if err != nil {
 		return nil, err
 	}
 	var all []corev1.Node
-	err = deploy.Poll(ctx, timeout, func(ctx context.Context) (reason string, err error) {
+	err = deploy.Poll(ctx, readyTime, func(ctx context.Context) (reason string, err error) {
 		list, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err.Error(), nil
