@@ -184,7 +184,7 @@ test-lab-kind: kind
 
 .PHONY: test-kind
 test-kind: kind ## scenarios in clusters of kind, with Podman: installation, paths and sources on kubeadm's own nodes
-	$(call timed,a cluster of kind,CI=1 $(GO) test -count=1 -timeout 5m -run '^TestEngine$$' ./lab/internal/kind)
+	$(call timed,a cluster of kind,CI=1 $(GO) test -count=1 -timeout 20m -run '^TestEngine$$' ./lab/internal/kind)
 	$(call timed,all scenarios in kind,$(COLLECT_LATER) bin/lab run --fresh --world kind --sabotage=after --jobs 1 $(KIND:%='%'))
 
 .PHONY: test-all

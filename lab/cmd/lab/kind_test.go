@@ -94,6 +94,10 @@ func TestRunWithoutEngine(t *testing.T) {
 	code, stdout, stderr := lab(t, "--root", root, "run", "--world", "kind", "bad-objects/vxlan", "--fresh")
 	assert.Equal(t, code, 4, stdout+stderr)
 	assert.Check(t, is.Contains(stdout, "none of docker, nerdctl, finch, podman is installed (make kind installs Podman"))
+	// Those that would need captures, too.
+	code, stdout, stderr = lab(t, "--root", root, "run", "--world", "kind", "pod-to-pod/vxlan/tcp/milan-web/rome-web", "--fresh")
+	assert.Equal(t, code, 4, stdout+stderr)
+	assert.Check(t, is.Contains(stdout, "none of docker, nerdctl, finch, podman is installed (make kind installs Podman"))
 	code, _, stderr = lab(t, "up", "two-clusters", "--world", "kind")
 	assert.Equal(t, code, 3)
 	assert.Check(t, strings.HasPrefix(stderr, "lab: the kind world can't run here: container engine: none of docker"), stderr)

@@ -197,7 +197,7 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 		return usageError("PATTERN@kind: with --world kubeconfig all rows run in the clusters that --kubeconfig names")
 	case withKind:
 		engine, err := kind.FindEngine(ctx)
-		captures := err == nil && kind.CanCapture(engine) // the doctor says what is missing
+		captures := err != nil || kind.CanCapture(engine) // without an engine rows are skipped, and say so
 		var left []selection
 		for _, sel := range selected {
 			if inKind(sel) {

@@ -312,8 +312,8 @@ func processorTime(of map[string]time.Duration) string {
 }
 
 // firstReplyTime is how long the first answer may take once both sides have
-// each other's key, where the machine is not emulated.
-const firstReplyTime = 80 * time.Second
+// each other's key, where the machine is not emulated. On two cores with another lab it took 89 s.
+const firstReplyTime = 3 * time.Minute
 
 // reachOf returns a function that sends probes from one pod to another until
 // one is answered. That a cluster has chosen an address that it must not choose,
@@ -435,7 +435,7 @@ that take a lab's name are content with how it starts.`,
 				return exitError{report.ExitInfra, upAlready(name)}
 			}
 			if err != nil && cmd.Context().Err() != nil {
-				return interruptedUp(context.WithoutCancel(cmd.Context()), config, lab)
+				return interruptedUp(context.WithoutCancel(cmd.Context()), config, lab, err)
 			}
 			if err != nil {
 				if lab != nil {
@@ -470,13 +470,13 @@ func upAlready(name string) string {
 }
 
 // interruptedUp takes down what there is of a lab whose up was interrupted.
-func interruptedUp(ctx context.Context, c labConfig, lab *builtLab) error {
+func interruptedUp(ctx context.Context, c labConfig, lab *builtLab, why error) error {
 	if lab != nil {
 		if err := takeDown(ctx, c, lab); err != nil {
 			return infraError(fmt.Errorf("interrupted, and lab %s could not be taken down: %w", c.name, err))
 		}
-	} else if _, err := findLab(c.name); err == nil { // of kind: it was up before
-		return exitError{report.ExitInfra, "lab: interrupted"}
+	} else if _, err := findLab(c.name); err == nil { // of kind: it could not be taken down
+		return infraError(fmt.Errorf("interrupted, and something of lab %s is left: %w", c.name, why))
 	}
 	return exitError{report.ExitInfra, fmt.Sprintf("lab: interrupted: nothing of lab %s is left", c.name)}
 }

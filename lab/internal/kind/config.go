@@ -44,6 +44,19 @@ func ClusterName(lab, cluster string) string {
 // groups of version 1 only: as of Kubernetes 1.35 they refuse to.
 const oldCgroups = "kind: KubeletConfiguration\nfailCgroupV1: false\n"
 
+// patience are patches for kubeadm's own bounds, some of which are a minute: two cores that start six
+// nodes need more (https://kubernetes.io/docs/reference/config-api/kubeadm-config.v1beta4/#kubeadm-k8s-io-v1beta4-Timeouts).
+func patience(kind string) string {
+	return "kind: " + kind + `
+timeouts:
+  controlPlaneComponentHealthCheck: 15m
+  kubeletHealthCheck: 15m
+  kubernetesAPICall: 5m
+  tlsBootstrap: 15m
+  discovery: 15m
+`
+}
+
 // Config is kind's configuration of a cluster: a control plane, and a worker for
 // each node of the topology that has its name, all from one image. Each has the
 // directory shared of the engine's machine, unless shared is empty.
@@ -59,7 +72,7 @@ func Config(lab, image, shared string, c topology.Cluster) *v1alpha4.Cluster {
 			DisableDefaultCNI: true, // the image has none; see command nodeimage
 			KubeProxyMode:     v1alpha4.ProxyMode(c.KubeProxy),
 		},
-		KubeadmConfigPatches: []string{oldCgroups},
+		KubeadmConfigPatches: []string{oldCgroups, patience("InitConfiguration"), patience("JoinConfiguration")},
 	}
 	for n := range c.Nodes {
 		cfg.Nodes = append(cfg.Nodes, v1alpha4.Node{

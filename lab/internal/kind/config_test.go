@@ -46,7 +46,7 @@ func TestConfig(t *testing.T) {
 				PodSubnet: "10.0.0.0/16", ServiceSubnet: "10.96.0.0/16",
 				DisableDefaultCNI: true, KubeProxyMode: v1alpha4.NFTablesProxyMode,
 			},
-			KubeadmConfigPatches: []string{"kind: KubeletConfiguration\nfailCgroupV1: false\n"},
+			KubeadmConfigPatches: []string{"kind: KubeletConfiguration\nfailCgroupV1: false\n", patience("InitConfiguration"), patience("JoinConfiguration")},
 		}
 	}
 	for _, tt := range []struct {

@@ -266,7 +266,7 @@ func TestLab(t *testing.T) {
 }
 
 // TestPortTaken: another program takes the port of an API server between the moment in which kind has
-// found it free and the one in which the engine serves it. Nothing of the lab stays.
+// found it free and the one in which the engine serves it, again and again. Nothing of the lab stays.
 func TestPortTaken(t *testing.T) {
 	e := newEngine(t)
 	const lab = "port-kind-vxlan"
@@ -277,7 +277,9 @@ func TestPortTaken(t *testing.T) {
 	_, err := Create(t.Context(), Spec{Name: lab, Topology: top, Dir: filepath.Join(base, lab), BinDir: binaries(t), Engine: Engine{Name: "docker"}})
 	assert.ErrorContains(t, err, "cluster milan: ")
 	assert.ErrorContains(t, err, "127.0.0.1:6443: bind: address already in use")
-	assert.ErrorContains(t, err, "another program has taken a port of this machine meanwhile: try again")
+	assert.ErrorContains(t, err, "kind create: tried 3 times: ")
+	tries := slices.DeleteFunc(e.calls(t, "run "), func(call string) bool { return !strings.Contains(call, "-control-plane ") })
+	assert.Equal(t, len(tries), 3, tries)
 	assert.DeepEqual(t, e.containers(t), []string{"somebodys-control-plane"})
 	names, err := List(base)
 	assert.NilError(t, err)

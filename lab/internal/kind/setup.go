@@ -269,20 +269,24 @@ func (l *Lab) withoutControlPlane(ctx context.Context, c topology.Cluster, n nod
 	if err != nil {
 		return err
 	}
-	if err := client.CoreV1().Nodes().Delete(ctx, n.name, metav1.DeleteOptions{}); err != nil {
-		return fmt.Errorf("delete Node %s of the control plane: %w", n.name, err)
-	}
-	left, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
-	if err != nil {
-		return fmt.Errorf("pods of the control plane: %w", err)
-	}
-	for _, p := range left.Items {
-		err := client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, *metav1.NewDeleteOptions(0))
+	// A busy API server may lose a connection.
+	return deploy.Poll(ctx, readyTime, func(ctx context.Context) (reason string, err error) {
+		err = client.CoreV1().Nodes().Delete(ctx, n.name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("delete pod %s of the control plane: %w", p.Name, err)
+			return fmt.Sprintf("delete Node %s of the control plane: %v", n.name, err), nil
 		}
-	}
-	return nil
+		left, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + n.name})
+		if err != nil {
+			return fmt.Sprintf("list pods of the control plane: %v", err), nil
+		}
+		for _, p := range left.Items {
+			err := client.CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, *metav1.NewDeleteOptions(0))
+			if err != nil && !apierrors.IsNotFound(err) {
+				return fmt.Sprintf("delete pod %s of the control plane: %v", p.Name, err), nil
+			}
+		}
+		return "", nil
+	})
 }
 
 // prepare brings the probe and the images onto a node, and gives its links the topology's
