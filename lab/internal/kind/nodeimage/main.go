@@ -8,7 +8,7 @@
 // files of kind's base image, which are part of kind's Go module; containerd, runc
 // and the components of Kubernetes. Two things differ. The images of the control
 // plane are archives, which a unit of systemd gives to containerd before the
-// kubelet starts. And there is no kindnet, which no Go module has: what makes a
+// kubelet starts. And there is no kindnet, whose module the Go module proxy does not serve: what makes a
 // cluster of this image has to bring the network of its pods.
 //
 // The archive is as "docker save" writes it. The tag of the image is made of its
