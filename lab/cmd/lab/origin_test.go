@@ -70,7 +70,7 @@ func TestReuse(t *testing.T) {
 	t.Cleanup(func() { assert.Check(t, client.Close()) })
 	_, why = find(p)
 	assert.Check(t, is.Contains(why, "it has not come up whole"))
-	assert.Check(t, is.Contains(upAlready(c.name), "the lab up that builds it has not ended well"))
+	assert.Check(t, is.Contains(upAlready(c.name), "it may not be whole"))
 
 	from, err := builder{place: p}.originOf(c)
 	assert.NilError(t, err)

@@ -312,8 +312,8 @@ func processorTime(of map[string]time.Duration) string {
 }
 
 // firstReplyTime is how long the first answer may take once both sides have
-// each other's key, where the machine is not emulated. On two cores with another lab it took 89 s.
-const firstReplyTime = 3 * time.Minute
+// each other's key, where the machine is not emulated.
+const firstReplyTime = 80 * time.Second
 
 // reachOf returns a function that sends probes from one pod to another until
 // one is answered. That a cluster has chosen an address that it must not choose,
@@ -464,7 +464,7 @@ Next:
 // upAlready says of a lab that is there whether it is whole.
 func upAlready(name string) string {
 	if _, err := readOrigin(name); errors.Is(err, fs.ErrNotExist) {
-		return fmt.Sprintf("lab: lab %s is there, but the lab up that builds it has not ended well: it is still at work, failed, or was killed. What it installs may be missing. lab inspect shows what there is, lab down %[1]s takes it down", name)
+		return fmt.Sprintf("lab: lab %s is there, but it may not be whole: its lab up is still at work, has failed, or was killed. lab inspect shows what there is, lab down %[1]s takes it down", name)
 	}
 	return fmt.Sprintf("lab: lab %s is up already: lab down %[1]s takes it down", name)
 }

@@ -44,8 +44,8 @@ func ClusterName(lab, cluster string) string {
 // groups of version 1 only: as of Kubernetes 1.35 they refuse to.
 const oldCgroups = "kind: KubeletConfiguration\nfailCgroupV1: false\n"
 
-// patience are patches for kubeadm's own bounds, some of which are a minute: two cores that start six
-// nodes need more (https://kubernetes.io/docs/reference/config-api/kubeadm-config.v1beta4/#kubeadm-k8s-io-v1beta4-Timeouts).
+// patience is a patch of kubeadm's configuration of one kind. kubeadm itself waits 1 to 5 minutes for what
+// a cluster needs; two cores that start six nodes need more (https://kubernetes.io/docs/reference/config-api/kubeadm-config.v1beta4/#kubeadm-k8s-io-v1beta4-Timeouts).
 func patience(kind string) string {
 	return "kind: " + kind + `
 timeouts:

@@ -18,6 +18,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
+	"gotest.tools/v3/poll"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -513,4 +514,33 @@ func TestForeignClusters(t *testing.T) {
 	})
 	assert.DeepEqual(t, e.containers(t), []string{rome + "-control-plane"})
 	assert.Equal(t, len(e.calls(t, "run ")), made)
+}
+
+// TestTaken: somebody makes a cluster of a lab's name when it stands in the lab's record already. It
+// is left alone.
+func TestTaken(t *testing.T) {
+	e := newEngine(t)
+	t.Setenv("ENGINE_STOPS", "network")
+	const lab = "taken-kind-vxlan"
+	name := ClusterName(lab, "milan")
+	top := parse(t, "clusters: { milan: { nodes: 1, podCIDR: 10.0.0.0/16, serviceCIDR: 10.96.0.0/16 } }")
+	spec := Spec{Name: lab, Topology: top, Dir: filepath.Join(t.TempDir(), lab), BinDir: binaries(t), Engine: Engine{Name: "docker"}}
+	made := make(chan error)
+	go func() {
+		_, err := Create(t.Context(), spec)
+		made <- err
+	}()
+	stopped := filepath.Join(e.dir, "stopped")
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		if _, err := os.Stat(stopped); err != nil {
+			return poll.Continue("the engine is not asked for its network")
+		}
+		return poll.Success()
+	}, poll.WithTimeout(time.Minute))
+	e.foreign(t, name)
+	assert.NilError(t, os.Remove(stopped))
+	assert.ErrorContains(t, <-made, "docker has "+name+" already, of another lab "+lab)
+	assert.DeepEqual(t, e.containers(t), []string{name + "-control-plane"})
+	_, err := os.Stat(spec.Dir)
+	assert.ErrorIs(t, err, os.ErrNotExist)
 }

@@ -76,7 +76,7 @@ func (l *Lab) startOutside(ctx context.Context, s Spec, o topology.Outside, cont
 	if _, err := run(ctx, engine, "cp", filepath.Join(s.BinDir, expect.ProbeProgram), container+":"+probeOnNode); err != nil {
 		return netip.Addr{}, err
 	}
-	text, err := run(ctx, engine, "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", container) // nerdctl calls the network otherwise
+	text, err := run(ctx, engine, "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", container) // nerdctl has another name for the network
 	if err != nil {
 		return netip.Addr{}, err
 	}
