@@ -21,9 +21,11 @@ import (
 type learnedPlaces struct {
 	mu   sync.Mutex
 	list []learnedPlace
-	// left is the place that the client has left, since the peer has ceased to tell it. It
-	// stays among those that are tried.
-	left netip.AddrPort
+	// left are the places that the client has left, since the peer has ceased to tell them,
+	// the latest first. They stay among those that are tried, as the last ones, but not while
+	// the client goes to another one: they would answer sooner, and it would stay there.
+	left  []netip.AddrPort
+	going bool
 }
 
 type learnedPlace struct {
@@ -49,17 +51,49 @@ func (l *learnedPlaces) ports() []uint16 {
 	return out
 }
 
-// leave notes the place that the client has left; invalid: none.
+// mostLeft is how many places that the client has left are tried, so that a peer that moves
+// again and again does not have it try them all.
+const mostLeft = 8
+
+// leave notes a place that the client leaves for another one.
 func (l *learnedPlaces) leave(place netip.AddrPort) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.left = place
+	left := []netip.AddrPort{place}
+	for _, p := range l.left {
+		if p != place && len(left) < mostLeft {
+			left = append(left, p)
+		}
+	}
+	l.left, l.going = left, true
 }
 
-func (l *learnedPlaces) leftPlace() netip.AddrPort {
+// forget has places that the client has left count as any other.
+func (l *learnedPlaces) forget(places []netip.AddrPort) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.left = slices.DeleteFunc(slices.Clone(l.left), func(p netip.AddrPort) bool { return slices.Contains(places, p) })
+}
+
+// gone notes that the client has been to another place, whether or not it was answered there.
+func (l *learnedPlaces) gone() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.going = false
+}
+
+// leftPlaces are those that the client has left, the latest first.
+func (l *learnedPlaces) leftPlaces() []netip.AddrPort {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.left
+}
+
+// isGoing reports whether the client is about to leave a place for another one.
+func (l *learnedPlaces) isGoing() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.going
 }
 
 // learnPlaces follows what the peer says until ctx is done.
@@ -73,11 +107,10 @@ func (gw *gateway) learnPlaces(ctx context.Context, g *group) error {
 			gw.learned.leave(at)
 		}
 		gw.setPlaces(ctx, g, is)
-		if is == nil || gw.tells(is, gw.learned.leftPlace()) { // spec.endpoint counts again, or the peer has changed its mind
-			gw.learned.leave(netip.AddrPort{})
-		}
+		gw.forgetLeft(is)
 		if withdrawn {
 			gw.goElsewhere(ctx, is, at)
+			gw.learned.gone()
 		}
 		was = is
 		select {
@@ -86,6 +119,16 @@ func (gw *gateway) learnPlaces(ctx context.Context, g *group) error {
 		case <-gw.exchange.places:
 		}
 	}
+}
+
+// forgetLeft forgets which places the client has left when spec.endpoint counts again, and the
+// one about which the peer has changed its mind.
+func (gw *gateway) forgetLeft(told *exchange.Endpoint) {
+	again := gw.learned.leftPlaces()
+	if told != nil {
+		again = slices.DeleteFunc(slices.Clone(again), func(p netip.AddrPort) bool { return !gw.tells(told, p) })
+	}
+	gw.learned.forget(again)
 }
 
 // setPlaces makes these the learned places. One that was among them goes on with the
@@ -241,14 +284,14 @@ func (gw *gateway) endpointCondition(at netip.AddrPort) Condition {
 	is := netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	isAt := func(r *resolver) bool { return r.endpoint() == is }
 	spec := fmt.Sprintf("spec.endpoint of GatewayClient %s/%s, which says %s", gw.cfg.Namespace, gw.cfg.Name, places(gw.cfg.EndpointHosts, gw.cfg.EndpointPort))
-	left := gw.learned.leftPlace()
+	left := gw.learned.leftPlaces()
 	switch {
-	case at.IsValid() && is == left:
-		return Condition{kind, "Withdrawn", fmt.Sprintf("the peer has told that it is no longer dialled at %v, but it has answered nowhere else: look where its cluster is reached now, and correct %s", left, spec), false}
+	case at.IsValid() && slices.Contains(left, is):
+		return Condition{kind, "Withdrawn", fmt.Sprintf("the peer has told that it is no longer dialled at %v, but it has answered nowhere else: look where its cluster is reached now, and correct %s", is, spec), false}
 	case !at.IsValid() || slices.ContainsFunc(gw.resolvers, isAt) || !slices.ContainsFunc(gw.learned.resolvers(), isAt):
 		return Condition{kind, "AsWritten", "the peer is dialled where spec.endpoint says", true}
-	case left.IsValid():
-		return Condition{kind, "Withdrawn", fmt.Sprintf("the peer has told that it is no longer dialled at %v, and is dialled at %v, which it has told besides: correct %s", left, is, spec), false}
+	case len(left) > 0:
+		return Condition{kind, "Withdrawn", fmt.Sprintf("the peer has told that it is no longer dialled at %v, and is dialled at %v, which it has told besides: correct %s", left[0], is, spec), false}
 	}
 	return Condition{kind, "Learned", fmt.Sprintf("the peer did not answer at %s, which spec.endpoint of GatewayClient %s/%s says, and is dialled at %v, which it has told itself: correct spec.endpoint",
 		places(gw.cfg.EndpointHosts, gw.cfg.EndpointPort), gw.cfg.Namespace, gw.cfg.Name, is), false}

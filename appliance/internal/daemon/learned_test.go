@@ -55,7 +55,7 @@ func TestWithdrawnEndpoint(t *testing.T) {
 	}
 	tell(first, other)
 	inNS(t, milan, func(ctx context.Context) error { return RunGateway(ctx, serverCfg) })
-	log, _ = newLog(t, "client")
+	log, said := newLog(t, "client")
 	cfg, api := clientSide.config(log)
 	api.set(func(v *kube.GatewayView) { v.Gateway = &cluster.Gateway{Meta: cluster.Meta{Generation: 3}} })
 	conn, rep := &latest[ConnectionStatus]{}, &latest[ReportStatus]{}
@@ -81,7 +81,21 @@ func TestWithdrawnEndpoint(t *testing.T) {
 	within(t, 20*time.Second, at("AsWritten", ""))
 	within(t, 20*time.Second, told(first))
 
+	// The client must not be content with the former place when the other one answers late.
+	cloud.Run("nft", "add chain ip balancer late { type filter hook prerouting priority raw; }; add rule ip balancer late ip daddr "+other+" drop")
 	tell(other)
+	before := len(said.String())
+	says := func(text string) func() error {
+		return func() error {
+			if !strings.Contains(said.String()[before:], text) {
+				return fmt.Errorf("the client has not said %s", text)
+			}
+			return nil
+		}
+	}
+	within(t, 20*time.Second, says("the peer is silent: a new handshake"))
+	cloud.Run("nft", "delete chain ip balancer late")
+	within(t, 10*time.Second, says("msg=\"the peer answers again\" daemon=client endpoint="+other+":51840 told="+other))
 	within(t, 10*time.Second, at("Withdrawn", "no longer dialled at "+first+":51840, and is dialled at "+other+":51840"))
 	gap := within(t, 5*time.Second, through(t, rome))
 	// It would take 10 s if the client waited until it hears nothing.

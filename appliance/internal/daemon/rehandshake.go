@@ -116,6 +116,7 @@ type outage struct {
 	// known at the first place only, and one that ceased to roam at the others.
 	learned    netip.AddrPort
 	configured []netip.AddrPort
+	left       []netip.AddrPort // the places that the peer has withdrawn
 	handshakes int
 }
 
@@ -147,9 +148,12 @@ func (o *outage) stopped(pause, took time.Duration) {
 }
 
 // places are where the peer may be, in the order in which it is looked for: where it
-// was, unless that is a place where it is no longer configured to be, and then
-// wherever it is.
+// was, unless that is a place where it is no longer configured to be or that it has
+// withdrawn, and then wherever it is.
 func (o *outage) places(configured []netip.AddrPort) []netip.AddrPort {
+	if slices.Contains(o.left, o.learned) {
+		return configured
+	}
 	was := slices.Contains(o.configured, o.learned)
 	switch i := slices.Index(configured, o.learned); {
 	case i > 0:
@@ -181,19 +185,20 @@ func (o *outage) next(configured []netip.AddrPort) (endpoint netip.AddrPort, new
 }
 
 // endpoints returns where the peer is configured to be, as far as that is known, and then
-// where it says that it is besides. The place that it has withdrawn is the last one.
+// where it says that it is besides. The places that it has withdrawn are the last ones, and
+// left out while the client goes to another one.
 func (gw *gateway) endpoints() []netip.AddrPort {
-	left := gw.learned.leftPlace()
+	left := gw.learned.leftPlaces()
 	var out []netip.AddrPort
 	for _, r := range slices.Concat(gw.resolvers, gw.learned.resolvers()) {
-		if e := r.endpoint(); e.IsValid() && e != left && !slices.Contains(out, e) {
+		if e := r.endpoint(); e.IsValid() && !slices.Contains(left, e) && !slices.Contains(out, e) {
 			out = append(out, e)
 		}
 	}
-	if left.IsValid() {
-		out = append(out, left)
+	if gw.learned.isGoing() {
+		return out
 	}
-	return out
+	return append(out, left...)
 }
 
 // lookUp has the names of the endpoint looked up soon.
@@ -249,6 +254,7 @@ func (gw *gateway) endSilence(ctx context.Context, p *patience) {
 		}
 		now := time.Now()
 		o.listen(peer.Rx, now)
+		o.left = gw.learned.leftPlaces()
 		if now.Sub(o.heard) >= o.silence(p, gw.endpoints()) {
 			gw.rehandshake(&o, peer, now)
 			p.spend(now)
