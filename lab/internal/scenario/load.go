@@ -194,13 +194,21 @@ func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, u
 		for i := range in.In {
 			l.Cluster(&in.In[i])
 		}
+		ways := 0
+		for _, said := range []bool{in.Withhold != "", in.Plant != nil, in.Pause.Text != ""} {
+			if said {
+				ways++
+			}
+		}
 		switch {
-		case (in.Withhold == "") == (in.Plant == nil):
-			f.Problem(yamlfile.PosOf(n), "write one of them", "a sabotage needs one of withhold and plant, and not both")
+		case ways != 1:
+			f.Problem(yamlfile.PosOf(n), "write one of them", "a sabotage needs one of withhold, plant and pause, and no more than one")
 		case in.Withhold != "" && strings.Count(in.Withhold, "/") != 1:
 			f.Problem(f.At(&in.Withhold), "such as routeconfiguration/rome-node-gw", "%q is not kind/name", in.Withhold)
 		case in.Withhold != "" && len(in.In) == 0:
 			f.Problem(yamlfile.PosOf(n), "in: "+s.Topology.Clusters[0].Name, "say in which cluster the object is withheld")
+		case in.Pause.Text != "":
+			l.Resolve(&in.Pause)
 		case in.Plant != nil:
 			l.Resolve(&in.Plant.On)
 			lintScript(l, &in.Plant.Run)

@@ -86,6 +86,7 @@ type Sabotage struct {
 	Namespace   string   // of the object; empty: the name is unique in the cluster
 	In          []string // clusters of the object
 	Plant       *Plant   // foreign state, instead
+	Pause       bool     // the plant has daemons of its host stand still
 	Before      string   // step before which it is done; empty: the first one
 	Fails       string
 	Expectation []int // indices, in the step Fails, of the expectations of which one must be the first to fail
@@ -101,7 +102,10 @@ type Plant struct {
 // String names the sabotage.
 func (s Sabotage) String() string {
 	text := fmt.Sprintf("withhold %s in %s", s.Withhold, strings.Join(s.In, " and "))
-	if s.Plant != nil {
+	switch {
+	case s.Pause:
+		text = fmt.Sprintf("pause the daemons of %s", s.Plant.On)
+	case s.Plant != nil:
 		text = fmt.Sprintf("plant on %s: %s", s.Plant.On, strings.Join(strings.Fields(s.Plant.Run), " "))
 	}
 	if s.Before != "" {
@@ -138,15 +142,35 @@ type stepFile struct {
 }
 
 type sabotageFile struct {
-	When      condition `lab:"when" doc:"only in rows with these values: { overlay: vxlan }"`
-	Withhold  string    `lab:"withhold" doc:"kind/name: refused by its name, then deleted"`
-	Namespace string    `lab:"namespace" doc:"of the object"`
-	In        []string  `lab:"in,one" doc:"clusters of the object: it is withheld in each of them"`
-	Plant     *Plant    `lab:"plant" doc:"foreign kernel state"`
-	Before    string    `lab:"before" doc:"name of the step before which it is done; default: before the first"`
-	Fails     string    `lab:"fails,required" doc:"name of the step that must fail"`
+	When      condition  `lab:"when" doc:"only in rows with these values: { overlay: vxlan }"`
+	Withhold  string     `lab:"withhold" doc:"kind/name: refused by its name, then deleted"`
+	Namespace string     `lab:"namespace" doc:"of the object"`
+	In        []string   `lab:"in,one" doc:"clusters of the object: it is withheld in each of them"`
+	Plant     *Plant     `lab:"plant" doc:"foreign kernel state"`
+	Pause     expect.Ref `lab:"pause" doc:"host or pod: its daemons stand still"`
+	Before    string     `lab:"before" doc:"name of the step before which it is done; default: before the first"`
+	Fails     string     `lab:"fails,required" doc:"name of the step that must fail"`
 
 	Expectation oneOrMore `lab:"expectation" doc:"the expectation of that step that must be the first to fail: its kind, or a part of its text as lab run --plan prints it; a list where it is one of several by chance; default: the only one"`
+}
+
+// plant is what is planted: what the file says, or what has daemons stand still.
+func (in *sabotageFile) plant() *Plant {
+	if in.Pause.Text == "" {
+		return in.Plant
+	}
+	return &Plant{On: in.Pause, Run: signalDaemons("STOP"), Undo: signalDaemons("CONT")}
+}
+
+// signalDaemons are the commands that send a signal to the daemons in the network namespace in
+// which they run.
+func signalDaemons(signal string) string {
+	return `cd /proc; here=$(readlink self/ns/net)
+for p in [0-9]*; do
+  [ "$(readlink $p/ns/net)" = "$here" ] && [ "$(cat $p/comm)" = isthmus ] && kill -` + signal + ` $p
+done
+true
+`
 }
 
 // Build makes the steps of a row, new each time: expectations remember what
@@ -190,12 +214,13 @@ func (s *Scenario) BuildSabotage(r Row) []Sabotage {
 		}
 		var in sabotageFile
 		s.file.Decode(n, &in, r.subst(s.Topology, nil))
-		if in.Plant != nil {
-			s.newLinter().Resolve(&in.Plant.On)
+		plant := in.plant()
+		if plant != nil {
+			s.newLinter().Resolve(&plant.On)
 		}
 		sab := Sabotage{
 			Index: i, Depends: len(in.When) > 0, Withhold: in.Withhold, Namespace: in.Namespace, In: in.In,
-			Plant: in.Plant, Before: in.Before, Fails: in.Fails,
+			Plant: plant, Pause: in.Pause.Text != "", Before: in.Before, Fails: in.Fails,
 		}
 		for _, st := range steps {
 			if st.Name == in.Fails {

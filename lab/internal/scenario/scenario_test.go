@@ -220,6 +220,8 @@ sabotage:
   - plant: { on: milan/control-plane, run: a  b, undo: c }
     before: it is as before
     fails: it is as before
+  - pause: milan/node-1
+    fails: it is as before
 `
 
 // TestInstallation: values are any YAML, with the row's in it.
@@ -235,5 +237,9 @@ func TestInstallation(t *testing.T) {
 	assert.Equal(t, steps[0].Do[0].String(), "remember milan, rome as before")
 	assert.Equal(t, steps[0].Do[2].String(), "uninstall in milan by helm")
 	assert.Equal(t, steps[1].Expect[0].String(), "kernels are as in before")
-	assert.Equal(t, s.BuildSabotage(s.Rows[0])[0].String(), `plant on milan/control-plane: a b, before "it is as before"`)
+	sabotages := s.BuildSabotage(s.Rows[0])
+	assert.Equal(t, sabotages[0].String(), `plant on milan/control-plane: a b, before "it is as before"`)
+	assert.Equal(t, sabotages[1].String(), `pause the daemons of milan/node-1`)
+	assert.Equal(t, sabotages[1].Plant.On.Operand.String(), "milan/node-1")
+	assert.Equal(t, strings.Replace(sabotages[1].Plant.Run, "-STOP", "-CONT", 1), sabotages[1].Plant.Undo)
 }
