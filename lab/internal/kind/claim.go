@@ -180,7 +180,8 @@ func (l *Lab) leaving() bool {
 	return held
 }
 
-// clientsTime is how long clients of the engine may be waited for that a killed process has left.
+// clientsTime is how long clients of the engine may be waited for, be it that a killed process has
+// left them or that kind does not wait for them.
 const clientsTime = 30 * time.Second
 
 // awaitClients waits until no client of the engine is at work on the lab's containers. Where its
@@ -193,6 +194,11 @@ func (l *Lab) awaitClients(ctx context.Context) {
 	for _, o := range l.record.Outside {
 		names = append(names, o.Container)
 	}
+	l.awaitClientsOf(ctx, names...)
+}
+
+// awaitClientsOf waits until no client of the engine is at work on containers whose names begin so.
+func (l *Lab) awaitClientsOf(ctx context.Context, names ...string) {
 	_ = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, clientsTime, true, func(context.Context) (bool, error) {
 		return !slices.ContainsFunc(names, func(name string) bool { return hasClient(l.record.Engine, name) }), nil
 	})

@@ -64,7 +64,7 @@ const makeTries = 3
 // two cores start six nodes; or another program has taken the port in between that kind had drawn.
 var transient = regexp.MustCompile(`could not find a log line that matches|address already in use|port is already allocated`)
 
-// make has kind make a cluster. After a failure kind has taken the nodes away again.
+// make has kind make a cluster.
 func (l *Lab) make(ctx context.Context, s Spec, p *cluster.Provider, cfg *v1alpha4.Cluster, name string) error {
 	unlock, err := l.lockNetwork(ctx)
 	if err != nil {
@@ -92,6 +92,12 @@ func (l *Lab) make(ctx context.Context, s Spec, p *cluster.Provider, cfg *v1alph
 			return fmt.Errorf("tried %d times: %w", try, err)
 		}
 		s.say(fmt.Sprintf("cluster %s is tried again: %v", name, err), start)
+		// Kind has taken away what there was when the first node failed. It does not wait for
+		// those that it was making besides.
+		l.awaitClientsOf(ctx, cfg.Name)
+		if err := p.Delete(cfg.Name, l.kubeconfig(name)); err != nil {
+			return fmt.Errorf("delete what is left of the try before: %w", err)
+		}
 	}
 }
 

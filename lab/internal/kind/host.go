@@ -215,8 +215,8 @@ func (l *Lab) lockNetwork(ctx context.Context) (unlock func(), err error) {
 	return cancel, nil
 }
 
-// prepareHost makes what is missing.
-func (l *Lab) prepareHost(engine Engine) error {
+// prepareHost makes what is missing, and says what it leaves as it is.
+func (l *Lab) prepareHost(engine Engine, say func(message string)) error {
 	if !engine.Local || os.Geteuid() != 0 {
 		return nil
 	}
@@ -226,15 +226,23 @@ func (l *Lab) prepareHost(engine Engine) error {
 		}
 	}
 	if engine.Name == podman {
-		if err := l.unfilterBridges(); err != nil {
+		if err := l.unfilterBridges(say); err != nil {
 			return err
 		}
 	}
-	limit, err := readNumber("/proc/sys/" + inotify)
-	if err != nil || limit >= inotifyWanted {
+	return raise(inotify, inotifyWanted, "nodes need so many")
+}
+
+// raise sets a sysctl that is lower than is wanted.
+func raise(sysctl string, wanted int, why string) error {
+	is, err := readNumber("/proc/sys/" + sysctl)
+	if err != nil || is >= uint64(wanted) {
 		return err
 	}
-	return os.WriteFile("/proc/sys/"+inotify, []byte(strconv.Itoa(inotifyWanted)), 0)
+	if err := os.WriteFile("/proc/sys/"+sysctl, []byte(strconv.Itoa(wanted)), 0); err != nil {
+		return fmt.Errorf("sysctl %s is %d, and can't be set to %d: %s: %w: set it on the machine, or run the lab where /proc/sys can be written", strings.ReplaceAll(sysctl, "/", "."), is, wanted, why, err)
+	}
+	return nil
 }
 
 // bridgeFilters have this machine's iptables see what one container sends to another
@@ -246,13 +254,23 @@ var bridgeFilters = []string{"net/bridge/bridge-nf-call-iptables", "net/bridge/b
 // a node sends to an address outside of it, even if another node is the way there: who
 // answers sees the bridge. Where containers of somebody's run it is left as it is, since
 // they may need it.
-func (l *Lab) unfilterBridges() error {
-	if running, err := run(context.Background(), podman, "ps", "--quiet"); err != nil || strings.TrimSpace(running) != "" {
+func (l *Lab) unfilterBridges(say func(message string)) error {
+	running, err := run(context.Background(), podman, "ps", "--quiet")
+	if err != nil {
 		return err
 	}
 	for _, s := range bridgeFilters {
-		if err := os.WriteFile("/proc/sys/"+s, []byte("0"), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("sysctl %s=0, so that nodes see each other's addresses: %w: run the lab where /proc/sys can be written", strings.ReplaceAll(s, "/", "."), err)
+		is, err := readNumber("/proc/sys/" + s)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && is == 0 {
+			continue
+		}
+		name := strings.ReplaceAll(s, "/", ".")
+		if strings.TrimSpace(running) != "" {
+			say("other containers run in Podman, so sysctl " + name + " stays on: some of what nodes send each other has the address of Podman's bridge, and rows about sources fail; stop those containers before lab up, or set it to 0")
+			return nil
+		}
+		if err := os.WriteFile("/proc/sys/"+s, []byte("0"), 0); err != nil {
+			return fmt.Errorf("sysctl %s=0, so that nodes see each other's addresses: %w: run the lab where /proc/sys can be written", name, err)
 		}
 	}
 	return nil

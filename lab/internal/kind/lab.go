@@ -191,7 +191,8 @@ func (l *Lab) clusterNames() []string {
 // create makes all clusters side by side: much of the time each waits for systemd
 // and for kubeadm's polls.
 func (l *Lab) create(ctx context.Context, s Spec) error {
-	if err := l.prepareHost(s.Engine); err != nil {
+	began := time.Now()
+	if err := l.prepareHost(s.Engine, func(message string) { s.say(message, began) }); err != nil {
 		return err
 	}
 	if dir := l.shared(); dir != "" {
@@ -350,7 +351,7 @@ func (l *Lab) Down(context.Context) error { return l.delete() }
 // delete deletes to the end: kind's library knows no contexts.
 func (l *Lab) delete() error {
 	defer l.markLeaving()()
-	if !l.record.Ready && !l.maker {
+	if !l.record.Ready {
 		l.awaitClients(context.Background())
 	}
 	errs := []error{l.endCaptures(), l.deleteOutside()}

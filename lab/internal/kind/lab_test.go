@@ -267,7 +267,8 @@ func TestLab(t *testing.T) {
 }
 
 // TestPortTaken: another program takes the port of an API server between the moment in which kind has
-// found it free and the one in which the engine serves it, again and again. Nothing of the lab stays.
+// found it free and the one in which the engine serves it, again and again. The other node is made
+// when kind has given up. Nothing of the lab stays.
 func TestPortTaken(t *testing.T) {
 	e := newEngine(t)
 	const lab = "port-kind-vxlan"
@@ -275,6 +276,7 @@ func TestPortTaken(t *testing.T) {
 	base := t.TempDir()
 	e.foreign(t, "somebodys")
 	t.Setenv("ENGINE_PORT_TAKEN", "--name "+ClusterName(lab, "milan")+"-control-plane")
+	t.Setenv("ENGINE_LATE", "--name "+ClusterName(lab, "milan")+"-worker")
 	_, err := Create(t.Context(), Spec{Name: lab, Topology: top, Dir: filepath.Join(base, lab), BinDir: binaries(t), Engine: Engine{Name: "docker"}})
 	assert.ErrorContains(t, err, "cluster milan: ")
 	assert.ErrorContains(t, err, "127.0.0.1:6443: bind: address already in use")
