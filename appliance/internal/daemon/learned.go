@@ -89,11 +89,15 @@ func (l *learnedPlaces) leftPlaces() []netip.AddrPort {
 	return l.left
 }
 
-// isGoing reports whether the client is about to leave a place for another one.
-func (l *learnedPlaces) isGoing() bool {
+// leaving are the places that the client has left or is about to leave, while it goes to
+// another one.
+func (l *learnedPlaces) leaving() []netip.AddrPort {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.going
+	if !l.going {
+		return nil
+	}
+	return l.left
 }
 
 // learnPlaces follows what the peer says until ctx is done.

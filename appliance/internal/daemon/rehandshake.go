@@ -116,7 +116,7 @@ type outage struct {
 	// known at the first place only, and one that ceased to roam at the others.
 	learned    netip.AddrPort
 	configured []netip.AddrPort
-	left       []netip.AddrPort // the places that the peer has withdrawn
+	leaving    []netip.AddrPort // the places that the client is about to leave
 	handshakes int
 }
 
@@ -148,10 +148,10 @@ func (o *outage) stopped(pause, took time.Duration) {
 }
 
 // places are where the peer may be, in the order in which it is looked for: where it
-// was, unless that is a place where it is no longer configured to be or that it has
-// withdrawn, and then wherever it is.
+// was, unless that is a place where it is no longer configured to be or that the client
+// is about to leave, and then wherever it is.
 func (o *outage) places(configured []netip.AddrPort) []netip.AddrPort {
-	if slices.Contains(o.left, o.learned) {
+	if slices.Contains(o.leaving, o.learned) {
 		return configured
 	}
 	was := slices.Contains(o.configured, o.learned)
@@ -195,7 +195,7 @@ func (gw *gateway) endpoints() []netip.AddrPort {
 			out = append(out, e)
 		}
 	}
-	if gw.learned.isGoing() {
+	if len(gw.learned.leaving()) > 0 {
 		return out
 	}
 	return append(out, left...)
@@ -254,7 +254,7 @@ func (gw *gateway) endSilence(ctx context.Context, p *patience) {
 		}
 		now := time.Now()
 		o.listen(peer.Rx, now)
-		o.left = gw.learned.leftPlaces()
+		o.leaving = gw.learned.leaving()
 		if now.Sub(o.heard) >= o.silence(p, gw.endpoints()) {
 			gw.rehandshake(&o, peer, now)
 			p.spend(now)

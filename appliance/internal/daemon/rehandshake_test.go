@@ -114,8 +114,7 @@ func TestOutage(t *testing.T) {
 		{"only configured", outage{configured: only}, only, []netip.AddrPort{configured, configured}, 1},
 		{"several", outage{learned: configured, configured: both}, both, []netip.AddrPort{configured, later, configured}, 2},
 		{"the second of several", outage{learned: later, configured: both}, both, []netip.AddrPort{later, configured, later}, 2},
-		{"it has withdrawn the first of several", outage{learned: configured, configured: both, left: only}, []netip.AddrPort{later, configured}, []netip.AddrPort{later, configured, later}, 2},
-		{"the client leaves the first of several", outage{learned: configured, configured: both, left: only}, []netip.AddrPort{later}, []netip.AddrPort{later, later, later}, 1},
+		{"the client leaves the first of several", outage{learned: configured, configured: both, leaving: only}, []netip.AddrPort{later}, []netip.AddrPort{later, later, later}, 1},
 		{"roamed from several", outage{learned: learned, configured: both}, both, []netip.AddrPort{learned, configured, later, learned}, 3},
 	} {
 		for i, want := range tc.want {
