@@ -109,9 +109,10 @@ func (f tunnelFacts) connected() Condition {
 // the first pass, which says what is wanted.
 func (gw *gateway) connectionStatus() (ConnectionStatus, bool) {
 	st := gw.prober.Status()
+	known, leaving := gw.endpoints()
 	f := tunnelFacts{
 		state: st.State, mode: gw.cfg.Mode, remoteID: gw.cfg.RemoteID, namespace: gw.cfg.Namespace,
-		places: places(gw.cfg.EndpointHosts, gw.cfg.EndpointPort), resolved: len(gw.endpoints()) > 0, handshake: -1,
+		places: places(gw.cfg.EndpointHosts, gw.cfg.EndpointPort), resolved: len(known)+len(leaving) > 0, handshake: -1,
 	}
 	if p, ok := gw.shown(); ok {
 		f.peer = true

@@ -75,29 +75,19 @@ func (l *learnedPlaces) forget(places []netip.AddrPort) {
 	l.left = slices.DeleteFunc(slices.Clone(l.left), func(p netip.AddrPort) bool { return slices.Contains(places, p) })
 }
 
-// gone notes that the client has been to another place, whether or not it was answered there.
-func (l *learnedPlaces) gone() {
+// stay notes that the client goes to no other place any more.
+func (l *learnedPlaces) stay() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.going = false
 }
 
-// leftPlaces are those that the client has left, the latest first.
-func (l *learnedPlaces) leftPlaces() []netip.AddrPort {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.left
-}
-
-// leaving are the places that the client has left or is about to leave, while it goes to
+// leftPlaces are those that the client has left, the latest first, and whether it is about to go to
 // another one.
-func (l *learnedPlaces) leaving() []netip.AddrPort {
+func (l *learnedPlaces) leftPlaces() (left []netip.AddrPort, going bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.going {
-		return nil
-	}
-	return l.left
+	return l.left, l.going
 }
 
 // learnPlaces follows what the peer says until ctx is done.
@@ -106,7 +96,7 @@ func (gw *gateway) learnPlaces(ctx context.Context, g *group) error {
 	for {
 		is := gw.exchange.endpoint()
 		at := gw.dialled()
-		withdrawn := was != nil && is != nil && at.IsValid() && gw.tells(was, at) && !gw.tells(is, at)
+		withdrawn := gw.isWithdrawn(was, is, at)
 		if withdrawn {
 			gw.learned.leave(at)
 		}
@@ -114,7 +104,8 @@ func (gw *gateway) learnPlaces(ctx context.Context, g *group) error {
 		gw.forgetLeft(is)
 		if withdrawn {
 			gw.goElsewhere(ctx, is, at)
-			gw.learned.gone()
+			gw.learned.stay()
+			gw.forgetLeft(is) // names that it tells have addresses by now
 		}
 		was = is
 		select {
@@ -125,10 +116,21 @@ func (gw *gateway) learnPlaces(ctx context.Context, g *group) error {
 	}
 }
 
+// isWithdrawn reports whether the peer tells a place no more at which it is dialled. Where the
+// client has come back to such a place, each change of what the peer tells counts.
+func (gw *gateway) isWithdrawn(was, is *exchange.Endpoint, at netip.AddrPort) bool {
+	if was == nil || is == nil || !at.IsValid() || gw.tells(is, at) {
+		return false
+	}
+	left, _ := gw.learned.leftPlaces()
+	changed := was.Port != is.Port || !slices.Equal(was.Addresses, is.Addresses)
+	return gw.tells(was, at) || changed && slices.Contains(left, at)
+}
+
 // forgetLeft forgets which places the client has left when spec.endpoint counts again, and the
 // one about which the peer has changed its mind.
 func (gw *gateway) forgetLeft(told *exchange.Endpoint) {
-	again := gw.learned.leftPlaces()
+	again, _ := gw.learned.leftPlaces()
 	if told != nil {
 		again = slices.DeleteFunc(slices.Clone(again), func(p netip.AddrPort) bool { return !gw.tells(told, p) })
 	}
@@ -226,7 +228,7 @@ func (gw *gateway) firstTold(ctx context.Context, told *exchange.Endpoint) netip
 func (gw *gateway) goElsewhere(ctx context.Context, told *exchange.Endpoint, from netip.AddrPort) {
 	to := gw.firstTold(ctx, told)
 	switch {
-	case ctx.Err() != nil || to == from:
+	case ctx.Err() != nil || to == from: // a name leads there, which is forgotten to have been left
 		return
 	case !to.IsValid():
 		gw.log.Warn("the peer tells the place where it is dialled no more, and no other one is known: it is dialled there still", "endpoint", from, "told", places(told.Addresses, told.Port))
@@ -239,9 +241,15 @@ func (gw *gateway) goElsewhere(ctx context.Context, told *exchange.Endpoint, fro
 	if !gw.dial(to) {
 		return
 	}
-	began := time.Now() // what was answered before came from the former place
-	for ctx.Err() == nil && time.Since(began) < backAfter {
+	first := time.Now()
+	began := first // what was answered before came from the former place
+	for ctx.Err() == nil && time.Since(first) < backAfter {
 		pause(ctx, gw.prober.Hurry())
+		if gw.dialled() == from { // whoever watched for silence had decided before
+			gw.dial(to)
+			began = time.Now()
+			continue
+		}
 		if last := gw.prober.Status().LastReply; last.After(began) {
 			gw.log.Info("the peer answers again", "endpoint", gw.dialled(), "told", to, "was", from, "took", last.Sub(began).Round(time.Millisecond))
 			gw.publish()
@@ -288,14 +296,17 @@ func (gw *gateway) endpointCondition(at netip.AddrPort) Condition {
 	is := netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
 	isAt := func(r *resolver) bool { return r.endpoint() == is }
 	spec := fmt.Sprintf("spec.endpoint of GatewayClient %s/%s, which says %s", gw.cfg.Namespace, gw.cfg.Name, places(gw.cfg.EndpointHosts, gw.cfg.EndpointPort))
-	left := gw.learned.leftPlaces()
+	left, going := gw.learned.leftPlaces()
+	configured := slices.IndexFunc(left, func(p netip.AddrPort) bool {
+		return slices.ContainsFunc(gw.resolvers, func(r *resolver) bool { return r.endpoint() == p })
+	})
 	switch {
-	case at.IsValid() && slices.Contains(left, is):
+	case at.IsValid() && slices.Contains(left, is) && !going:
 		return Condition{kind, "Withdrawn", fmt.Sprintf("the peer has told that it is no longer dialled at %v, but it has answered nowhere else: look where its cluster is reached now, and correct %s", is, spec), false}
 	case !at.IsValid() || slices.ContainsFunc(gw.resolvers, isAt) || !slices.ContainsFunc(gw.learned.resolvers(), isAt):
 		return Condition{kind, "AsWritten", "the peer is dialled where spec.endpoint says", true}
-	case len(left) > 0:
-		return Condition{kind, "Withdrawn", fmt.Sprintf("the peer has told that it is no longer dialled at %v, and is dialled at %v, which it has told besides: correct %s", left[0], is, spec), false}
+	case configured >= 0:
+		return Condition{kind, "Withdrawn", fmt.Sprintf("the peer has told that it is no longer dialled at %v, and is dialled at %v, which it has told besides: correct %s", left[configured], is, spec), false}
 	}
 	return Condition{kind, "Learned", fmt.Sprintf("the peer did not answer at %s, which spec.endpoint of GatewayClient %s/%s says, and is dialled at %v, which it has told itself: correct spec.endpoint",
 		places(gw.cfg.EndpointHosts, gw.cfg.EndpointPort), gw.cfg.Namespace, gw.cfg.Name, is), false}

@@ -19,7 +19,7 @@ import (
 
 // TestWithdrawnEndpoint has the server tell no more the address that the client dials, which
 // still works: the client goes to the one that is told in its place. When the server tells one
-// that leads nowhere the client comes back.
+// that leads nowhere the client comes back, until another one is told.
 func TestWithdrawnEndpoint(t *testing.T) {
 	nettest.Need(t, "ip", "nft", "sysctl")
 	milan, rome, cloud := nettest.Another(t), nettest.Another(t), nettest.Another(t)
@@ -103,5 +103,9 @@ func TestWithdrawnEndpoint(t *testing.T) {
 
 	tell(nowhere)
 	within(t, 30*time.Second, at("Withdrawn", "no longer dialled at "+other+":51840, but it has answered nowhere else"))
+	within(t, 5*time.Second, through(t, rome))
+	// It is at a place that is told no more, and goes to one that is told now.
+	tell(first)
+	within(t, 10*time.Second, at("AsWritten", ""))
 	within(t, 5*time.Second, through(t, rome))
 }

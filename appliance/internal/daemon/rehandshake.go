@@ -185,20 +185,19 @@ func (o *outage) next(configured []netip.AddrPort) (endpoint netip.AddrPort, new
 }
 
 // endpoints returns where the peer is configured to be, as far as that is known, and then
-// where it says that it is besides. The places that it has withdrawn are the last ones, and
-// left out while the client goes to another one.
-func (gw *gateway) endpoints() []netip.AddrPort {
-	left := gw.learned.leftPlaces()
-	var out []netip.AddrPort
+// where it says that it is besides. The places that it has withdrawn are the last ones; while
+// the client goes to another one they are left out, and are those that it is leaving.
+func (gw *gateway) endpoints() (known, leaving []netip.AddrPort) {
+	left, going := gw.learned.leftPlaces()
 	for _, r := range slices.Concat(gw.resolvers, gw.learned.resolvers()) {
-		if e := r.endpoint(); e.IsValid() && !slices.Contains(left, e) && !slices.Contains(out, e) {
-			out = append(out, e)
+		if e := r.endpoint(); e.IsValid() && !slices.Contains(left, e) && !slices.Contains(known, e) {
+			known = append(known, e)
 		}
 	}
-	if len(gw.learned.leaving()) > 0 {
-		return out
+	if going {
+		return known, left
 	}
-	return append(out, left...)
+	return append(known, left...), nil
 }
 
 // lookUp has the names of the endpoint looked up soon.
@@ -227,7 +226,8 @@ func (gw *gateway) watchSession(ctx context.Context) error {
 // endSilence lasts until the peer answers.
 func (gw *gateway) endSilence(ctx context.Context, p *patience) {
 	status := gw.prober.Status()
-	o := outage{began: status.Waiting, configured: gw.endpoints()}
+	o := outage{began: status.Waiting}
+	o.configured, _ = gw.endpoints()
 	if o.began.IsZero() {
 		return // it has answered meanwhile
 	}
@@ -254,9 +254,10 @@ func (gw *gateway) endSilence(ctx context.Context, p *patience) {
 		}
 		now := time.Now()
 		o.listen(peer.Rx, now)
-		o.leaving = gw.learned.leaving()
-		if now.Sub(o.heard) >= o.silence(p, gw.endpoints()) {
-			gw.rehandshake(&o, peer, now)
+		var known []netip.AddrPort
+		known, o.leaving = gw.endpoints()
+		if now.Sub(o.heard) >= o.silence(p, known) {
+			gw.rehandshake(&o, peer, known, now)
 			p.spend(now)
 		}
 	}
@@ -264,11 +265,11 @@ func (gw *gateway) endSilence(ctx context.Context, p *patience) {
 
 // rehandshake has WireGuard begin anew, and the name of the endpoint looked up. A server
 // keeps its port, by which clients know it.
-func (gw *gateway) rehandshake(o *outage, peer kernel.PeerStatus, now time.Time) {
+func (gw *gateway) rehandshake(o *outage, peer kernel.PeerStatus, known []netip.AddrPort, now time.Time) {
 	var endpoint netip.AddrPort
 	var newPort bool
 	if gw.cfg.Mode == cluster.Client {
-		endpoint, newPort = o.next(gw.endpoints())
+		endpoint, newPort = o.next(known)
 	}
 	log := gw.log.Debug
 	if o.handshakes == 0 {
