@@ -184,6 +184,10 @@ func (l *Lab) leaving() bool {
 // left them or that kind does not wait for them.
 const clientsTime = 30 * time.Second
 
+// quietTime is how long no client may be seen until there is none: kind's providers for Podman make
+// a volume, and then the container.
+const quietTime = time.Second
+
 // awaitClients waits until no client of the engine is at work on the lab's containers. Where its
 // process was killed, one may still make a container, which nobody would look for afterwards.
 func (l *Lab) awaitClients(ctx context.Context) {
@@ -197,15 +201,21 @@ func (l *Lab) awaitClients(ctx context.Context) {
 	l.awaitClientsOf(ctx, names...)
 }
 
-// awaitClientsOf waits until no client of the engine is at work on containers whose names begin so.
+// awaitClientsOf waits until no client of the engine is at work on containers whose names begin so:
+// for quietTime, since one client may follow another one.
 func (l *Lab) awaitClientsOf(ctx context.Context, names ...string) {
+	quiet := time.Now()
 	_ = wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, clientsTime, true, func(context.Context) (bool, error) {
-		return !slices.ContainsFunc(names, func(name string) bool { return hasClient(l.record.Engine, name) }), nil
+		if slices.ContainsFunc(names, func(name string) bool { return hasClient(l.record.Engine, name) }) {
+			quiet = time.Now()
+		}
+		return time.Since(quiet) >= quietTime, nil
 	})
 }
 
-// hasClient reports whether a program of that name runs with a text in its arguments. It may be a
-// script, whose interpreter is the program then.
+// hasClient reports whether a program of that name makes or changes something that a text in its
+// arguments names. Who only reads a container's log does not. The program may be a script, whose
+// interpreter comes first then.
 func hasClient(program, text string) bool {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, f := range files {
@@ -215,7 +225,7 @@ func hasClient(program, text string) bool {
 		}
 		args := strings.Split(string(b), "\x00")
 		named := slices.ContainsFunc(args[:min(2, len(args))], func(arg string) bool { return filepath.Base(arg) == program })
-		if named && slices.ContainsFunc(args[1:], func(arg string) bool { return strings.Contains(arg, text) }) {
+		if named && !slices.Contains(args[:min(3, len(args))], "logs") && slices.ContainsFunc(args[1:], func(arg string) bool { return strings.Contains(arg, text) }) {
 			return true
 		}
 	}

@@ -62,7 +62,8 @@ const makeTries = 3
 // transient are errors of kind after which a second try helps: systemd in a node did not say within
 // 30 seconds that it has started (waitUntilLogRegExpMatches of kind's providers), which happens where
 // two cores start six nodes; or another program has taken the port in between that kind had drawn.
-var transient = regexp.MustCompile(`could not find a log line that matches|address already in use|port is already allocated`)
+// Or a node of the try before was made later than was waited for.
+var transient = regexp.MustCompile(`could not find a log line that matches|address already in use|port is already allocated|` + existsText)
 
 // make has kind make a cluster.
 func (l *Lab) make(ctx context.Context, s Spec, p *cluster.Provider, cfg *v1alpha4.Cluster, name string) error {
@@ -92,13 +93,20 @@ func (l *Lab) make(ctx context.Context, s Spec, p *cluster.Provider, cfg *v1alph
 			return fmt.Errorf("tried %d times: %w", try, err)
 		}
 		s.say(fmt.Sprintf("cluster %s is tried again: %v", name, err), start)
-		// Kind has taken away what there was when the first node failed. It does not wait for
-		// those that it was making besides.
-		l.awaitClientsOf(ctx, cfg.Name)
-		if err := p.Delete(cfg.Name, l.kubeconfig(name)); err != nil {
-			return fmt.Errorf("delete what is left of the try before: %w", err)
+		if left := l.clear(ctx, p, cfg.Name, name); left != nil || ctx.Err() != nil {
+			return errors.Join(ctx.Err(), err, left)
 		}
 	}
+}
+
+// clear takes away what is left of a try that failed. Kind has taken away what there was when the
+// first node failed, and did not wait for those that it was making besides.
+func (l *Lab) clear(ctx context.Context, p *cluster.Provider, kindName, name string) error {
+	l.awaitClientsOf(ctx, kindName)
+	if err := p.Delete(kindName, l.kubeconfig(name)); err != nil {
+		return fmt.Errorf("kind delete %s: %w", kindName, whole(err))
+	}
+	return nil
 }
 
 // makeOnce has kind make a cluster. Kind's library knows no contexts: where ctx ends before it is

@@ -230,7 +230,7 @@ func (l *Lab) prepareHost(engine Engine, say func(message string)) error {
 			return err
 		}
 	}
-	return raise(inotify, inotifyWanted, "nodes need so many")
+	return raise(inotify, inotifyWanted, "nodes need so many instances of inotify")
 }
 
 // raise sets a sysctl that is lower than is wanted.
@@ -259,18 +259,25 @@ func (l *Lab) unfilterBridges(say func(message string)) error {
 	if err != nil {
 		return err
 	}
+	var on []string
 	for _, s := range bridgeFilters {
 		is, err := readNumber("/proc/sys/" + s)
-		if errors.Is(err, fs.ErrNotExist) || err == nil && is == 0 {
-			continue
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return err
+		case is != 0:
+			on = append(on, s)
 		}
-		name := strings.ReplaceAll(s, "/", ".")
-		if strings.TrimSpace(running) != "" {
-			say("other containers run in Podman, so sysctl " + name + " stays on: some of what nodes send each other has the address of Podman's bridge, and rows about sources fail; stop those containers before lab up, or set it to 0")
-			return nil
-		}
+	}
+	if len(on) > 0 && strings.TrimSpace(running) != "" {
+		names := strings.ReplaceAll(strings.Join(on, "=0 "), "/", ".") + "=0"
+		say("other containers run in Podman, so this machine's iptables see what nodes send each other: some of it gets the address of Podman's bridge, and rows about sources fail; stop those containers before lab up, or run sysctl -w " + names)
+		return nil
+	}
+	for _, s := range on {
 		if err := os.WriteFile("/proc/sys/"+s, []byte("0"), 0); err != nil {
-			return fmt.Errorf("sysctl %s=0, so that nodes see each other's addresses: %w: run the lab where /proc/sys can be written", name, err)
+			return fmt.Errorf("sysctl %s=0, so that nodes see each other's addresses: %w: run the lab where /proc/sys can be written", strings.ReplaceAll(s, "/", "."), err)
 		}
 	}
 	return nil

@@ -83,10 +83,10 @@ func TestNetworkOf(t *testing.T) {
 // TestRaise: a sysctl that can't be written is named, with what to do; one that is high enough
 // is left alone.
 func TestRaise(t *testing.T) {
-	const readOnly = "kernel/random/entropy_avail" // nobody writes it, root neither
+	const readOnly = "kernel/ngroups_max" // nobody writes it, root neither
 	is, err := readNumber("/proc/sys/" + readOnly)
 	assert.NilError(t, err)
 	assert.NilError(t, raise(readOnly, int(is), "it is enough"))
-	assert.ErrorContains(t, raise(readOnly, 1<<30, "nodes need so many"), fmt.Sprintf("sysctl kernel.random.entropy_avail is %d, and can't be set to 1073741824: nodes need so many: ", is))
+	assert.ErrorContains(t, raise(readOnly, 1<<30, "nodes need so many"), fmt.Sprintf("sysctl kernel.ngroups_max is %d, and can't be set to 1073741824: nodes need so many: ", is))
 	assert.ErrorContains(t, raise(readOnly, 1<<30, "nodes need so many"), "set it on the machine, or run the lab where /proc/sys can be written")
 }

@@ -159,7 +159,7 @@ func (s *Scenario) lint(f *yamlfile.File) {
 		f.Problem(yamlfile.PosOf(f.Root), "add steps", "the scenario has no step")
 	}
 	if len(s.sabot) == 0 {
-		f.Problem(yamlfile.PosOf(f.Root), "name an object to withhold, or state to plant, and the step that then fails", "the scenario has no sabotage: nobody knows whether it can fail")
+		f.Problem(yamlfile.PosOf(f.Root), "name an object to withhold, state to plant, or a host whose daemons pause, and the step that then fails", "the scenario has no sabotage: nobody knows whether it can fail")
 	}
 	for _, d := range s.Matrix {
 		if !used[d.Key] && d.Key != overlayKey && len(s.steps) > 0 {
@@ -207,6 +207,10 @@ func (s *Scenario) lintSabotage(f *yamlfile.File, r Row, used map[string]bool, u
 			f.Problem(f.At(&in.Withhold), "such as routeconfiguration/rome-node-gw", "%q is not kind/name", in.Withhold)
 		case in.Withhold != "" && len(in.In) == 0:
 			f.Problem(yamlfile.PosOf(n), "in: "+s.Topology.Clusters[0].Name, "say in which cluster the object is withheld")
+		case in.Withhold == "" && len(in.In) > 0:
+			f.Problem(f.At(&in.In[0]), "leave out in", "in is the cluster of an object that is withheld, and this sabotage withholds none")
+		case in.Withhold == "" && in.Namespace != "":
+			f.Problem(f.At(&in.Namespace), "leave out namespace", "namespace is that of an object that is withheld, and this sabotage withholds none")
 		case in.Pause.Text != "":
 			l.Resolve(&in.Pause)
 		case in.Plant != nil:

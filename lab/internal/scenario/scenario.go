@@ -163,13 +163,13 @@ func (in *sabotageFile) plant() *Plant {
 }
 
 // signalDaemons are the commands that send a signal to the daemons in the network namespace in
-// which they run.
+// which they run. They fail where there is no daemon.
 func signalDaemons(signal string) string {
-	return `cd /proc; here=$(readlink self/ns/net)
+	return `cd /proc; here=$(readlink self/ns/net); daemons=
 for p in [0-9]*; do
-  [ "$(readlink $p/ns/net)" = "$here" ] && [ "$(cat $p/comm)" = isthmus ] && kill -` + signal + ` $p
+  [ "$(readlink $p/ns/net)" = "$here" ] && [ "$(cat $p/comm)" = isthmus ] && kill -` + signal + ` $p && daemons=$daemons$p,
 done
-true
+[ "$daemons" ] || { echo "no daemon of Isthmus runs here" >&2; exit 1; }
 `
 }
 
