@@ -90,22 +90,23 @@ func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world
 	if err := l.withoutControlPlane(ctx, c, controlPlane); err != nil {
 		return err
 	}
-	if err := writeProgram(ctx, controlPlane, programDir+"/"+multiCall, []byte(multiCallScript)); err != nil {
-		return err
-	}
+	files := []sent{{to: programDir + "/" + multiCall, mode: 0o755, text: multiCallScript}}
 	programs, err := given(s.BinDir)
 	if err != nil {
 		return err
 	}
 	for _, p := range programs { // beside the API server
-		if err := copyProgram(ctx, controlPlane, filepath.Join(s.BinDir, p), programDir+"/"+p); err != nil {
-			return err
-		}
+		files = append(files, program(filepath.Join(s.BinDir, p), programDir+"/"+p))
 	}
 	if installs(s.Topology) {
-		if err := copyChart(ctx, controlPlane, s.ChartDir); err != nil {
+		of, err := chart(s.ChartDir)
+		if err != nil {
 			return err
 		}
+		files = append(files, of...)
+	}
+	if err := send(ctx, controlPlane, files...); err != nil {
+		return err
 	}
 	// Between the API server and pods, as for "kubectl port-forward" by way
 	// of a Service; nothing else keeps these routes there.
@@ -295,7 +296,7 @@ func prepare(ctx context.Context, n node, c topology.Cluster, binDir string) err
 	if err := runOn(ctx, n, nil, "sh", "-c", filterSources, "sh", strconv.Itoa(c.RPFilter)); err != nil {
 		return err
 	}
-	if err := copyProgram(ctx, n, filepath.Join(binDir, "probe"), probeOnNode); err != nil {
+	if err := send(ctx, n, program(filepath.Join(binDir, "probe"), probeOnNode)); err != nil {
 		return err
 	}
 	for _, image := range []struct{ program, name string }{
@@ -365,10 +366,7 @@ func network(ctx context.Context, n node, workers []node, c topology.Cluster, bi
 	if err != nil {
 		return err
 	}
-	if err := nodeutils.WriteFile(n, conflist, string(conf)); err != nil {
-		return fmt.Errorf("%s: %w", conflist, err)
-	}
-	return nil
+	return send(ctx, n, text(conflist, string(conf)))
 }
 
 // Files of flannel on a node.
@@ -385,21 +383,11 @@ const adminKubeconfig = "/etc/kubernetes/admin.conf"
 // flannel gives a node flanneld as a service of systemd, and its plug-in: routes
 // and masquerade are flannel's own.
 func flannel(ctx context.Context, n node, _ []node, c topology.Cluster, binDir string) error {
-	for from, to := range map[string]string{"flanneld": programDir + "/flanneld", "cni/flannel": pluginDir + "/flannel"} {
-		if err := copyProgram(ctx, n, filepath.Join(binDir, from), to); err != nil {
-			return err
-		}
-	}
-	if err := runOn(ctx, n, nil, "mkdir", "-p", flannelDir); err != nil {
+	if err := send(ctx, n,
+		program(filepath.Join(binDir, "flanneld"), programDir+"/flanneld"), program(filepath.Join(binDir, "cni/flannel"), pluginDir+"/flannel"),
+		sent{to: flannelKubeconfig, mode: 0o600, text: n.kubeconfig}, text(flannelConfig, string(pods.FlannelConfig(c.PodCIDR, string(c.KubeProxy)))),
+	); err != nil {
 		return err
-	}
-	for file, text := range map[string]string{
-		flannelKubeconfig: n.kubeconfig,
-		flannelConfig:     string(pods.FlannelConfig(c.PodCIDR, string(c.KubeProxy))),
-	} {
-		if err := nodeutils.WriteFile(n, file, text); err != nil {
-			return fmt.Errorf("%s: %w", file, err)
-		}
 	}
 	service := append([]string{"systemd-run", "--unit=flanneld", "--property=Restart=always", "--setenv=NODE_NAME=" + n.name, programDir + "/flanneld"},
 		pods.FlannelArguments(flannelKubeconfig, flannelConfig, flannelSubnet)...)
@@ -410,10 +398,7 @@ func flannel(ctx context.Context, n node, _ []node, c topology.Cluster, binDir s
 	if err != nil {
 		return err
 	}
-	if err := nodeutils.WriteFile(n, conflist, string(conf)); err != nil {
-		return fmt.Errorf("%s: %w", conflist, err)
-	}
-	return nil
+	return send(ctx, n, text(conflist, string(conf)))
 }
 
 // operatorPrograms are what the administrator of a cluster works with.
@@ -443,24 +428,6 @@ func given(binDir string) ([]string, error) {
 	return out, nil
 }
 
-// copyChart puts the chart where it is on this machine, so that a command that
-// names it means the same on both.
-func copyChart(ctx context.Context, n node, dir string) error {
-	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil || d.IsDir() {
-			return err
-		}
-		text, err := os.ReadFile(path)
-		if err != nil {
-			return err
-		}
-		if err := runOn(ctx, n, nil, "mkdir", "-p", filepath.Dir(path)); err != nil {
-			return err
-		}
-		return nodeutils.WriteFile(n, path, string(text))
-	})
-}
-
 // addRoutes leads to the pods of other nodes by way of those.
 func addRoutes(ctx context.Context, n node, workers []node) error {
 	for _, w := range workers {
@@ -474,22 +441,6 @@ func addRoutes(ctx context.Context, n node, workers []node) error {
 		}
 	}
 	return nil
-}
-
-// copyProgram copies a program of this machine to a node.
-func copyProgram(ctx context.Context, n nodes.Node, file, to string) error {
-	b, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	return writeProgram(ctx, n, to, b)
-}
-
-func writeProgram(ctx context.Context, n nodes.Node, to string, content []byte) error {
-	if err := nodeutils.WriteFile(n, to, string(content)); err != nil {
-		return fmt.Errorf("%s: %w", to, err)
-	}
-	return runOn(ctx, n, nil, "chmod", "755", to)
 }
 
 // runOn runs a command on a node to its end. What it printed is in the error.
