@@ -179,7 +179,7 @@ KIND := install-uninstall/vxlan \
 # host-sources the one of a pod in its node's network.
 .PHONY: test-lab-kind
 test-lab-kind: kind
-	$(call timed,scenarios in kind,$(COLLECT_LATER) bin/lab run --fresh --world kind --sabotage=after --rows 1 --sabotages 1 --sabotage-time $(SABOTAGE_TIME) --jobs $(LABS) \
+	$(call timed,scenarios in kind,$(COLLECT_LATER) bin/lab run --fresh --world kind --sabotage=after --rows 1 --sabotages 1 --sabotage-time $(SABOTAGE_TIME) --jobs 1 \
 		$(KIND:%='%') '!install-uninstall/vxlan/removed' '!host-sources/*/*-gateway.*')
 
 .PHONY: test-kind

@@ -373,23 +373,6 @@ func TestQueueOfEmulated(t *testing.T) {
 	assert.Assert(t, q.pick(true) == nil, "a lab with containerd began beside an emulated machine")
 }
 
-// TestQueueOfKindOnTwoProcessors: a second lab of kind begins where the first one leaves room, and
-// no third one.
-func TestQueueOfKindOnTwoProcessors(t *testing.T) {
-	one, two, three, native := weighing("kind", 3), weighing("kind", 2), weighing("kind", 1), weighing("native", 9)
-	q := newQueue([]*group{one, two, three, native}, 3, false, 2, 112)
-	assert.Equal(t, q.pick(false), one)
-	assert.Assert(t, q.pick(false) == nil, "something began beside a lab of kind that leaves no room")
-	assert.Equal(t, q.pick(true), two)
-	assert.Assert(t, q.pick(true) == nil, "something began beside two labs of kind")
-	q.done(one)
-	assert.Equal(t, q.pick(true), three)
-	q.done(two)
-	assert.Assert(t, q.pick(true) == nil, "a plain lab began beside one of kind")
-	q.done(three)
-	assert.Equal(t, q.pick(false), native)
-}
-
 // TestQueueOfKind: labs of kind and labs of this kernel with containerd do not run
 // beside each other; all others do, as real machines do. Who asks before waits for them.
 func TestQueueOfKind(t *testing.T) {

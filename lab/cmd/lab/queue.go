@@ -48,10 +48,9 @@ type queue struct {
 //
 // On a machine of so few processors each of them runs alone: beside one other lab an emulated
 // machine took three times as long there, and a row in a lab with containerd 6m27 in place of
-// 1m29. There are two exceptions. Where page faults took 1.6 µs an emulated machine left the two
+// 1m29. There is one exception. Where page faults took 1.6 µs an emulated machine left the two
 // processors a third of their time. Where it leaves such room, one lab of this kernel without
-// containerd runs beside it. And once clusters of kind are there, rows wait for kubelets and leave
-// room: where they do, a second lab of kind begins.
+// containerd runs beside it.
 func newQueue(all []*group, jobs int, emulated bool, processors, inotify int) *queue {
 	q := &queue{waiting: slices.Clone(all), limit: jobs, most: jobs, emulated: emulated, few: processors < enoughProcessors, inotify: inotify}
 	q.change = sync.NewCond(&q.mu)
@@ -98,8 +97,13 @@ func (q *queue) pick(room bool) *group {
 // can tells whether a group can run beside those that do.
 func (q *queue) can(g *group, room bool) bool {
 	running := q.running(g)
-	if all := q.machines + q.kinds + q.real + q.others; q.few && all > 0 && (q.heavy(running) || q.heavyRun()) && (all > 1 || !q.besides(running, room)) {
-		return false
+	if all := q.machines + q.kinds + q.real + q.others; q.few && all > 0 && (q.heavy(running) || q.heavyRun()) {
+		// Emulated machines begin before all others. So the machine that begins beside a plain lab
+		// follows another machine, and that one left the lab its room.
+		beside := running == &q.others && q.machines == 1 && room || running == &q.machines && q.others == 1
+		if !q.emulated || all > 1 || !beside {
+			return false
+		}
 	}
 	if q.emulated && (running == &q.machines && q.kinds+q.real > 0 || (running == &q.kinds || running == &q.real) && q.machines > 0) {
 		return false
@@ -122,17 +126,6 @@ func (q *queue) can(g *group, room bool) bool {
 	}
 	// What takes more than there is runs alone, and its nodes say what is missing.
 	return q.taken == 0 || q.taken+instances(g) <= q.inotify
-}
-
-// besides tells whether a lab begins beside the only other one on few processors, where one of the
-// two keeps both busy.
-func (q *queue) besides(running *int, room bool) bool {
-	if running == &q.kinds {
-		return q.kinds == 1 && room
-	}
-	// Emulated machines begin before all others. So the machine that begins beside a plain lab
-	// follows another machine, and that one left the lab its room.
-	return q.emulated && (running == &q.others && q.machines == 1 && room || running == &q.machines && q.others == 1)
 }
 
 // inotifyLimit is what labs of this kernel may take together: this user's limit, less what

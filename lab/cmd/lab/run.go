@@ -76,8 +76,8 @@ With --jobs 2 two labs are up at a time, with --jobs 3 and more a further one ea
 the machine's processors have been idle for a quarter of 20 seconds. Virtual machines come first;
 where they are emulated one runs at a time, or two where there is such room or no other lab is left,
 and none beside labs with containerd or of kind. With fewer than four processors a lab
-with containerd runs alone, and so does an emulated machine; with --jobs 3 one lab of this kernel runs
-beside an emulated machine that leaves such room, and a second lab of kind beside the first one.
+with containerd runs alone, and an emulated machine, too; with --jobs 3 it has one lab of this kernel
+beside it where it leaves such room.
 
 Every run leaves runs/<time>-<seed> (and runs/latest): result.json, and for each
 row that failed the packets, the state of every host, logs and API objects.`,
