@@ -243,10 +243,12 @@ func (gw *gateway) goElsewhere(ctx context.Context, told *exchange.Endpoint, fro
 	}
 	first := time.Now()
 	began := first // what was answered before came from the former place
+	redialled := false
 	for ctx.Err() == nil && time.Since(first) < backAfter {
 		pause(ctx, gw.prober.Hurry())
-		if gw.dialled() == from { // whoever watched for silence had decided before
-			gw.dial(to)
+		// Whoever watched for silence had decided before. Once: what the server sends by itself may come from there.
+		if !redialled && gw.dialled() == from {
+			redialled = gw.dial(to)
 			began = time.Now()
 			continue
 		}
