@@ -42,7 +42,8 @@ const (
 // to do. A search asks some ten times, and one late answer leads it astray.
 const mtuTimeout = 300 * time.Millisecond
 
-// Check searches. It takes two seconds where long packets vanish.
+// Check searches, after the sender has forgotten what it was told of paths. It takes two seconds
+// where long packets vanish.
 func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
 	length := "some length"
 	if e.Is != 0 {
@@ -56,6 +57,11 @@ func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
 	target, err := row.ExecTarget(ctx, e.From.Operand)
 	if err != nil {
 		return Result{}, err
+	}
+	if !row.OfOthers { // whoever has been told before knows by itself, for ten minutes
+		if _, err := row.World.Exec(ctx, world.ExecRequest{Target: target, Host: true, Argv: []string{"ip", "route", "flush", "cache"}}); err != nil {
+			return Result{}, err
+		}
 	}
 	ran, err := row.World.Exec(ctx, world.ExecRequest{Target: target, Host: true, Argv: []string{ProbeProgram, "mtu", "--to", addr.String(), "--token", row.NewToken(), "--timeout", min(row.longer(mtuTimeout), time.Second).String()}})
 	if err != nil {

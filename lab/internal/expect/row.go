@@ -57,6 +57,8 @@ type Row struct {
 	ProbeTimeout time.Duration
 	// Pace says how much slower the machine is than at best; nil: not at all.
 	Pace *pace.Meter
+	// OfOthers: somebody else has made the clusters, on whose hosts nothing is run.
+	OfOthers bool
 	// Patience is how many times as long an emulated machine may be silent; 0: once.
 	Patience int
 

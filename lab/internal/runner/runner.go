@@ -139,7 +139,7 @@ func (r *Runner) newRow(ctx context.Context, s *scenario.Scenario) (*expect.Row,
 	row := &expect.Row{
 		World: r.World, Topology: s.Topology, API: r.api,
 		Directory: expect.NewDirectory(r.World, r.api, s.Topology),
-		NewToken:  r.token, ProbeTimeout: r.ProbeTimeout, Pace: r.Pace, Patience: r.Patience,
+		NewToken:  r.token, ProbeTimeout: r.ProbeTimeout, Pace: r.Pace, Patience: r.Patience, OfOthers: r.OfOthers,
 		Started: time.Now(),
 		Flows:   map[string]*expect.FlowState{},
 		Outputs: map[string]expect.Ran{},

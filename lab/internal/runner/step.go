@@ -185,12 +185,22 @@ func (a allowance) exceeded(looked time.Time) string {
 // expectAll looks at each expectation until it holds or the patience is over.
 func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, again []*scenario.Exec, given allowance, at aim, out *ranStep) {
 	began := time.Now()
+	stale := false // what commands have printed, since an expectation after them was waited for
 	for i, e := range st.Expect {
 		has, looks := given, 1
 		if budget, ok := at[i]; ok {
 			has, looks = allowance{since: time.Now(), within: budget}, aimLooks
 		}
-		res, looked, err := r.look(ctx, row, e, again, has, looks)
+		var err error
+		if e.Name == "output" && stale {
+			err = r.execAgain(ctx, row, again)
+		}
+		stale = e.Name != "output"
+		var res expect.Result
+		var looked time.Time
+		if err == nil || !ofLab(ctx, err) { // as of a later look
+			res, looked, err = r.look(ctx, row, e, again, has, looks)
+		}
 		for err == nil && res.Pending && !given.over(0) {
 			res, looked, err = r.look(ctx, row, e, again, given, looks)
 		}

@@ -91,6 +91,39 @@ sabotage:
 	}
 }
 
+// TestOutputIsFresh: what a command printed before another expectation was waited for does not
+// count: it is run again before its output is looked at the first time.
+func TestOutputIsFresh(t *testing.T) {
+	s, err := scenario.Parse("fresh.yaml", []byte(`description: A host prints what it has.
+topology: two-clusters
+steps:
+  - name: it prints
+    within: 500ms
+    do: { exec: { name: things, again: true, on: milan/web, run: show things } }
+    expect: { output: { of: things, contains: none } }
+sabotage:
+  - { withhold: configuration/rome, in: milan, fails: it prints }
+`), "../../../topologies")
+	assert.NilError(t, err)
+	prints := func(text string) func() (world.ExecResult, error) {
+		return func() (world.ExecResult, error) { return world.ExecResult{Stdout: []byte(text)}, nil }
+	}
+	for waited, failures := range map[bool]int{false: 0, true: 1} {
+		l := &changingLab{refusingLab{topology: s.Topology, api: refuseWrites(t)}, []func() (world.ExecResult, error){prints("none"), prints("some")}}
+		r := &Runner{World: l, Seed: "1"}
+		r.setup()
+		row := &expect.Row{World: l, Topology: s.Topology, API: r.api, Directory: expect.NewDirectory(l, r.api, s.Topology), NewToken: r.token, Outputs: map[string]expect.Ran{}}
+		st := s.Build(s.Rows[0])[0]
+		if waited {
+			st.Expect = append(expect.List{{Name: "reach", Expectation: &changingReach{[]expect.Result{{OK: true}}}}}, st.Expect...)
+		}
+		var undo undoList
+		out := r.step(t.Context(), s, row, st, nil, &undo)
+		assert.NilError(t, out.err)
+		assert.Equal(t, len(out.Failures), failures, "after another expectation: %v: %+v", waited, out.Failures)
+	}
+}
+
 // A changingReach has one result after the other, and the last of them from then on.
 type changingReach struct{ results []expect.Result }
 
