@@ -30,6 +30,11 @@ func (l *changingLab) Exec(context.Context, world.ExecRequest) (world.ExecResult
 	return next()
 }
 
+// prints is a command that has printed a text.
+func prints(text string) func() (world.ExecResult, error) {
+	return func() (world.ExecResult, error) { return world.ExecResult{Stdout: []byte(text)}, nil }
+}
+
 // TestLookingAgain: a command that is run again and again may find nobody to run
 // it for some time. That is the product's doing, and fails the expectation where
 // it lasts; a lab that does not answer is the lab's.
@@ -45,9 +50,6 @@ sabotage:
   - { withhold: configuration/rome, in: milan, fails: it prints }
 `), "../../../topologies")
 	assert.NilError(t, err)
-	prints := func(text string) func() (world.ExecResult, error) {
-		return func() (world.ExecResult, error) { return world.ExecResult{Stdout: []byte(text)}, nil }
-	}
 	fails := func(err error) func() (world.ExecResult, error) {
 		return func() (world.ExecResult, error) { return world.ExecResult{}, err }
 	}
@@ -105,9 +107,6 @@ sabotage:
   - { withhold: configuration/rome, in: milan, fails: it prints }
 `), "../../../topologies")
 	assert.NilError(t, err)
-	prints := func(text string) func() (world.ExecResult, error) {
-		return func() (world.ExecResult, error) { return world.ExecResult{Stdout: []byte(text)}, nil }
-	}
 	for waited, failures := range map[bool]int{false: 0, true: 1} {
 		l := &changingLab{refusingLab{topology: s.Topology, api: refuseWrites(t)}, []func() (world.ExecResult, error){prints("none"), prints("some")}}
 		r := &Runner{World: l, Seed: "1"}
