@@ -184,8 +184,8 @@ func (l *Lab) leaving() bool {
 // left them or that kind does not wait for them.
 const clientsTime = 30 * time.Second
 
-// quietTime is how long no client may be seen until there is none: kind's providers for Podman make
-// a volume, and then the container.
+// quietTime is how long no client must have been seen until the wait ends. For one node kind starts
+// two clients, one after the other: with Podman one makes a volume, the next one the container.
 const quietTime = time.Second
 
 // awaitClients waits until no client of the engine is at work on the lab's containers. Where its

@@ -185,25 +185,17 @@ func (a allowance) exceeded(looked time.Time) string {
 // expectAll looks at each expectation until it holds or the patience is over.
 func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expect.Row, st scenario.Step, again []*scenario.Exec, given allowance, at aim, out *ranStep) {
 	began := time.Now()
-	stale := false // what commands have printed, since an expectation after them was waited for
+	stale := false // another expectation was waited for since commands printed something
 	for i, e := range st.Expect {
 		has, looks := given, 1
 		if budget, ok := at[i]; ok {
 			has, looks = allowance{since: time.Now(), within: budget}, aimLooks
 		}
-		var err error
-		if e.Name == "output" && stale {
-			err = r.execAgain(ctx, row, again)
+		res, looked, err := r.look(ctx, row, e, again, stale, has, looks)
+		for err == nil && res.Pending && !given.over(0) {
+			res, looked, err = r.look(ctx, row, e, again, stale, given, looks)
 		}
 		stale = e.Name != "output"
-		var res expect.Result
-		var looked time.Time
-		if err == nil || !ofLab(ctx, err) { // as of a later look
-			res, looked, err = r.look(ctx, row, e, again, has, looks)
-		}
-		for err == nil && res.Pending && !given.over(0) {
-			res, looked, err = r.look(ctx, row, e, again, given, looks)
-		}
 		if err != nil {
 			out.err = fmt.Errorf("step %q: %s: %w", st.Name, e, err)
 			return
@@ -239,19 +231,20 @@ func (r *Runner) expectAll(ctx context.Context, s *scenario.Scenario, row *expec
 // expectation holds or can't hold any more, or until the allowance is over, and
 // at least so many times. A failure says who else has answered, whichever look that was.
 func (r *Runner) await(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, given allowance, looks int) (expect.Result, error) {
-	res, _, err := r.look(ctx, row, e, again, given, looks)
+	res, _, err := r.look(ctx, row, e, again, false, given, looks)
 	return res, err
 }
 
-// look is await, and returns when the last look began, unless it was the first one.
-func (r *Runner) look(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, given allowance, looks int) (res expect.Result, looked time.Time, err error) {
+// look is await, and returns when the last look began, unless it was the first one. Before each
+// further look at an output its command is run again; where the output is stale, before the first one, too.
+func (r *Runner) look(ctx context.Context, row *expect.Row, e expect.Checked, again []*scenario.Exec, stale bool, given allowance, looks int) (res expect.Result, looked time.Time, err error) {
 	pause := 50 * time.Millisecond
 	var impostor string
 	for n := 1; ; n++ {
 		if n > 1 {
 			looked = time.Now()
 		}
-		if n > 1 && e.Name == "output" {
+		if (n > 1 || stale) && e.Name == "output" {
 			err = r.execAgain(ctx, row, again)
 		}
 		switch {
