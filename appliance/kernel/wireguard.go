@@ -107,6 +107,11 @@ func (ns *NetNS) setWireGuard(want netstate.WireGuard) error {
 			return err
 		}
 		c.PrivateKey = &key
+		if first := presharedFirst(c.Peers); len(first.Peers) > 0 {
+			if err := ns.wireGuard(want.Dev).set(first); err != nil {
+				return err
+			}
+		}
 	}
 	if port := int(want.ListenPort); port != 0 && port != have.ListenPort {
 		c.ListenPort = &port
@@ -120,6 +125,21 @@ func (ns *NetNS) setWireGuard(want netstate.WireGuard) error {
 	}
 	l.alias.endpoints = encodeEndpoints(want.Peers)
 	return ns.setAlias(l.index, l.alias)
+}
+
+// presharedFirst has peers that stay take their pre-shared keys, and nothing else. WireGuard
+// takes its own private key before anything of a peer, and a packet in between begins a
+// handshake: an answer that comes before the new pre-shared key is there counts for nothing,
+// and the next one is asked for after 5 s (REKEY_TIMEOUT, §6.1 of the paper). A session
+// does not depend on the pre-shared key any more.
+func presharedFirst(peers []wgtypes.PeerConfig) wgtypes.Config {
+	var c wgtypes.Config
+	for _, p := range peers {
+		if p.UpdateOnly && p.PresharedKey != nil {
+			c.Peers = append(c.Peers, wgtypes.PeerConfig{PublicKey: p.PublicKey, UpdateOnly: true, PresharedKey: p.PresharedKey})
+		}
+	}
+	return c
 }
 
 // privateKey returns the private key that belongs to the public key of the

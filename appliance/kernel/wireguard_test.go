@@ -311,6 +311,75 @@ func TestKeysChange(t *testing.T) {
 	})
 }
 
+// A gateway that changes its own key and the pre-shared one asks for a session at once, while
+// packets pass, and the first answer is the right one: another question would be 5 s later
+// (REKEY_TIMEOUT, §6.1 of the paper). Other peers take their time between the two keys.
+func TestKeysChangeTogether(t *testing.T) {
+	nettest.Need(t, "nft")
+	both(t, func(t *testing.T, impl Implementation) {
+		server, client := tunnelSides(t, impl)
+		first, second := [32]byte{7: 1}, [32]byte{7: 2}
+		own, shared := byte(1), first
+		others := 1000
+		if impl == Kernel {
+			others = 200 // as many as have room in a message to it
+		}
+		server.cfg.PrivateKey = func(string) ([32]byte, error) { return key(own), nil }
+		server.cfg.PresharedKey = func(string, netstate.Key) ([32]byte, error) { return shared, nil }
+		client.cfg.PresharedKey = func(_ string, peer netstate.Key) ([32]byte, error) {
+			if peer == public(4) {
+				return second, nil
+			}
+			return first, nil
+		}
+		for _, s := range []*side{server, client} {
+			assert.NilError(t, s.Close())
+			s.open(t)
+		}
+		serverWith := func() netstate.State {
+			want := serverState()
+			w := &want.WireGuard[0]
+			w.PublicKey = public(own)
+			for n := range others {
+				other := wgtypes.Key{1: byte(n), 2: byte(n >> 8), 3: 1, 31: 64}
+				if k := netstate.Key(other.PublicKey()); bytes.Compare(k[:], w.Peers[0].PublicKey[:]) < 0 { // peers are in the order of their keys
+					w.Peers = append(w.Peers, netstate.WireGuardPeer{PublicKey: k})
+				}
+			}
+			for i := range w.Peers {
+				w.Peers[i].PresharedKey = netstate.FingerprintOf(shared)
+			}
+			return want.Normalized()
+		}
+		converge(t, server.NetNS, serverWith())
+		want := clientState()
+		peers := &want.WireGuard[0].Peers
+		(*peers)[0].PresharedKey = netstate.FingerprintOf(first)
+		*peers = append(*peers, netstate.WireGuardPeer{PublicKey: public(4), PresharedKey: netstate.FingerprintOf(second)})
+		converge(t, client.NetNS, want)
+		exchange(t, client, server, "169.254.18.1")
+
+		client.test.Run("nft", "add table inet asked; add chain inet asked in { type filter hook prerouting priority 0; }; add rule inet asked in udp length 156 counter")
+		stream := startStream(t, server, client, "169.254.18.2", 7002)
+		own, shared = 4, second
+		assert.NilError(t, server.Apply(t.Context(), netstate.Diff(observe(t, server.NetNS), serverWith())))
+		poll.WaitOn(t, func(poll.LogT) poll.Result {
+			now, err := client.Peers(tunnel)
+			if err != nil {
+				return poll.Error(err)
+			}
+			if !slices.ContainsFunc(now, func(p PeerStatus) bool { return p.PublicKey == public(4) && !p.LastHandshake.IsZero() }) {
+				return poll.Continue("no handshake with the new key yet")
+			}
+			return poll.Success()
+		}, poll.WithDelay(time.Millisecond), poll.WithTimeout(time.Minute))
+		stream.end()
+		// The client has answered, and the server has taken the answer: else it asks again.
+		exchange(t, client, server, "169.254.18.1")
+		assert.Assert(t, strings.Contains(client.test.Run("nft", "list table inet asked"), "counter packets 1 "), client.test.Run("nft", "list table inet asked"))
+	})
+}
+
 // closeAlone closes a side for good. A program that another test starts holds all
 // files of this process between its fork and its exec: without the lock, now and
 // then, the sockets would outlive their closing.

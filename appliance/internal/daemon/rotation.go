@@ -52,9 +52,11 @@ const (
 	outdated = 5 * time.Second
 	// writeTime is how long storing a step may take: the API server may drop what is sent.
 	writeTime = 5 * time.Second
-	// proofTime is how long a new key waits for a handshake before WireGuard begins anew:
-	// that of before the process began proves nothing.
-	proofTime = 2 * time.Second
+	// proofTime is how long a new key waits for a handshake before WireGuard begins anew, or
+	// three round trips to the peer where those take longer. A message of it may have been
+	// lost, and WireGuard itself begins anew after 5 s; one of before the process began
+	// proves nothing.
+	proofTime = 500 * time.Millisecond
 	// A peer that offers keys all the time has no more than writeBurst offers stored at once,
 	// and then one every writeEvery.
 	writeBurst = 6
@@ -323,7 +325,7 @@ func (gw *gateway) handshakeWith(private invitation.Key, inForce netstate.Key, s
 		return time.Time{}
 	case p.LastHandshake.After(since):
 		return p.LastHandshake
-	case time.Since(since) > proofTime && gw.rotating.prove():
+	case time.Since(since) > max(proofTime, 3*gw.prober.Status().Latency) && gw.rotating.prove():
 		if err := gw.ns.Rehandshake(desired.TunnelInterface, p.PublicKey, netip.AddrPort{}, false); err != nil {
 			gw.log.Warn("no new handshake", "err", err)
 			notify(gw.repair)
@@ -476,10 +478,13 @@ func (gw *gateway) rotationApplied(in desired.GatewayInput) {
 		next = in.PeerNext.Key
 	}
 	r.mu.Lock()
-	news := r.added != next
+	news, another := r.added != next, r.proved != in.PublicKey
 	r.proved, r.added = in.PublicKey, next
 	r.mu.Unlock()
 	notify(r.came)
+	if another {
+		gw.prober.Probe() // the peer hears of another key with the first packet
+	}
 	if news {
 		notify(gw.exchange.news)
 	}

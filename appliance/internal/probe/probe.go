@@ -136,9 +136,18 @@ func (p *Prober) SetMTU(mtu int) {
 	p.mu.Lock()
 	news := mtu != p.mtu
 	p.mtu = mtu
+	p.mu.Unlock()
+	if news {
+		p.Probe()
+	}
+}
+
+// Probe sends a probe at once, besides those that are due. Before Run it does nothing.
+func (p *Prober) Probe() {
+	p.mu.Lock()
 	running := p.track.sent > 0
 	p.mu.Unlock()
-	if news && running {
+	if running {
 		p.sendPing(true)
 	}
 }

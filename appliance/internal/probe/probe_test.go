@@ -418,6 +418,12 @@ func TestRoundTrip(t *testing.T) {
 	assert.NilError(t, err)
 	_, err = peer.Read(buf)
 	assert.NilError(t, err)
+	// The next PING is due in a minute, unless it is asked for.
+	p.Probe()
+	n, _, err = peer.ReadFromUDPAddrPort(buf)
+	assert.NilError(t, err)
+	_, err = answer(buf[:n])
+	assert.NilError(t, err)
 	cancel()
 	assert.NilError(t, <-done)
 	assert.Equal(t, len(took), 0)
