@@ -63,7 +63,7 @@ func (ns *NetNS) listLinks() (linkTable, error) {
 // kernel, left from before, is another kind.
 func (ns *NetNS) userspaceKind(name string, l link) netstate.LinkKind {
 	switch {
-	case l.kind == "tun" && ns.user[name] != nil:
+	case l.kind == "tun" && ns.served(name) != nil:
 		return netstate.KindWireGuard
 	case l.kind == string(netstate.KindWireGuard):
 		return "wireguard of the kernel"
@@ -182,7 +182,7 @@ func (ns *NetNS) getLink(name string) (link, error) {
 
 // whyGone says what became of a link that this process serves.
 func (ns *NetNS) whyGone(name string) error {
-	u := ns.user[name]
+	u := ns.served(name)
 	if u == nil {
 		return nil
 	}
@@ -328,8 +328,8 @@ func (ns *NetNS) setAlias(index int, al alias) error {
 
 // deleteLink deletes a link of ours. One that is gone is no error.
 func (ns *NetNS) deleteLink(name string) error {
-	if u := ns.user[name]; u != nil {
-		delete(ns.user, name)
+	if u := ns.served(name); u != nil {
+		ns.serves(name, nil)
 		u.dev.Close()
 	}
 	links, err := ns.listLinks()

@@ -12,8 +12,8 @@ import (
 // MovePeer gives what one peer of a WireGuard device may send to another one that there is,
 // at once: every packet is somebody's before and after. The next pass has to want the same.
 func (ns *NetNS) MovePeer(dev string, from, to netstate.Key) error {
-	ns.mu.Lock()
-	defer ns.mu.Unlock()
+	ns.wgMu.Lock()
+	defer ns.wgMu.Unlock()
 	d, err := ns.readWireGuard(dev)
 	if err != nil {
 		return fmt.Errorf("wireguard %s: %w", dev, err)

@@ -1,7 +1,9 @@
 package kernel
 
 import (
+	"net/netip"
 	"testing"
+	"time"
 
 	"gotest.tools/v3/assert"
 
@@ -31,5 +33,33 @@ func TestMovePeer(t *testing.T) {
 			first, second = second, first
 		}
 		assert.ErrorContains(t, server.MovePeer(tunnel, first.PublicKey, public(8)), "there are no two peers")
+	})
+}
+
+// Who looks for a handshake, moves what a peer may send, or begins anew, does not wait for a
+// pass: packets are lost meanwhile.
+func TestWireGuardWaitsForNoPass(t *testing.T) {
+	both(t, func(t *testing.T, impl Implementation) {
+		server, _ := tunnelSides(t, impl)
+		want := serverState()
+		want.WireGuard[0].Peers = append(want.WireGuard[0].Peers, netstate.WireGuardPeer{PublicKey: public(9)})
+		converge(t, server.NetNS, want)
+
+		server.mu.Lock() // as Observe and Apply do
+		defer server.mu.Unlock()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			peers, err := server.Peers(tunnel)
+			assert.Check(t, err)
+			assert.Check(t, len(peers) == 2)
+			assert.Check(t, server.MovePeer(tunnel, public(2), public(9)))
+			assert.Check(t, server.Rehandshake(tunnel, public(9), netip.AddrPort{}, false))
+		}()
+		select {
+		case <-done:
+		case <-time.After(time.Minute):
+			t.Error("it waits for the pass")
+		}
 	})
 }

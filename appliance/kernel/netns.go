@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -29,16 +30,21 @@ type NetNS struct {
 	thread    *resident      // that is in it, where no other one is
 	around    *around        // the namespace around it; nil: there is none
 
-	mu   sync.Mutex
-	nl   *netlink.Handle
-	rt   *rtnl
-	nft  *nft
-	wg   *wgctrl.Client
-	user map[string]*userDevice // WireGuard devices served by us, by link
+	mu  sync.Mutex
+	nl  *netlink.Handle
+	rt  *rtnl
+	nft *nft
 
+	// wgMu is for WireGuard, and taken after mu where both are: who asks for a handshake, or
+	// begins one, must not wait for a pass that reads and changes everything else.
+	wgMu   sync.Mutex
+	wg     *wgctrl.Client
+	user   map[string]*userDevice // WireGuard devices served by us, by link
+	begun  map[peerOf]time.Time   // when Rehandshake began anew with a peer last
 	memory *memory
-	stop   chan struct{} // ends watchPeers; nil: it does not run
-	done   sync.WaitGroup
+
+	stop chan struct{} // ends watchPeers; nil: it does not run
+	done sync.WaitGroup
 
 	mon      *monitor
 	counters [2]*os.File // of InNoRoutes
@@ -48,7 +54,7 @@ type NetNS struct {
 // Config.NetNS, which takes CAP_SYS_ADMIN. Its sockets stay bound to that
 // namespace whatever thread later uses them.
 func Open(cfg Config) (_ *NetNS, err error) {
-	ns := &NetNS{cfg: cfg, logger: cfg.Logger, user: map[string]*userDevice{}, fd: -1}
+	ns := &NetNS{cfg: cfg, logger: cfg.Logger, user: map[string]*userDevice{}, begun: map[peerOf]time.Time{}, fd: -1}
 	if ns.logger == nil {
 		ns.logger = slog.New(slog.DiscardHandler)
 	}
@@ -174,6 +180,8 @@ func (ns *NetNS) Close() error {
 	if ns.mon != nil {
 		errs = append(errs, ns.mon.close())
 	}
+	ns.wgMu.Lock()
+	defer ns.wgMu.Unlock()
 	for dev, u := range ns.user {
 		_, _ = ns.readWireGuard(dev) // the last chance to remember
 		u.dev.Close()
@@ -296,10 +304,17 @@ func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 
+	fresh := slices.Concat(c.RecreateLinks, c.AddLinks)
 	errs := ns.applyLinks(&c)
-	for _, w := range c.SetWireGuard {
-		errs = appendError(errs, "wireguard "+w.Dev, ns.setWireGuard(w))
+	// A peer that is blocked goes at once. Nobody gets in by a new link before the rules are there.
+	setWireGuard := func(late bool) {
+		for _, w := range c.SetWireGuard {
+			if slices.ContainsFunc(fresh, func(l netstate.Link) bool { return l.Name == w.Dev }) == late {
+				errs = appendError(errs, "wireguard "+w.Dev, ns.setWireGuard(w))
+			}
+		}
 	}
+	setWireGuard(false)
 	links, err := ns.listLinks()
 	if err != nil {
 		return errors.Join(append(errs, err)...)
@@ -314,6 +329,7 @@ func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error {
 		ns.addRoutes(c.ReplaceRoutes, true, links.index),
 		ns.addRules(c.AddRules))
 	errs = slices.Concat(errs, ns.nft.apply(c.SetTables, c.DeleteTables))
+	setWireGuard(true)
 	errs = appendError(errs, "evict", ns.evict(c.Evict))
 
 	restore, err := ns.collateral(c, links)

@@ -2,9 +2,11 @@ package kernel
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 
@@ -28,8 +30,8 @@ import (
 //
 // After an error the peer may be missing: a pass adds it.
 func (ns *NetNS) Rehandshake(dev string, key netstate.Key, endpoint netip.AddrPort, newPort bool) error {
-	ns.mu.Lock()
-	defer ns.mu.Unlock()
+	ns.lockAfter(peerOf{dev, key})
+	defer ns.wgMu.Unlock()
 	d, err := ns.readWireGuard(dev)
 	if err != nil {
 		return fmt.Errorf("wireguard %s: %w", dev, err)
@@ -46,6 +48,33 @@ func (ns *NetNS) Rehandshake(dev string, key netstate.Key, endpoint netip.AddrPo
 		return fmt.Errorf("wireguard %s: add peer %s anew: %w", dev, key, err)
 	}
 	return nil
+}
+
+// A peerOf is a peer of a device.
+type peerOf struct {
+	dev string
+	key netstate.Key
+}
+
+// beginAgain is the least time between two initiations that the same peer takes, with room
+// for what delays one of them: 50 of them in a second (wireguard-go, device/constants.go, and
+// INITIATIONS_PER_SECOND of the kernel, drivers/net/wireguard/messages.h). A peer that has
+// dropped one is asked again after 5 s.
+const beginAgain = 50 * time.Millisecond
+
+// lockAfter takes wgMu once the peer would take another initiation.
+func (ns *NetNS) lockAfter(p peerOf) {
+	for {
+		ns.wgMu.Lock()
+		wait := time.Until(ns.begun[p].Add(beginAgain))
+		if wait <= 0 {
+			maps.DeleteFunc(ns.begun, func(_ peerOf, at time.Time) bool { return time.Since(at) >= beginAgain })
+			ns.begun[p] = time.Now()
+			return
+		}
+		ns.wgMu.Unlock()
+		time.Sleep(wait)
+	}
 }
 
 // anew returns how to remove a peer and to add it again. With a keepalive the

@@ -17,6 +17,7 @@ import (
 	"gotest.tools/v3/poll"
 
 	"github.com/isthmus-net/isthmus/appliance/netstate"
+	"github.com/isthmus-net/isthmus/appliance/nettest"
 )
 
 // A stream sends a numbered datagram every millisecond and counts what
@@ -184,6 +185,27 @@ func TestRehandshake(t *testing.T) {
 		assert.ErrorContains(t, err, "there is no peer "+public(3).String())
 		assert.ErrorContains(t, client.Rehandshake("absent", public(1), netip.AddrPort{}, false), "absent")
 		assert.Assert(t, !strings.Contains(err.Error(), wgtypes.Key(key(2)).String()))
+	})
+}
+
+// A peer takes no second initiation at once: who begins anew twice waits for it, and not for
+// what WireGuard asks after 5 s.
+func TestRehandshakeTwice(t *testing.T) {
+	nettest.Need(t, "nft")
+	both(t, func(t *testing.T, impl Implementation) {
+		server, client := tunnelSides(t, impl)
+		converge(t, server.NetNS, serverState())
+		want := clientState()
+		want.WireGuard[0].Peers[0].Keepalive = 25
+		converge(t, client.NetNS, want)
+		exchange(t, client, server, "169.254.18.1")
+		server.rest(t)
+		server.test.Run("nft", "add table inet asked; add chain inet asked in { type filter hook prerouting priority 0; }; add rule inet asked in udp length 156 counter")
+		for range 3 {
+			assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}, false))
+		}
+		exchange(t, client, server, "169.254.18.1")
+		assert.Assert(t, strings.Contains(server.test.Run("nft", "list table inet asked"), "counter packets 3 "), server.test.Run("nft", "list table inet asked"))
 	})
 }
 

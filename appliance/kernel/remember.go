@@ -139,7 +139,7 @@ func writeFile(name string, v any) error {
 }
 
 // readWireGuard returns what a device has and does, and remembers where its
-// peers are.
+// peers are. wgMu is held.
 func (ns *NetNS) readWireGuard(dev string) (*wgtypes.Device, error) {
 	d, err := ns.wireGuard(dev).get()
 	if err == nil {
@@ -162,7 +162,7 @@ func (ns *NetNS) watchPeers(stop <-chan struct{}) {
 			return
 		case <-tick.C:
 		}
-		ns.mu.Lock()
+		ns.wgMu.Lock()
 		for dev := range ns.memory.last {
 			d, err := ns.readWireGuard(dev)
 			if err != nil {
@@ -173,6 +173,6 @@ func (ns *NetNS) watchPeers(stop <-chan struct{}) {
 				ns.mon.signal()
 			}
 		}
-		ns.mu.Unlock()
+		ns.wgMu.Unlock()
 	}
 }

@@ -40,7 +40,7 @@ func (ns *NetNS) serve(l netstate.Link) error {
 	if ns.exists(l.Name) {
 		return unix.EEXIST // else the tun device of somebody else would be joined
 	}
-	if old := ns.user[l.Name]; old != nil {
+	if old := ns.served(l.Name); old != nil {
 		old.dev.Close() // somebody has deleted its link; it may still have the port
 	}
 	u := &userDevice{name: l.Name, logger: ns.logger}
@@ -77,8 +77,26 @@ func (ns *NetNS) serve(l netstate.Link) error {
 		u.dev.Close()
 		return err
 	}
-	ns.user[l.Name] = u
+	ns.serves(l.Name, u)
 	return nil
+}
+
+// served returns the device of that name that this process serves; nil: it serves none.
+func (ns *NetNS) served(name string) *userDevice {
+	ns.wgMu.Lock()
+	defer ns.wgMu.Unlock()
+	return ns.user[name]
+}
+
+// serves notes that this process serves a device of that name; nil: no longer.
+func (ns *NetNS) serves(name string, u *userDevice) {
+	ns.wgMu.Lock()
+	defer ns.wgMu.Unlock()
+	if u == nil {
+		delete(ns.user, name)
+	} else {
+		ns.user[name] = u
+	}
 }
 
 // tunError says what to do when there is no tun device to be had.

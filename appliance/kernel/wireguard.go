@@ -20,7 +20,7 @@ type wgDevice interface {
 	set(wgtypes.Config) error
 }
 
-// wireGuard returns the device of a link.
+// wireGuard returns the device of a link. wgMu is held.
 func (ns *NetNS) wireGuard(dev string) wgDevice {
 	if u := ns.user[dev]; u != nil {
 		return u
@@ -46,6 +46,8 @@ func (d kernelDevice) set(c wgtypes.Config) error { return d.ns.wg.ConfigureDevi
 
 // observeWireGuard returns the configuration of our WireGuard links.
 func (ns *NetNS) observeWireGuard(links linkTable) ([]netstate.WireGuard, error) {
+	ns.wgMu.Lock()
+	defer ns.wgMu.Unlock()
 	var out []netstate.WireGuard
 	var errs []error
 	for name, l := range links.byName {
@@ -92,6 +94,17 @@ func (ns *NetNS) setWireGuard(want netstate.WireGuard) error {
 	if !ok || !l.ours {
 		return errors.New("there is no such link of ours")
 	}
+	if err := ns.configure(want, l.alias); err != nil {
+		return err
+	}
+	l.alias.endpoints = encodeEndpoints(want.Peers)
+	return ns.setAlias(l.index, l.alias)
+}
+
+// configure is setWireGuard for a device whose link has the alias.
+func (ns *NetNS) configure(want netstate.WireGuard, al alias) error {
+	ns.wgMu.Lock()
+	defer ns.wgMu.Unlock()
 	have, err := ns.readWireGuard(want.Dev)
 	if err != nil {
 		return err
@@ -100,7 +113,7 @@ func (ns *NetNS) setWireGuard(want netstate.WireGuard) error {
 	if err != nil {
 		return err
 	}
-	c := wgtypes.Config{Peers: diffPeers(have.Peers, want.Peers, l.alias, shared)}
+	c := wgtypes.Config{Peers: diffPeers(have.Peers, want.Peers, al, shared)}
 	if netstate.Key(have.PublicKey) != want.PublicKey {
 		key, err := ns.privateKey(want)
 		if err != nil {
@@ -123,8 +136,7 @@ func (ns *NetNS) setWireGuard(want netstate.WireGuard) error {
 		}
 		return err
 	}
-	l.alias.endpoints = encodeEndpoints(want.Peers)
-	return ns.setAlias(l.index, l.alias)
+	return nil
 }
 
 // presharedFirst has peers that stay take their pre-shared keys, and nothing else. WireGuard
@@ -226,9 +238,9 @@ func diffPeers(have []wgtypes.Peer, want []netstate.WireGuardPeer, al alias, sha
 
 // Peers returns the live data of a WireGuard device's peers.
 func (ns *NetNS) Peers(dev string) ([]PeerStatus, error) {
-	ns.mu.Lock()
+	ns.wgMu.Lock()
 	d, err := ns.readWireGuard(dev)
-	ns.mu.Unlock()
+	ns.wgMu.Unlock()
 	if err != nil {
 		return nil, fmt.Errorf("wireguard %s: %w", dev, err)
 	}

@@ -380,6 +380,28 @@ func TestKeysChangeTogether(t *testing.T) {
 	})
 }
 
+// A new tunnel lets nobody in before the rules are there that say what a peer may reach.
+func TestRulesBeforePeers(t *testing.T) {
+	nettest.Need(t, "nft")
+	both(t, func(t *testing.T, impl Implementation) {
+		server, _ := tunnelSides(t, impl)
+		want := serverState()
+		want.Tables = []netstate.Table{many(3000)} // which takes its time
+		changes := netstate.Diff(observe(t, server.NetNS), want)
+		applied := make(chan error, 1)
+		go func() { applied <- server.Apply(context.Background(), changes) }()
+		poll.WaitOn(t, func(poll.LogT) poll.Result {
+			if peers, err := server.Peers(tunnel); err != nil || len(peers) == 0 {
+				return poll.Continue("there is no peer yet")
+			}
+			return poll.Success()
+		}, poll.WithDelay(time.Millisecond), poll.WithTimeout(time.Minute))
+		tables := server.test.Run("nft", "list tables")
+		assert.NilError(t, <-applied)
+		assert.Assert(t, strings.Contains(tables, "isthmus-maps"), "%q", tables)
+	})
+}
+
 // closeAlone closes a side for good. A program that another test starts holds all
 // files of this process between its fork and its exec: without the lock, now and
 // then, the sockets would outlive their closing.
