@@ -311,7 +311,7 @@ func (gw *gateway) run(ctx context.Context, g *group) error {
 		Source: source[desired.GatewayInput]{
 			merge(ctx, g, gw.cfg.API.Changed(), gw.below.changed, gw.keys.changed, gw.resolvers[0].changed, gw.repair, gw.confirm.changed), gw.read,
 		},
-		Target:  watched{gw.ns, gw.health},
+		Target:  tunnelTarget{watched{gw.ns, gw.health}, gw},
 		Desired: desired.Gateway,
 		Report:  gw.report,
 		Logger:  gw.log,
@@ -349,13 +349,13 @@ func (gw *gateway) read(ctx context.Context) (desired.GatewayInput, error) {
 	in.PresharedKey = gw.keys.presharedKey()
 	in.PeerEndpoint, in.LearnedPorts = gw.resolvers[0].endpoint(), gw.learned.ports()
 	in.PodIP = gw.podIP()
-	gw.rotate(&in)
 	gw.handOver(&in)
 	left, instead := gw.confirm.choose(ctx, gw.users(in))
 	in.LeftOut, in.APIServers = left, gw.confirm.apiServers()
 	in.Routes, in.Firewalls = slices.Concat(in.Routes, instead.routes), slices.Concat(in.Firewalls, instead.firewalls)
 	in.PeerHeard, in.PeerMTU = gw.heard(), gw.peerMTU()
 	in.Underlay = gw.below.read(in.Remotes())
+	gw.rotate(&in) // late: what else is read may take seconds, and the peer may change its key
 	gw.prober.SetMTU(in.Room())
 	var generation int64
 	if view.Gateway != nil {
@@ -422,7 +422,13 @@ func (gw *gateway) peer() (kernel.PeerStatus, bool) {
 	if len(peers) == 0 {
 		return kernel.PeerStatus{}, false
 	}
-	return slices.MaxFunc(peers, func(a, b kernel.PeerStatus) int { return a.LastHandshake.Compare(b.LastHandshake) }), true
+	heard := func(p kernel.PeerStatus) time.Time {
+		if gw.rotating == nil || len(peers) == 1 {
+			return p.LastHandshake
+		}
+		return gw.rotating.handshake(p.PublicKey, p.LastHandshake) // WireGuard forgets it when it begins anew
+	}
+	return slices.MaxFunc(peers, func(a, b kernel.PeerStatus) int { return heard(a).Compare(heard(b)) }), true
 }
 
 // shown is peer with the last handshake that there was: WireGuard forgets it when it

@@ -242,18 +242,20 @@ func (gw *gateway) goElsewhere(ctx context.Context, told *exchange.Endpoint, fro
 		return
 	}
 	first := time.Now()
-	began := first // what was answered before came from the former place
+	began := first // what was asked before was answered from the former place
 	redialled := false
+	gw.prober.Probe()
 	for ctx.Err() == nil && time.Since(first) < backAfter {
 		pause(ctx, gw.prober.Hurry())
 		// Whoever watched for silence had decided before. Once: what the server sends by itself may come from there.
 		if !redialled && gw.dialled() == from {
 			redialled = gw.dial(to)
 			began = time.Now()
+			gw.prober.Probe()
 			continue
 		}
-		if last := gw.prober.Status().LastReply; last.After(began) {
-			gw.log.Info("the peer answers again", "endpoint", gw.dialled(), "told", to, "was", from, "took", last.Sub(began).Round(time.Millisecond))
+		if st := gw.prober.Status(); st.Answered.After(began) {
+			gw.log.Info("the peer answers again", "endpoint", gw.dialled(), "told", to, "was", from, "took", st.LastReply.Sub(began).Round(time.Millisecond))
 			gw.publish()
 			return
 		}

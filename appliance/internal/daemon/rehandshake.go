@@ -241,7 +241,8 @@ func (gw *gateway) endSilence(ctx context.Context, p *patience) {
 		before := time.Now()
 		pause(ctx, gw.prober.Hurry())
 		o.stopped(gw.prober.Hurry(), time.Since(before))
-		if last := gw.prober.Status().LastReply; last.After(o.began) {
+		if st := gw.prober.Status(); !st.Answered.Before(o.began) {
+			last := st.LastReply
 			if o.handshakes > 0 {
 				p.end(last, spent)
 				gw.log.Info("the peer answers again", "silent", last.Sub(o.began).Round(time.Millisecond), "handshakes", o.handshakes)

@@ -17,7 +17,6 @@ import (
 	"github.com/isthmus-net/isthmus/appliance/desired"
 	"github.com/isthmus-net/isthmus/appliance/internal/invitation"
 	"github.com/isthmus-net/isthmus/appliance/internal/rotation"
-	"github.com/isthmus-net/isthmus/appliance/kernel"
 	"github.com/isthmus-net/isthmus/appliance/netstate"
 )
 
@@ -100,9 +99,14 @@ type rotating struct {
 	next       netstate.Key
 	inUse      bool
 	handshakes map[netstate.Key]time.Time
-	// tried is since when the own next key may be in WireGuard, and proved that it is.
-	tried  time.Time
-	proved netstate.Key
+	// tried is since when the own next key may be in WireGuard, proved that it is, and
+	// provedAt since when.
+	tried    time.Time
+	proved   netstate.Key
+	provedAt time.Time
+	// given is what the pass was told of inUse, and outdated: that has changed, and the pass
+	// has left WireGuard as it was.
+	given, outdated bool
 	// added is the next key of the peer that WireGuard knows.
 	added netstate.Key
 	// begun is when WireGuard began anew to prove a key.
@@ -207,14 +211,14 @@ func (gw *gateway) stepRotation(ctx context.Context) (changed bool, err error) {
 	// The handshake by which that came is known by then.
 	changed = gw.followPeer()
 	r.mu.Lock()
-	before, tried, proved := r.state, r.tried, r.proved
+	before, tried, proved, provedAt := r.state, r.tried, r.proved, r.provedAt
 	f := rotation.Facts{
 		Now: time.Now().Round(0), Order: r.secret.Order, Accept: r.secret.Rules.Accept, Recorded: r.secret.Recorded.Theirs,
 		Yields: r.yields, Heard: heard, Whole: whole, Former: byFormer, Answer: answer, Silent: silent, InUse: r.inUse, Over: r.over, Current: r.current, Keys: r.keys, Blocked: r.blocked, Tried: tried,
 	}
 	r.mu.Unlock()
 	if trying(before) && f.Order != nil {
-		f.Handshake = gw.handshakeWith(f.Order.To, proved, tried)
+		f.Handshake = gw.handshakeWith(f.Order.To, proved, tried, provedAt)
 	}
 	if back := before.Forget(f); !reflect.DeepEqual(back, before) {
 		gw.setRotation(before, back)
@@ -315,9 +319,9 @@ func (gw *gateway) setRotation(before, next rotation.State) {
 
 func trying(s rotation.State) bool { return s.Own != nil && s.Own.Phase == rotation.Trying }
 
-// handshakeWith returns when there was a handshake with a private key that is in WireGuard
-// since then; zero: there was none.
-func (gw *gateway) handshakeWith(private invitation.Key, inForce netstate.Key, since time.Time) time.Time {
+// handshakeWith returns when there was a handshake since then with a private key that is in
+// WireGuard since applied; zero: there was none.
+func (gw *gateway) handshakeWith(private invitation.Key, inForce netstate.Key, since, applied time.Time) time.Time {
 	public, err := private.Public()
 	p, ok := gw.peer()
 	switch {
@@ -325,7 +329,7 @@ func (gw *gateway) handshakeWith(private invitation.Key, inForce netstate.Key, s
 		return time.Time{}
 	case p.LastHandshake.After(since):
 		return p.LastHandshake
-	case time.Since(since) > max(proofTime, 3*gw.prober.Status().Latency) && gw.rotating.prove():
+	case time.Since(applied) > max(proofTime, 3*gw.prober.Status().Latency) && gw.rotating.prove():
 		if err := gw.ns.Rehandshake(desired.TunnelInterface, p.PublicKey, netip.AddrPort{}, false); err != nil {
 			gw.log.Warn("no new handshake", "err", err)
 			notify(gw.repair)
@@ -344,59 +348,6 @@ func (r *rotating) prove() bool {
 	}
 	r.begun = time.Now()
 	return true
-}
-
-// followPeer has what the peer may send go with the key that had the last handshake, and
-// reports whether that is another one than before.
-func (gw *gateway) followPeer() bool {
-	r := gw.rotating
-	r.mu.Lock()
-	c, now, inUse := r.state.Candidate(r.over), r.peer, r.inUse
-	r.mu.Unlock()
-	if c == nil {
-		return false
-	}
-	peers, err := gw.ns.Peers(desired.TunnelInterface)
-	if err != nil {
-		return false
-	}
-	last := func(key netstate.Key) (time.Time, bool) {
-		i := slices.IndexFunc(peers, func(p kernel.PeerStatus) bool { return p.PublicKey == key })
-		if i < 0 {
-			return time.Time{}, false
-		}
-		return r.handshake(key, peers[i].LastHandshake), true
-	}
-	next := netstate.Key(*c.Key)
-	before, known := last(now)
-	after, added := last(next)
-	if !known || !added || after.After(before) == inUse {
-		return false
-	}
-	r.mu.Lock()
-	r.inUse = !inUse
-	r.mu.Unlock()
-	from, to := now, next
-	if inUse {
-		from, to = next, now
-	}
-	if err := gw.ns.MovePeer(desired.TunnelInterface, from, to); err != nil {
-		gw.log.Warn("the peer has another key, and its networks did not move with it; a pass moves them", "err", err)
-	}
-	gw.log.Info("the peer's last handshake was with its other key", "publicKey", to)
-	notify(gw.repair)
-	return true
-}
-
-// handshake returns when the last handshake with a key of the peer was. WireGuard says that it
-// was at is; an earlier answer counts where that was later.
-func (r *rotating) handshake(key netstate.Key, is time.Time) time.Time {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if is.After(r.handshakes[key]) {
-		r.handshakes[key] = is
-	}
-	return r.handshakes[key]
 }
 
 // rotate has a pass work with the keys that count.
@@ -465,6 +416,7 @@ func (gw *gateway) rotate(in *desired.GatewayInput) {
 	} else {
 		r.next, r.inUse = netstate.Key{}, false
 	}
+	r.given, r.outdated = r.inUse, false
 	gw.keys.rotate(keys)
 	in.PublicKey, _ = gw.keys.publicKey()
 	r.keys = append(r.keys, invitation.Key(in.PublicKey))
@@ -478,7 +430,14 @@ func (gw *gateway) rotationApplied(in desired.GatewayInput) {
 		next = in.PeerNext.Key
 	}
 	r.mu.Lock()
+	if r.outdated {
+		r.mu.Unlock()
+		return // the next pass, which is about to come
+	}
 	news, another := r.added != next, r.proved != in.PublicKey
+	if another {
+		r.provedAt = time.Now()
+	}
 	r.proved, r.added = in.PublicKey, next
 	r.mu.Unlock()
 	notify(r.came)

@@ -429,6 +429,23 @@ func TestRoundTrip(t *testing.T) {
 	assert.Equal(t, len(took), 0)
 }
 
+// TestAnswered: an answer is one of when its probe left, however late it is read.
+func TestAnswered(t *testing.T) {
+	start := time.Now()
+	tr := newTracker(time.Second, 5)
+	first := tr.send(start, false)
+	second := tr.send(start.Add(time.Second), false)
+	third := tr.send(start.Add(2*time.Second), false)
+	now := start.Add(3 * time.Second)
+	tr.receive(now, second)
+	assert.Equal(t, tr.status(now).Answered, second)
+	tr.receive(now, first) // overtaken
+	assert.Equal(t, tr.status(now).Answered, second)
+	assert.Equal(t, tr.status(now).LastReply, now)
+	tr.receive(now, third)
+	assert.Equal(t, tr.status(now).Answered, third)
+}
+
 // TestStranger: who isn't the peer gets no answer and cannot connect us.
 func TestStranger(t *testing.T) {
 	lo := netip.MustParseAddr("127.0.0.1")

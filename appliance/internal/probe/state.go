@@ -29,6 +29,9 @@ type Status struct {
 	Sent      uint64
 	Received  uint64
 	LastReply time.Time // zero: never
+	// Answered is when the latest of the probes left that were answered; zero: none was. Who asks
+	// whether the peer answers since a moment must not count what was on its way by then.
+	Answered time.Time
 	// Waiting is when the first of the probes left that were sent since the
 	// latest answer; zero: there is none.
 	Waiting time.Time
@@ -76,6 +79,7 @@ type tracker struct {
 	took      time.Duration // round trip of the latest answer
 	last      time.Time     // latest answer
 	newest    int64         // stamp of the newest probe answered
+	answered  time.Time     // when that left
 	waiting   time.Time     // see Status
 	extras    int           // probes sent in a hurry since the latest answer
 	ring      []sent        // at most window entries, oldest first
@@ -136,7 +140,7 @@ func (t *tracker) receive(now, stamp time.Time) (took time.Duration, counts bool
 		t.recv++
 		took = max(now.Sub(s.at), 1)
 		if n >= t.newest {
-			t.newest, t.latency, t.took = n, took, took
+			t.newest, t.answered, t.latency, t.took = n, s.at, took, took
 		}
 		t.state, t.last = Connected, now
 		t.silence, t.watched, t.tries = 0, now, 0
@@ -167,7 +171,7 @@ func (t *tracker) check(now time.Time) {
 
 // status is the reading at now.
 func (t *tracker) status(now time.Time) Status {
-	st := Status{State: t.state, Latency: t.latency, RoundTrip: t.took, Sent: t.sent, Received: t.recv, LastReply: t.last, Waiting: t.waiting}
+	st := Status{State: t.state, Latency: t.latency, RoundTrip: t.took, Sent: t.sent, Received: t.recv, LastReply: t.last, Answered: t.answered, Waiting: t.waiting}
 	var over, lost int
 	for _, s := range t.ring {
 		switch {

@@ -301,19 +301,31 @@ func (l *Lab) capturing() (*world.Captures, error) {
 // nodeLink is the interface of a node to the engine's network.
 const nodeLink = "eth0"
 
-// between is the network between the clusters: what nodes of different ones send
-// each other over that of the engine, which all have in common.
+// between is the network between the clusters: what leaves a cluster over that of the
+// engine, which all have in common, or comes to it from a host outside.
 func (l *Lab) between() *world.Network {
 	n := &world.Network{Name: world.WANHost, Link: nodeLink}
-	cluster := map[netip.Addr]string{}
+	side := map[netip.Addr]string{} // a cluster, or a host outside
+	own := map[string][]netip.Prefix{}
 	for _, c := range l.record.Spec.Clusters {
 		for _, node := range c.Nodes {
-			n.Hosts = append(n.Hosts, c.Name+"/"+node.Name)
-			cluster[node.Addr] = c.Name
+			host := c.Name + "/" + node.Name
+			n.Hosts = append(n.Hosts, host)
+			side[node.Addr], own[host] = c.Name, []netip.Prefix{c.PodCIDR, c.ServiceCIDR}
+		}
+	}
+	for _, o := range l.record.Spec.Outside {
+		n.Hosts = append(n.Hosts, o.Name)
+		if o.Addr.IsValid() {
+			side[o.Addr] = o.Name
 		}
 	}
 	n.Between = func(src, dst netip.Addr) bool {
-		return cluster[src] != "" && cluster[dst] != "" && cluster[src] != cluster[dst]
+		return side[src] != "" && side[dst] != "" && side[src] != side[dst]
+	}
+	n.Leaves = func(host string, dst netip.Addr) bool {
+		return dst.IsValid() && !dst.IsMulticast() && side[dst] == "" &&
+			!slices.ContainsFunc(own[host], func(p netip.Prefix) bool { return p.Contains(dst) })
 	}
 	return n
 }

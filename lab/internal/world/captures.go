@@ -167,21 +167,28 @@ type Network struct {
 	Name  string
 	Hosts []string // host names
 	Link  string   // the interface that each has to it
-	// Between tells whether packets from one address to another are meant.
+	// Between tells whether packets from one address to another are meant, which come to a host.
 	Between func(src, dst netip.Addr) bool
+	// Leaves tells whether packets are meant that leave a host by the link for an address that
+	// none of the hosts has; nil: they are not.
+	Leaves func(host string, dst netip.Addr) bool
 }
 
-// packets are those that came to a host of the network, each once.
+// packets are those that came to a host of the network, and those that left one for elsewhere,
+// each once.
 func (n *Network) packets(cs *Captures, since, until time.Time) (packets []packet, lost int) {
 	for _, c := range cs.named() {
 		if !slices.Contains(n.Hosts, c.host) {
 			continue
 		}
-		came, dropped := c.entered(since, until, []string{n.Link})
+		all, dropped := c.between(since, until)
 		lost += dropped
-		for _, p := range came {
+		for _, p := range all {
+			if c.linkName(p.ifindex) != n.Link {
+				continue
+			}
 			d := decodeOutermost(p)
-			if n.Between(d.src.Addr(), d.dst.Addr()) {
+			if p.direction == In && n.Between(d.src.Addr(), d.dst.Addr()) || p.direction == Out && n.Leaves != nil && n.Leaves(c.host, d.dst.Addr()) {
 				packets = append(packets, p)
 			}
 		}

@@ -13,8 +13,8 @@ import (
 )
 
 // TestNetwork: of a network that all hosts are on those packets are seen that go
-// from one side to the other, each once, and neither those between the hosts of a
-// side nor what a host has on its other interfaces.
+// from one side to the other, or to nobody that is known, each once, and neither those between
+// the hosts of a side nor what a host has on its other interfaces.
 func TestNetwork(t *testing.T) {
 	side := map[netip.Addr]string{
 		netip.MustParseAddr("10.89.0.2"): "milan", netip.MustParseAddr("10.89.0.3"): "milan", netip.MustParseAddr("10.89.0.9"): "rome",
@@ -22,6 +22,7 @@ func TestNetwork(t *testing.T) {
 	network := &Network{
 		Name: WANHost, Hosts: []string{"milan/node-1", "milan/node-2", "rome/node-1"}, Link: "eth0",
 		Between: func(src, dst netip.Addr) bool { return side[src] != "" && side[dst] != "" && side[src] != side[dst] },
+		Leaves:  func(_ string, dst netip.Addr) bool { return side[dst] == "" && dst != netip.MustParseAddr("10.0.2.5") },
 	}
 	cs := &Captures{}
 	hosts := map[string]*capture{}
@@ -44,12 +45,15 @@ func TestNetwork(t *testing.T) {
 	pass("rome/node-1", 2, In, "10.89.0.2", "10.89.0.9", "there")   // on to a pod
 	pass("milan/node-2", 1, In, "10.89.0.2", "10.89.0.3", "within milan")
 	pass("milan/node-1", 1, In, "10.89.0.9", "10.89.0.2", "back")
+	pass("milan/node-1", 1, Out, "10.0.1.5", "203.0.113.7", "elsewhere")
+	pass("milan/node-2", 2, Out, "10.0.1.5", "203.0.113.7", "elsewhere") // not by the link
+	pass("milan/node-1", 1, Out, "10.0.1.5", "10.0.2.5", "within milan, to a pod")
 	pass("user", 1, In, "10.89.0.9", "10.89.0.2", "on a host that is not on it")
 
-	report, err := cs.Wire(WireQuery{On: WANHost, Contains: []string{"there", "back", "within", "not on it"}}, nil, network)
+	report, err := cs.Wire(WireQuery{On: WANHost, Contains: []string{"there", "back", "elsewhere", "within", "not on it"}}, nil, network)
 	assert.NilError(t, err)
-	assert.Equal(t, report.Packets, 2)
-	assert.DeepEqual(t, report.Found, []int{1, 1, 0, 0})
+	assert.Equal(t, report.Packets, 3)
+	assert.DeepEqual(t, report.Found, []int{1, 1, 1, 0, 0})
 
 	_, err = cs.Wire(WireQuery{On: WANHost}, nil)
 	assert.ErrorIs(t, err, ErrNoTarget)

@@ -1,0 +1,107 @@
+package daemon
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/isthmus-net/isthmus/appliance/desired"
+	"github.com/isthmus-net/isthmus/appliance/kernel"
+	"github.com/isthmus-net/isthmus/appliance/netstate"
+)
+
+// followPeer has what the peer may send go with the key that had the last handshake, and
+// reports whether that is another one than before.
+func (gw *gateway) followPeer() bool {
+	r := gw.rotating
+	r.mu.Lock()
+	c, now, inUse := r.state.Candidate(r.over), r.peer, r.inUse
+	r.mu.Unlock()
+	if c == nil {
+		return false
+	}
+	peers, err := gw.ns.Peers(desired.TunnelInterface)
+	if err != nil {
+		return false
+	}
+	last := func(key netstate.Key) (time.Time, bool) {
+		i := slices.IndexFunc(peers, func(p kernel.PeerStatus) bool { return p.PublicKey == key })
+		if i < 0 {
+			return time.Time{}, false
+		}
+		return r.handshake(key, peers[i].LastHandshake), true
+	}
+	next := netstate.Key(*c.Key)
+	before, known := last(now)
+	after, added := last(next)
+	if !known || !added || after.After(before) == inUse {
+		return false
+	}
+	r.mu.Lock()
+	r.inUse = !inUse
+	r.mu.Unlock()
+	from, to := now, next
+	if inUse {
+		from, to = next, now
+	}
+	gw.movePeer(from, to)
+	gw.log.Info("the peer's last handshake was with its other key", "publicKey", to)
+	notify(gw.repair)
+	return true
+}
+
+// A tunnelTarget is a Target that knows that the peer may come with its other key at any time:
+// its networks have moved to that then, and no pass that has begun before may take them back.
+type tunnelTarget struct {
+	watched
+	gw *gateway
+}
+
+// Apply implements agent.Target.
+func (t tunnelTarget) Apply(ctx context.Context, c netstate.Changes) error {
+	r := t.gw.rotating
+	if r == nil {
+		return t.watched.Apply(ctx, c)
+	}
+	if r.leaves() {
+		c.SetWireGuard = nil // followPeer has asked for another pass
+	}
+	err := t.watched.Apply(ctx, c)
+	if len(c.SetWireGuard) > 0 && r.leaves() {
+		r.mu.Lock()
+		from, to := r.peer, r.next
+		if !r.inUse {
+			from, to = to, from
+		}
+		r.mu.Unlock()
+		t.gw.movePeer(from, to)
+	}
+	return err
+}
+
+// leaves reports whether the peer has come with its other key since the pass was told which it
+// has. That pass is then none that has brought WireGuard in order.
+func (r *rotating) leaves() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.outdated = r.outdated || r.given != r.inUse
+	return r.outdated
+}
+
+// movePeer has WireGuard expect the peer's networks with its other key.
+func (gw *gateway) movePeer(from, to netstate.Key) {
+	if err := gw.ns.MovePeer(desired.TunnelInterface, from, to); err != nil {
+		gw.log.Warn("the peer has another key, and its networks did not move with it; a pass moves them", "err", err)
+	}
+}
+
+// handshake returns when the last handshake with a key of the peer was. WireGuard says that it
+// was at is; an earlier answer counts where that was later.
+func (r *rotating) handshake(key netstate.Key, is time.Time) time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if is.After(r.handshakes[key]) {
+		r.handshakes[key] = is
+	}
+	return r.handshakes[key]
+}
