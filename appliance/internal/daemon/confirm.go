@@ -215,7 +215,7 @@ func (c *confirmer) why(v version) string {
 		earlier = ", and the object is in force as it was before"
 	}
 	if c.trial.held[v] {
-		return "it is taken back" + earlier + ": the API server did not answer any more when it was in force, and answered again without it. " +
+		return "it is taken back" + earlier + ": the API server did not answer any more when it was in force, and answered again without it, twice. " +
 			"Look for what it does to connections to the API server, translation and notrack among it; a changed object is tried again"
 	}
 	return fmt.Sprintf("it is taken back%s: the API server does not answer since it is in force. It returns if the API server does not answer without it either for %s", earlier, trialBack)
@@ -313,6 +313,8 @@ func (c *confirmer) hear(answers bool) bool {
 	switch {
 	case !taken && c.trial.taken:
 		c.log.Warn("the API server does not answer any more after a change: taking it back", "objects", tried, "for", trialBack)
+	case taken && !c.trial.taken && c.trial.again:
+		c.log.Info("the API server answers without the change: it is tried once more", "objects", tried)
 	case taken && !c.trial.running() && answers:
 		c.log.Warn("the API server answers again without the change, which stays taken back", "objects", tried)
 	case taken && !c.trial.running():

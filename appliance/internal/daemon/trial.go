@@ -32,9 +32,10 @@ type versions map[version]bool
 
 // A trial decides which versions of users' objects are in force on a host, by
 // whether the API server answers it. One that is new is tried: if the API server falls
-// silent right after it was applied, it is taken back, once. If the API server answers
-// then, it was the object, which stays out; if not, it was an ordinary outage, and the
-// object is in force for good.
+// silent right after it was applied, it is taken back. If the API server answers then,
+// the object is tried once more, for the API server may have been away for its own reasons just
+// then; when that ends in the same way it was the object, which stays out. If the API server does
+// not answer without it either, it was an ordinary outage, and the object is in force for good.
 //
 // It has no clock, and asks nobody.
 type trial struct {
@@ -42,6 +43,7 @@ type trial struct {
 	held   versions // out for good
 	trying versions // new ones
 	taken  bool     // trying is taken back
+	again  bool     // trying is tried for the second time
 	// resumed says that trying was in force already when the process began.
 	resumed bool
 	// done says that the kernel is as taken says, since when that is so, and heard when
@@ -68,7 +70,7 @@ func (t *trial) begin(fresh versions) {
 		return
 	}
 	maps.Copy(t.trying, fresh)
-	t.done = false
+	t.done, t.again = false, false
 }
 
 // resume goes on with a trial that another process has begun, and perhaps applied.
@@ -116,6 +118,8 @@ func (t *trial) hear(now time.Time, answers bool) bool {
 		return false
 	}
 	switch {
+	case t.taken && answers && !t.again:
+		t.taken, t.done, t.again = false, false, true
 	case t.taken && answers:
 		t.conclude(t.held)
 	case t.taken && now.Sub(t.since) >= trialBack, !t.taken && answers && now.Sub(t.since) >= trialTime:
@@ -148,7 +152,7 @@ func (t *trial) excuse(now time.Time, d time.Duration) {
 func (t *trial) conclude(set versions) {
 	maps.Copy(set, t.trying)
 	clear(t.trying)
-	t.taken, t.resumed = false, false
+	t.taken, t.again, t.resumed = false, false, false
 }
 
 func compareVersions(a, b version) int {
