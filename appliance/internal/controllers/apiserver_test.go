@@ -188,6 +188,6 @@ func (w *world) asController(cfg *rest.Config) *rest.Config {
 			return poll.Continue("%v", err)
 		}
 		return poll.Success()
-	}, poll.WithTimeout(10*time.Second), poll.WithDelay(20*time.Millisecond))
+	}, poll.WithTimeout(waitTime), poll.WithDelay(20*time.Millisecond))
 	return own
 }

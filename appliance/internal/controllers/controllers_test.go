@@ -479,6 +479,10 @@ func (w *world) patchJSON(o client.Object, text string) {
 	assert.NilError(w.t, w.c.Patch(w.t.Context(), o, client.RawPatch("application/json-patch+json", []byte(text))))
 }
 
+// waitTime is how long something may take that takes a moment: other packages' tests have the
+// processors, too.
+const waitTime = 2 * time.Minute
+
 func (w *world) until(what string, ok func() bool) {
 	w.t.Helper()
 	poll.WaitOn(w.t, func(poll.LogT) poll.Result {
@@ -486,7 +490,7 @@ func (w *world) until(what string, ok func() bool) {
 			return poll.Success()
 		}
 		return poll.Continue("until %s", what)
-	}, poll.WithTimeout(20*time.Second), poll.WithDelay(20*time.Millisecond))
+	}, poll.WithTimeout(waitTime), poll.WithDelay(20*time.Millisecond))
 }
 
 // settle returns when the controller has been silent for a second, which is many debounces,
@@ -503,7 +507,7 @@ func (w *world) settle() {
 			return poll.Success()
 		}
 		return poll.Continue("the controller is at work")
-	}, poll.WithTimeout(20*time.Second), poll.WithDelay(20*time.Millisecond))
+	}, poll.WithTimeout(waitTime), poll.WithDelay(20*time.Millisecond))
 }
 
 // logBuffer is a log that can be read while it is written.

@@ -30,7 +30,7 @@ func (w *world) inForce(try func() error) {
 			return poll.Continue("there is no policy yet")
 		}
 		return poll.Success()
-	}, poll.WithTimeout(20*time.Second), poll.WithDelay(50*time.Millisecond))
+	}, poll.WithTimeout(waitTime), poll.WithDelay(50*time.Millisecond))
 }
 
 // testKeysOnly tries, as the controller, to write Secrets that are no keys of

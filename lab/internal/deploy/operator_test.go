@@ -72,7 +72,7 @@ func TestOperator(t *testing.T) {
 	assert.Assert(t, errors.As(err, &failed))
 	err = o.Uninstall(t.Context(), "milan", true)
 	assert.Assert(t, errors.As(err, &failed))
-	assert.Error(t, err, "isthmusctl uninstall --purge: exit code 1: isthmusctl: no")
+	assert.Error(t, err, "isthmusctl uninstall --timeout 15m --purge: exit code 1: isthmusctl: no")
 	assert.ErrorContains(t, o.Install(t.Context(), "rome", nil), "topology small has no cluster rome")
 
 	var commands []string
@@ -82,11 +82,11 @@ func TestOperator(t *testing.T) {
 	assert.DeepEqual(t, commands, []string{
 		"milan/control-plane: isthmusctl install --values - --timeout 15m",
 		"milan/control-plane: isthmusctl upgrade --values - --timeout 15m",
-		"milan/control-plane: isthmusctl uninstall",
-		"milan/control-plane: helm install isthmus /isthmus/k8s/chart --namespace liqo --create-namespace --wait --values -",
-		"milan/control-plane: helm uninstall isthmus --namespace liqo --wait",
+		"milan/control-plane: isthmusctl uninstall --timeout 15m",
+		"milan/control-plane: helm install isthmus /isthmus/k8s/chart --namespace liqo --create-namespace --wait --timeout 15m --values -",
+		"milan/control-plane: helm uninstall isthmus --namespace liqo --wait --timeout 15m",
 		"milan/control-plane: isthmusctl upgrade --values - --timeout 15m",
-		"milan/control-plane: isthmusctl uninstall --purge",
+		"milan/control-plane: isthmusctl uninstall --timeout 15m --purge",
 	})
 	// A value that is null is not given.
 	assert.DeepEqual(t, parse(t, string(ran[3].Stdin))["ipam"], map[string]any{

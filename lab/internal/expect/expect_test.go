@@ -316,7 +316,7 @@ func TestFlowSilent(t *testing.T) {
 	}{
 		{"nothing comes back", true, "", "", 1},
 		{"nothing comes back, of an emulated machine", true, "", "", 3},
-		{"something comes back", false, "", "messages have come back since the step began", 1},
+		{"something comes back", false, "", "after the step began", 1},
 		{"it was reset", true, prober.ErrorReset, "reset: connection reset by peer", 1},
 	} {
 		w, row := newFake(t)

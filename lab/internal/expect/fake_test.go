@@ -171,10 +171,11 @@ func (w *fakeWorld) ExecStream(ctx context.Context, req world.ExecRequest, _ io.
 	e := json.NewEncoder(stdout)
 	for i := 1; ctx.Err() == nil; i++ {
 		r := prober.FlowReport{Time: time.Now().Add(2 * time.Second), Sent: i * 10, Received: i * 10, Alive: true, Gap: 60 * time.Millisecond}
+		r.Newest = r.Time
 		by, _ := w.answerer()
 		r.By = []prober.Server{by}
 		if w.mute {
-			r.Received, r.By = 0, nil
+			r.Received, r.By, r.Newest = 0, nil, time.Time{}
 		}
 		if i > 2 {
 			r.By = append(r.By, w.later...)

@@ -23,7 +23,7 @@ type Flow struct {
 	Whole  bool          `lab:"whole" doc:"since the stream was opened, not only since the step began"`
 	Alive  bool          `lab:"alive" doc:"it was not reset, and the last message is fresh"`
 	For    time.Duration `lab:"for" min:"10ms" max:"10m" doc:"it is watched so long since the step began; default: as long as gap takes"`
-	Silent time.Duration `lab:"silent" min:"10ms" max:"10m" doc:"nothing has come back since the step began, for so long at least, longer on a busy machine, and it was not reset"`
+	Silent time.Duration `lab:"silent" min:"10ms" max:"10m" doc:"nothing has come back that was sent since the step began, for so long at least, longer on a busy machine, and it was not reset"`
 	Lost   *int          `lab:"lost" min:"0" max:"1000000" doc:"at most so many messages since the step began (udp). A busy or an emulated machine may lose as many times more as its steps are longer, and one that stood still up to a fifth of all. 0 is 0 everywhere"`
 	// LostPercent is for a link that loses packets. The share does not depend on how fast
 	// the machine is.
@@ -161,9 +161,10 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 		res.Why = fmt.Sprintf("%s answered (process %s), not %s", s.by[impostor], s.by[impostor].Process, names(allowed))
 	case s.broken != "":
 		res.Got, res.Why, res.Final = "it broke", s.broken, true
-	case e.Silent > 0 && s.received > 0:
+	// What was on its way when the step began proves nothing. An older probe does not tell what was.
+	case e.Silent > 0 && s.received > 0 && (s.newest.IsZero() || s.newest.After(row.StepStarted)):
 		res.Got, res.Final = "it speaks", true
-		res.Why = fmt.Sprintf("%d messages have come back since the step began", s.received)
+		res.Why = fmt.Sprintf("a message has come back that was sent %v after the step began", s.newest.Sub(row.StepStarted).Round(time.Millisecond))
 	case e.Silent > 0 && (s.reports < 2 || time.Since(row.StepStarted) < silence):
 		res.Why, res.Pending = "it has been watched for less than "+silence.Round(time.Millisecond).String(), true
 	case e.Silent > 0:
@@ -366,6 +367,7 @@ type flowSummary struct {
 	reports, sent, received, lost, duplicates int
 	gap, silent                               time.Duration
 	gapEnd                                    time.Time // when the longest silence ended, or was last reported
+	newest                                    time.Time // when the latest message was sent that came back
 	broken                                    string
 	by                                        []prober.Server // who answered
 }
@@ -406,7 +408,7 @@ func (f *FlowState) since(t time.Time) flowSummary {
 			s.gap, s.gapEnd = r.Gap, r.Time
 		}
 		s.sent, s.received, s.lost = r.Sent-before.Sent, r.Received-before.Received, r.Lost-before.Lost
-		s.duplicates = r.Duplicates - before.Duplicates
+		s.duplicates, s.newest = r.Duplicates-before.Duplicates, r.Newest
 		s.silent = r.Gap
 	}
 	if f.err != nil && s.broken == "" {

@@ -117,3 +117,28 @@ func TestLostOfASilentStream(t *testing.T) {
 		assert.Equal(t, res.Pending, !tt.want)
 	}
 }
+
+// TestSilentSince: what comes back late was sent before the step, and passes no more. The reports
+// come every quarter of a second: the first one since the step began has that, too.
+func TestSilentSince(t *testing.T) {
+	now := time.Now()
+	began := now.Add(-5 * time.Second)
+	for _, tt := range []struct {
+		name   string
+		newest time.Time
+		want   bool
+	}{
+		{"sent before the step", began.Add(-50 * time.Millisecond), true},
+		{"sent after it began", began.Add(50 * time.Millisecond), false},
+	} {
+		row := &Row{StepStarted: began, Flows: map[string]*FlowState{"f": {interval: prober.FlowInterval, reports: []prober.FlowReport{
+			{Time: began.Add(-100 * time.Millisecond), Alive: true, Sent: 100, Received: 95, Newest: began.Add(-300 * time.Millisecond)},
+			{Time: began.Add(150 * time.Millisecond), Alive: true, Sent: 105, Received: 100, Newest: tt.newest},
+			{Time: now, Alive: true, Sent: 200, Received: 100, Newest: tt.newest, Gap: 4 * time.Second},
+		}}}}
+		res, err := (&Flow{Name: "f", Silent: 3 * time.Second}).Check(t.Context(), row)
+		assert.NilError(t, err)
+		assert.Equal(t, res.OK, tt.want, "%s: %+v", tt.name, res)
+		assert.Equal(t, res.Final, !tt.want)
+	}
+}

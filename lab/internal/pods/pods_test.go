@@ -407,7 +407,7 @@ func deletion(t *testing.T, w *world) {
 	poll.WaitOn(t, func(poll.LogT) poll.Result {
 		b, err := w.client.CoreV1().Pods("default").GetLogs("stubborn", &corev1.PodLogOptions{}).DoRaw(t.Context())
 		return result(err == nil && strings.Contains(string(b), "not going"), "%s%v", b, err)
-	}, poll.WithTimeout(10*time.Second), poll.WithDelay(20*time.Millisecond))
+	}, poll.WithTimeout(time.Minute), poll.WithDelay(20*time.Millisecond))
 	pid := w.pid(t, "stubborn")
 	grace := int64(1)
 	begin := time.Now()
@@ -415,10 +415,10 @@ func deletion(t *testing.T, w *world) {
 	poll.WaitOn(t, func(poll.LogT) poll.Result {
 		_, err := w.client.CoreV1().Pods("default").Get(t.Context(), "stubborn", metav1.GetOptions{})
 		return result(apierrors.IsNotFound(err), "%v", err)
-	}, poll.WithTimeout(20*time.Second), poll.WithDelay(20*time.Millisecond))
+	}, poll.WithTimeout(time.Minute), poll.WithDelay(20*time.Millisecond))
 	took := time.Since(begin)
 	assert.Assert(t, took >= time.Second, "the grace period was not granted: %v", took)
-	assert.Assert(t, took < 10*time.Second, "%v", took) // the default is 30 s
+	assert.Assert(t, took < 25*time.Second, "%v", took) // the default is 30 s
 	assert.ErrorIs(t, syscall.Kill(pid, 0), syscall.ESRCH)
 }
 
@@ -442,7 +442,7 @@ func nothingRemains(t *testing.T, w *world) {
 		poll.WaitOn(t, func(poll.LogT) poll.Result {
 			left, err := filepath.Glob(filepath.Join(w.dir, node, "cni/ipam/lab/10.*"))
 			return result(err == nil && len(left) == 0, "addresses are not released: %v %v", left, err)
-		}, poll.WithTimeout(10*time.Second), poll.WithDelay(20*time.Millisecond))
+		}, poll.WithTimeout(time.Minute), poll.WithDelay(20*time.Millisecond))
 	}
 	w.stop()
 	w.ended.Wait()

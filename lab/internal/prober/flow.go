@@ -70,7 +70,8 @@ type FlowReport struct {
 	Lost       int           `json:"lost"`                 // UDP: numbers that later ones overtook, and that have not come back for Flow.Late
 	Duplicates int           `json:"duplicates,omitempty"` // answers to numbers that had come back already
 	Gap        time.Duration `json:"gap"`
-	Alive      bool          `json:"alive"` // TCP: not reset; UDP: always
+	Newest     time.Time     `json:"newest,omitzero"` // when the latest of the numbers that came back was sent
+	Alive      bool          `json:"alive"`           // TCP: not reset; UDP: always
 	By         []Server      `json:"by,omitempty"`
 	Error      string        `json:"error,omitempty"`
 	Message    string        `json:"message,omitempty"`
@@ -368,6 +369,9 @@ func (s *stream) got(n int, by Server) {
 	}
 	s.back[n] = true
 	s.report.Received++
+	if at := s.sent[n]; at.After(s.report.Newest) {
+		s.report.Newest = at
+	}
 	s.gap = max(s.gap, s.silence(now))
 	s.last, s.atLast = now, s.stoodStill(now)
 	delete(s.missing, n)
