@@ -105,6 +105,24 @@ func TestSourceCheck(t *testing.T) {
 	}
 }
 
+// TestSourceChanges: what changes is told of the node that it is about, and of nobody else.
+func TestSourceChanges(t *testing.T) {
+	addr, prefix := netip.MustParseAddr, netip.MustParsePrefix
+	c := ClusterSpec{Name: "milan", Index: 1, LAN: prefix("172.18.1.0/24"), Nodes: []NodeSpec{{Name: "node-1", Addr: addr("172.18.1.11")}, {Name: "node-2", Addr: addr("172.18.1.12")}}}
+	was := map[netip.Addr][]netip.Prefix{addr("172.18.1.11"): {prefix("10.0.1.0/24")}, addr("172.18.1.12"): {prefix("10.0.2.0/24")}}
+	is := map[netip.Addr][]netip.Prefix{addr("172.18.1.11"): {prefix("10.0.1.0/24")}, addr("172.18.1.12"): {prefix("10.0.3.0/24"), prefix("10.0.4.0/24")}}
+	assert.Equal(t, sourceChanges(c, was, is), `delete element bridge source-check-milan l1_node2 { 10.0.2.0/24 }
+add element bridge source-check-milan l1_node2 { 10.0.3.0/24 }
+add element bridge source-check-milan l1_node2 { 10.0.4.0/24 }
+`)
+	assert.Equal(t, sourceChanges(c, is, is), "")
+	delete(is, addr("172.18.1.12"))
+	assert.Equal(t, sourceChanges(c, was, is), "delete element bridge source-check-milan l1_node2 { 10.0.2.0/24 }\n")
+	assert.Equal(t, sourceChanges(c, nil, was), `add element bridge source-check-milan l1_node1 { 10.0.1.0/24 }
+add element bridge source-check-milan l1_node2 { 10.0.2.0/24 }
+`)
+}
+
 // TestLoadBalancer: the addresses lead to the nodes that are there, in turn.
 func TestLoadBalancer(t *testing.T) {
 	c := ClusterSpec{LoadBalancer: netip.MustParsePrefix("198.51.100.16/29"), Nodes: []NodeSpec{{Name: "node-1"}, {Name: "node-2", Absent: true}, {Name: "node-3"}}}
