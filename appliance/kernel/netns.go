@@ -304,17 +304,17 @@ func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error {
 	ns.mu.Lock()
 	defer ns.mu.Unlock()
 
-	fresh := slices.Concat(c.RecreateLinks, c.AddLinks)
 	errs := ns.applyLinks(&c)
-	// A peer that is blocked goes at once. Nobody gets in by a new link before the rules are there.
-	setWireGuard := func(late bool) {
-		for _, w := range c.SetWireGuard {
-			if slices.ContainsFunc(fresh, func(l netstate.Link) bool { return l.Name == w.Dev }) == late {
-				errs = appendError(errs, "wireguard "+w.Dev, ns.setWireGuard(w))
-			}
+	// A peer that is blocked goes at once. Nobody gets in by a device that has had no peer before the
+	// rules are there, unless the kernel refuses those.
+	var later []netstate.WireGuard
+	for _, w := range c.SetWireGuard {
+		if ns.hasNoPeers(w.Dev) {
+			later = append(later, w)
+			continue
 		}
+		errs = appendError(errs, "wireguard "+w.Dev, ns.setWireGuard(w))
 	}
-	setWireGuard(false)
 	links, err := ns.listLinks()
 	if err != nil {
 		return errors.Join(append(errs, err)...)
@@ -329,7 +329,9 @@ func (ns *NetNS) Apply(ctx context.Context, c netstate.Changes) error {
 		ns.addRoutes(c.ReplaceRoutes, true, links.index),
 		ns.addRules(c.AddRules))
 	errs = slices.Concat(errs, ns.nft.apply(c.SetTables, c.DeleteTables))
-	setWireGuard(true)
+	for _, w := range later {
+		errs = appendError(errs, "wireguard "+w.Dev, ns.setWireGuard(w))
+	}
 	errs = appendError(errs, "evict", ns.evict(c.Evict))
 
 	restore, err := ns.collateral(c, links)

@@ -44,7 +44,9 @@ func (ns *NetNS) Rehandshake(dev string, key netstate.Key, endpoint netip.AddrPo
 	if newPort {
 		c.ListenPort = new(int)
 	}
-	if err := ns.wireGuard(dev).set(c); err != nil {
+	err = ns.wireGuard(dev).set(c)
+	ns.begun[peerOf{dev, key}] = time.Now() // the initiation leaves at the end
+	if err != nil {
 		return fmt.Errorf("wireguard %s: add peer %s anew: %w", dev, key, err)
 	}
 	return nil
@@ -60,7 +62,7 @@ type peerOf struct {
 // for what delays one of them: 50 of them in a second (wireguard-go, device/constants.go, and
 // INITIATIONS_PER_SECOND of the kernel, drivers/net/wireguard/messages.h). A peer that has
 // dropped one is asked again after 5 s.
-const beginAgain = 50 * time.Millisecond
+const beginAgain = 100 * time.Millisecond
 
 // lockAfter takes wgMu once the peer would take another initiation.
 func (ns *NetNS) lockAfter(p peerOf) {
@@ -69,7 +71,6 @@ func (ns *NetNS) lockAfter(p peerOf) {
 		wait := time.Until(ns.begun[p].Add(beginAgain))
 		if wait <= 0 {
 			maps.DeleteFunc(ns.begun, func(_ peerOf, at time.Time) bool { return time.Since(at) >= beginAgain })
-			ns.begun[p] = time.Now()
 			return
 		}
 		ns.wgMu.Unlock()

@@ -257,6 +257,14 @@ func (ns *NetNS) Peers(dev string) ([]PeerStatus, error) {
 	return out, nil
 }
 
+// hasNoPeers reports whether a device has none, as a new one.
+func (ns *NetNS) hasNoPeers(dev string) bool {
+	ns.wgMu.Lock()
+	defer ns.wgMu.Unlock()
+	d, err := ns.readWireGuard(dev)
+	return err == nil && len(d.Peers) == 0
+}
+
 func addrPort(a *net.UDPAddr) netip.AddrPort {
 	if a == nil {
 		return netip.AddrPort{}

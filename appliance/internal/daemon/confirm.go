@@ -39,6 +39,7 @@ type confirmation struct {
 	APIServers []netip.AddrPort `json:"apiServers,omitempty"`
 	Held       []version        `json:"held,omitempty"`
 	Trying     []version        `json:"trying,omitempty"`
+	Again      bool             `json:"again,omitempty"` // for the second time
 	Known      []version        `json:"known,omitempty"`
 }
 
@@ -93,7 +94,7 @@ func newConfirmer(knock kube.Knock, dir string, log *slog.Logger) *confirmer {
 	}
 	c.servers, c.trial.held = was.APIServers, set(was.Held)
 	c.trial.accept(set(was.Known))
-	c.trial.resume(set(was.Trying))
+	c.trial.resume(set(was.Trying), was.Again)
 	return c
 }
 
@@ -218,7 +219,11 @@ func (c *confirmer) why(v version) string {
 		return "it is taken back" + earlier + ": the API server did not answer any more when it was in force, and answered again without it, twice. " +
 			"Look for what it does to connections to the API server, translation and notrack among it; a changed object is tried again"
 	}
-	return fmt.Sprintf("it is taken back%s: the API server does not answer since it is in force. It returns if the API server does not answer without it either for %s", earlier, trialBack)
+	then := "If the API server answers without it, it is tried once more"
+	if c.trial.again {
+		then = "If the API server answers without it, it stays out"
+	}
+	return fmt.Sprintf("it is taken back%s: the API server does not answer since it is in force. %s; if not, it is in force again after %s", earlier, then, trialBack)
 }
 
 // apiServers returns where the API server answers, sorted.
@@ -306,15 +311,17 @@ func (c *confirmer) running() bool {
 func (c *confirmer) hear(answers bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	taken, tried := c.trial.taken, len(c.trial.trying)
+	taken, again, tried := c.trial.taken, c.trial.again, len(c.trial.trying)
 	if !c.trial.hear(time.Now(), answers) {
 		return false
 	}
 	switch {
 	case !taken && c.trial.taken:
 		c.log.Warn("the API server does not answer any more after a change: taking it back", "objects", tried, "for", trialBack)
-	case taken && !c.trial.taken && c.trial.again:
+	case taken && !again && c.trial.again:
 		c.log.Info("the API server answers without the change: it is tried once more", "objects", tried)
+	case taken && c.trial.running():
+		c.log.Info("the API server answers by itself, with the change in force", "objects", tried)
 	case taken && !c.trial.running() && answers:
 		c.log.Warn("the API server answers again without the change, which stays taken back", "objects", tried)
 	case taken && !c.trial.running():
@@ -338,7 +345,7 @@ func (c *confirmer) save() {
 		slices.SortFunc(out, compareVersions)
 		return out
 	}
-	text, err := json.Marshal(confirmation{c.servers, list(c.trial.held), list(c.trial.trying), list(c.trial.known)})
+	text, err := json.Marshal(confirmation{c.servers, list(c.trial.held), list(c.trial.trying), c.trial.again, list(c.trial.known)})
 	if err != nil || string(text) == c.wrote {
 		return
 	}

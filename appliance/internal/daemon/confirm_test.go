@@ -231,6 +231,8 @@ func TestConfirmGoesOn(t *testing.T) {
 	silent = false
 	assert.Assert(t, second.hear(true))
 	assert.Equal(t, len(pass(second, true)), 0) // it is tried once more
+	second = newConfirmer(knock, dir, log)      // and that goes on, too
+	assert.Equal(t, len(pass(second, false)), 0)
 	assert.Assert(t, second.trial.hear(time.Now().Add(trialSilence), false))
 	assert.Equal(t, len(pass(second, true)), 1)
 	assert.Assert(t, second.hear(true))

@@ -63,29 +63,44 @@ func (t tunnelTarget) Apply(ctx context.Context, c netstate.Changes) error {
 	if r == nil {
 		return t.watched.Apply(ctx, c)
 	}
-	if r.leaves() {
-		c.SetWireGuard = nil // followPeer has asked for another pass
+	if from, to, overtaken := r.noteOvertaken(); overtaken {
+		c.SetWireGuard = withNetworksMoved(c.SetWireGuard, from, to)
 	}
 	err := t.watched.Apply(ctx, c)
-	if len(c.SetWireGuard) > 0 && r.leaves() {
-		r.mu.Lock()
-		from, to := r.peer, r.next
-		if !r.inUse {
-			from, to = to, from
-		}
-		r.mu.Unlock()
+	if from, to, overtaken := r.noteOvertaken(); overtaken && len(c.SetWireGuard) > 0 {
 		t.gw.movePeer(from, to)
 	}
 	return err
 }
 
-// leaves reports whether the peer has come with its other key since the pass was told which it
-// has. That pass is then none that has brought WireGuard in order.
-func (r *rotating) leaves() bool {
+// noteOvertaken notes, and reports, whether the peer has come with its other key since the pass
+// was told which one it has: the networks move from one key to another. What such a pass
+// does to WireGuard does not count as applied; followPeer has asked for another pass.
+func (r *rotating) noteOvertaken() (from, to netstate.Key, overtaken bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.outdated = r.outdated || r.given != r.inUse
-	return r.outdated
+	r.overtaken = r.overtaken || r.given != r.inUse
+	from, to = r.peer, r.next
+	if !r.inUse {
+		from, to = to, from
+	}
+	return from, to, r.overtaken
+}
+
+// withNetworksMoved returns the configurations with what one peer may send allowed to the other.
+func withNetworksMoved(all []netstate.WireGuard, from, to netstate.Key) []netstate.WireGuard {
+	all = slices.Clone(all)
+	for i := range all {
+		peers := slices.Clone(all[i].Peers)
+		at := func(key netstate.Key) int {
+			return slices.IndexFunc(peers, func(p netstate.WireGuardPeer) bool { return p.PublicKey == key })
+		}
+		if a, b := at(from), at(to); a >= 0 && b >= 0 && len(peers[a].AllowedIPs) > 0 {
+			peers[a].AllowedIPs, peers[b].AllowedIPs = nil, peers[a].AllowedIPs
+			all[i].Peers = peers
+		}
+	}
+	return all
 }
 
 // movePeer has WireGuard expect the peer's networks with its other key.

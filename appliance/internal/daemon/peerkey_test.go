@@ -16,7 +16,7 @@ import (
 )
 
 // A pass that was told of the key that the peer had before does not take its networks back to
-// that, whether the peer came with the other key before the pass changed WireGuard or meanwhile.
+// that, and does the rest, whether the peer came with the other key before the pass changed WireGuard or meanwhile.
 func TestPassTakesNothingBack(t *testing.T) {
 	own, another := wgtypes.Key{1: 1, 31: 64}, wgtypes.Key{1: 2, 31: 64}
 	before, next := netstate.Key(wgtypes.Key{1: 3, 31: 64}.PublicKey()), netstate.Key(wgtypes.Key{1: 4, 31: 64}.PublicKey())
@@ -75,6 +75,7 @@ func TestPassTakesNothingBack(t *testing.T) {
 		assert.NilError(t, err)
 		i := slices.IndexFunc(have.WireGuard[0].Peers, func(p netstate.WireGuardPeer) bool { return p.PublicKey == next })
 		assert.Assert(t, slices.Equal(have.WireGuard[0].Peers[i].AllowedIPs, networks), "%s", have)
+		assert.Equal(t, have.WireGuard[0].PublicKey, netstate.Key(another.PublicKey()))
 		// It has not brought in what it was to bring in: nobody is told that it has.
 		in := desired.GatewayInput{}
 		in.PublicKey, in.PeerNext = netstate.Key(another.PublicKey()), &desired.PeerNext{Key: next}

@@ -53,8 +53,8 @@ const (
 	writeTime = 5 * time.Second
 	// proofTime is how long a new key waits for a handshake before WireGuard begins anew, or
 	// three round trips to the peer where those take longer. A message of it may have been
-	// lost, and WireGuard itself begins anew after 5 s; one of before the process began
-	// proves nothing.
+	// lost, and WireGuard itself begins anew after 5 s. A handshake from before the process
+	// began proves nothing.
 	proofTime = 500 * time.Millisecond
 	// A peer that offers keys all the time has no more than writeBurst offers stored at once,
 	// and then one every writeEvery.
@@ -104,9 +104,9 @@ type rotating struct {
 	tried    time.Time
 	proved   netstate.Key
 	provedAt time.Time
-	// given is what the pass was told of inUse, and outdated: that has changed, and the pass
-	// has left WireGuard as it was.
-	given, outdated bool
+	// given is what the pass was told of inUse, and overtaken: the peer came with its other key
+	// after that, so what the pass did does not count as applied.
+	given, overtaken bool
 	// added is the next key of the peer that WireGuard knows.
 	added netstate.Key
 	// begun is when WireGuard began anew to prove a key.
@@ -329,7 +329,7 @@ func (gw *gateway) handshakeWith(private invitation.Key, inForce netstate.Key, s
 		return time.Time{}
 	case p.LastHandshake.After(since):
 		return p.LastHandshake
-	case time.Since(applied) > max(proofTime, 3*gw.prober.Status().Latency) && gw.rotating.prove():
+	case time.Since(applied) > max(proofTime, 3*gw.prober.Status().RoundTrip) && gw.rotating.prove():
 		if err := gw.ns.Rehandshake(desired.TunnelInterface, p.PublicKey, netip.AddrPort{}, false); err != nil {
 			gw.log.Warn("no new handshake", "err", err)
 			notify(gw.repair)
@@ -416,7 +416,7 @@ func (gw *gateway) rotate(in *desired.GatewayInput) {
 	} else {
 		r.next, r.inUse = netstate.Key{}, false
 	}
-	r.given, r.outdated = r.inUse, false
+	r.given, r.overtaken = r.inUse, false
 	gw.keys.rotate(keys)
 	in.PublicKey, _ = gw.keys.publicKey()
 	r.keys = append(r.keys, invitation.Key(in.PublicKey))
@@ -430,7 +430,7 @@ func (gw *gateway) rotationApplied(in desired.GatewayInput) {
 		next = in.PeerNext.Key
 	}
 	r.mu.Lock()
-	if r.outdated {
+	if r.overtaken {
 		r.mu.Unlock()
 		return // the next pass, which is about to come
 	}

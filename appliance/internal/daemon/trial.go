@@ -73,10 +73,12 @@ func (t *trial) begin(fresh versions) {
 	t.done, t.again = false, false
 }
 
-// resume goes on with a trial that another process has begun, and perhaps applied.
-func (t *trial) resume(v versions) {
+// resume goes on with a trial that another process has begun, and perhaps applied; again says that
+// it is the second one.
+func (t *trial) resume(v versions, again bool) {
 	t.begin(v)
 	t.resumed = len(v) > 0
+	t.again = t.resumed && again
 }
 
 // accept puts versions in force for good, untried.

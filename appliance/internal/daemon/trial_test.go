@@ -58,6 +58,8 @@ func TestTrial(t *testing.T) {
 			versions{older: true}, versions{}, versions{fresh: true}, false},
 		{"the API server was away for a moment, and it was not the object", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {6.2, "answer"},
 			{6.3, "applied"}, {11.3, "answer"}}, versions{older: true, fresh: true}, versions{}, versions{}, false},
+		{"what is silent twice stays out, also when the process ended in between", []event{{0, "resume the second trial"}, {0.1, "unchanged"},
+			{5.1, "silence"}, {5.2, "taken back"}, {6.2, "answer"}}, versions{older: true}, versions{fresh: true}, versions{}, false},
 		{"what is silent twice stays out", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {6.2, "answer"},
 			{6.3, "applied"}, {11.3, "silence"}, {11.4, "taken back"}, {12.4, "answer"}}, versions{older: true}, versions{fresh: true}, versions{}, false},
 		{"an outage in the second trial: it returns", []event{{0, "begin"}, {0.1, "applied"}, {5.1, "silence"}, {5.2, "taken back"}, {6.2, "answer"},
@@ -91,7 +93,9 @@ func TestTrial(t *testing.T) {
 				case "begin":
 					tr.begin(versions{fresh: true})
 				case "resume":
-					tr.resume(versions{fresh: true})
+					tr.resume(versions{fresh: true}, false)
+				case "resume the second trial":
+					tr.resume(versions{fresh: true}, true)
 				case "begin later":
 					tr.begin(versions{later: true})
 				case "applied", "unchanged":

@@ -429,7 +429,8 @@ func TestRoundTrip(t *testing.T) {
 	assert.Equal(t, len(took), 0)
 }
 
-// TestAnswered: an answer is one of when its probe left, however late it is read.
+// TestAnswered: an answer tells about the time when its probe left, however late it is read, and
+// whatever becomes of the clock meanwhile.
 func TestAnswered(t *testing.T) {
 	start := time.Now()
 	tr := newTracker(time.Second, 5)
@@ -444,6 +445,10 @@ func TestAnswered(t *testing.T) {
 	assert.Equal(t, tr.status(now).LastReply, now)
 	tr.receive(now, third)
 	assert.Equal(t, tr.status(now).Answered, third)
+	fourth := tr.send(start.Add(4*time.Second), false)
+	tr.ring[len(tr.ring)-1].stamp -= time.Hour.Nanoseconds() // the clock was put back
+	tr.receive(start.Add(5*time.Second), fourth.Add(-time.Hour))
+	assert.Equal(t, tr.status(now).Answered, fourth)
 }
 
 // TestStranger: who isn't the peer gets no answer and cannot connect us.

@@ -78,8 +78,7 @@ type tracker struct {
 	latency   time.Duration // 0 after an Error
 	took      time.Duration // round trip of the latest answer
 	last      time.Time     // latest answer
-	newest    int64         // stamp of the newest probe answered
-	answered  time.Time     // when that left
+	answered  time.Time     // when the newest probe left that was answered
 	waiting   time.Time     // see Status
 	extras    int           // probes sent in a hurry since the latest answer
 	ring      []sent        // at most window entries, oldest first
@@ -139,8 +138,8 @@ func (t *tracker) receive(now, stamp time.Time) (took time.Duration, counts bool
 		s.answered = true
 		t.recv++
 		took = max(now.Sub(s.at), 1)
-		if n >= t.newest {
-			t.newest, t.answered, t.latency, t.took = n, s.at, took, took
+		if !s.at.Before(t.answered) {
+			t.answered, t.latency, t.took = s.at, took, took
 		}
 		t.state, t.last = Connected, now
 		t.silence, t.watched, t.tries = 0, now, 0
