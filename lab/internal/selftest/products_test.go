@@ -66,7 +66,7 @@ func brokenProducts() []brokenProduct {
 			name: "gateways that bring up their tunnel and do nothing else",
 			edits: []edit{{
 				"appliance/internal/daemon/gateway.go",
-				"Target:  watched{gw.ns, gw.health},",
+				"Target:  tunnelTarget{watched{gw.ns, gw.health}, gw},",
 				"Target:  tunnelOnly{watched{gw.ns, gw.health}},",
 				`
 type tunnelOnly struct{ watched }
