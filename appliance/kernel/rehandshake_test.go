@@ -193,12 +193,7 @@ func TestRehandshake(t *testing.T) {
 func TestRehandshakeTwice(t *testing.T) {
 	nettest.Need(t, "nft")
 	both(t, func(t *testing.T, impl Implementation) {
-		server, client := tunnelSides(t, impl)
-		converge(t, server.NetNS, serverState())
-		want := clientState()
-		want.WireGuard[0].Peers[0].Keepalive = 25
-		converge(t, client.NetNS, want)
-		exchange(t, client, server, "169.254.18.1")
+		server, client, _ := tunnelInUse(t, impl)
 		server.rest(t)
 		server.test.Run("nft", "add table inet asked; add chain inet asked in { type filter hook prerouting priority 0; }; add rule inet asked in udp length 156 counter")
 		for range 3 {
@@ -209,17 +204,25 @@ func TestRehandshakeTwice(t *testing.T) {
 	})
 }
 
+// tunnelInUse returns two sides that have just exchanged a datagram, and the client's state, which
+// keeps the tunnel alive.
+func tunnelInUse(t *testing.T, impl Implementation) (server, client *side, want netstate.State) {
+	t.Helper()
+	server, client = tunnelSides(t, impl)
+	converge(t, server.NetNS, serverState())
+	want = clientState()
+	want.WireGuard[0].Peers[0].Keepalive = 25
+	converge(t, client.NetNS, want)
+	exchange(t, client, server, "169.254.18.1")
+	return server, client, want
+}
+
 // TestServerReplaced ends the server and starts one that has its key and its
 // address and has never heard of the client. The client goes on with the
 // session that is gone; a new handshake brings the tunnel back at once.
 func TestServerReplaced(t *testing.T) {
 	both(t, func(t *testing.T, impl Implementation) {
-		server, client := tunnelSides(t, impl)
-		converge(t, server.NetNS, serverState())
-		want := clientState()
-		want.WireGuard[0].Peers[0].Keepalive = 25
-		converge(t, client.NetNS, want)
-		exchange(t, client, server, "169.254.18.1")
+		server, client, want := tunnelInUse(t, impl)
 		client.rest(t)
 
 		replace(t, server)

@@ -322,9 +322,9 @@ func (c *confirmer) hear(answers bool) bool {
 		c.log.Info("the API server answers without the change: it is tried once more", "objects", tried)
 	case taken && c.trial.running():
 		c.log.Info("the API server answers by itself, with the change in force", "objects", tried)
-	case taken && !c.trial.running() && answers:
+	case taken && answers:
 		c.log.Warn("the API server answers again without the change, which stays taken back", "objects", tried)
-	case taken && !c.trial.running():
+	case taken:
 		c.log.Info("the API server does not answer without the change either: it is in force again", "objects", tried)
 	}
 	c.save()

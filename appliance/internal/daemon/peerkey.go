@@ -50,8 +50,9 @@ func (gw *gateway) followPeer() bool {
 	return true
 }
 
-// A tunnelTarget is a Target that knows that the peer may come with its other key at any time:
-// its networks have moved to that then, and no pass that has begun before may take them back.
+// A tunnelTarget is the Target of a gateway. The peer may come with its other key at any time.
+// WireGuard then expects the peer's networks with that key, and a pass that has begun before must
+// not give them back to the other one.
 type tunnelTarget struct {
 	watched
 	gw *gateway
@@ -73,9 +74,10 @@ func (t tunnelTarget) Apply(ctx context.Context, c netstate.Changes) error {
 	return err
 }
 
-// noteOvertaken notes, and reports, whether the peer has come with its other key since the pass
-// was told which one it has: the networks move from one key to another. What such a pass
-// does to WireGuard does not count as applied; followPeer has asked for another pass.
+// noteOvertaken reports whether the peer has come with its other key since the pass was told which
+// one it has. Then the peer's networks belong to the key to, and the pass would give them to the
+// key from. It notes that, too: what such a pass does to WireGuard does not count as applied, and
+// followPeer has asked for another pass.
 func (r *rotating) noteOvertaken() (from, to netstate.Key, overtaken bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -87,7 +89,7 @@ func (r *rotating) noteOvertaken() (from, to netstate.Key, overtaken bool) {
 	return from, to, r.overtaken
 }
 
-// withNetworksMoved returns the configurations with what one peer may send allowed to the other.
+// withNetworksMoved returns the configurations, with the networks of the peer from given to the peer to.
 func withNetworksMoved(all []netstate.WireGuard, from, to netstate.Key) []netstate.WireGuard {
 	all = slices.Clone(all)
 	for i := range all {

@@ -68,8 +68,8 @@ type builtLab struct {
 	emulated bool           // so everything takes longer
 }
 
-// longer is how long something may take of which d is said, in a machine that is as busy as in
-// the last half minute.
+// longer is how long something may take of which d is said, on a machine that goes on to be as
+// busy as it was in the last half minute.
 func (lab *builtLab) longer(d time.Duration) time.Duration {
 	if lab.runner == nil {
 		return d

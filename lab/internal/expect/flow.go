@@ -164,7 +164,10 @@ func (e *Flow) Check(ctx context.Context, row *Row) (Result, error) {
 	// What was on its way when the step began proves nothing. An older probe does not tell what was.
 	case e.Silent > 0 && s.received > 0 && (s.newest.IsZero() || s.newest.After(row.StepStarted)):
 		res.Got, res.Final = "it speaks", true
-		res.Why = fmt.Sprintf("a message has come back that was sent %v after the step began", s.newest.Sub(row.StepStarted).Round(time.Millisecond))
+		res.Why = fmt.Sprintf("%d messages have come back since the step began", s.received)
+		if !s.newest.IsZero() {
+			res.Why = fmt.Sprintf("a message has come back that was sent %v after the step began", s.newest.Sub(row.StepStarted).Round(time.Millisecond))
+		}
 	case e.Silent > 0 && (s.reports < 2 || time.Since(row.StepStarted) < silence):
 		res.Why, res.Pending = "it has been watched for less than "+silence.Round(time.Millisecond).String(), true
 	case e.Silent > 0:

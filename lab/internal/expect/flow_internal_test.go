@@ -130,6 +130,7 @@ func TestSilentSince(t *testing.T) {
 	}{
 		{"sent before the step", began.Add(-50 * time.Millisecond), true},
 		{"sent after it began", began.Add(50 * time.Millisecond), false},
+		{"of an older probe, which does not say when", time.Time{}, false},
 	} {
 		row := &Row{StepStarted: began, Flows: map[string]*FlowState{"f": {interval: prober.FlowInterval, reports: []prober.FlowReport{
 			{Time: began.Add(-100 * time.Millisecond), Alive: true, Sent: 100, Received: 95, Newest: began.Add(-300 * time.Millisecond)},

@@ -62,9 +62,8 @@ const makeTries = 3
 // transient are errors of kind after which a second try helps: systemd in a node did not say within
 // 30 seconds that it has started (waitUntilLogRegExpMatches of kind's providers), which happens where
 // two cores start six nodes; or another program has taken the port in between that kind had drawn.
-// Or a node of the try before was made later than was waited for, or the control plane did not run
-// within the 4 minutes of kubeadm.
-var transient = regexp.MustCompile(`could not find a log line that matches|address already in use|port is already allocated|failed to (init|join) node with kubeadm|` + existsText)
+// Or a node of the try before was made later than was waited for.
+var transient = regexp.MustCompile(`could not find a log line that matches|address already in use|port is already allocated|` + existsText)
 
 // make has kind make a cluster.
 func (l *Lab) make(ctx context.Context, s Spec, p *cluster.Provider, cfg *v1alpha4.Cluster, name string) error {

@@ -406,7 +406,7 @@ func (r *Runner) hygiene(ctx context.Context, s *scenario.Scenario, row *expect.
 				Expectation: "clean logs", Want: "all of the log of " + l.Name, Got: "the log was begun anew since the row began, so nothing is known of errors in what is gone",
 			})
 		}
-		if bad := errorLines(l, s, func(line string) bool { return r.slow(row, line) }); len(bad) > 0 {
+		if bad := errorLines(l, s, r.slow(row)); len(bad) > 0 {
 			out.Failures = append(out.Failures, report.Fault{
 				Expectation: "clean logs", Want: "no error in the log of " + l.Name,
 				Got: fmt.Sprintf("%d error lines", len(bad)), Why: strings.Join(bad[:min(3, len(bad))], "\n"),
@@ -435,32 +435,16 @@ var lateLease = regexp.MustCompile(`rror retrieving (lease|resource) lock|Failed
 // for a lease.
 const slowPace = 2
 
-// slow tells whether an API server of the lab may have been late for a lease when a line
-// of a row's logs was written: in an emulated machine, or where the processors had too much to
-// do, then or on average since the row began.
-func (r *Runner) slow(row *expect.Row, line string) bool {
-	if r.Patience > 1 || r.Pace.Since(row.Started) >= slowPace {
-		return true
-	}
-	m := lineTime.FindStringSubmatch(line)
-	if m == nil {
-		return false
-	}
-	at, err := time.Parse(time.RFC3339Nano, m[1])
-	return err == nil && r.Pace.Between(at.Add(-leaseTime), at) >= slowPace
+// slow tells whether an API server of the lab may have been late for a lease since
+// a row began: in an emulated machine, or where the processors have too much to do.
+func (r *Runner) slow(row *expect.Row) bool {
+	return r.Patience > 1 || r.Pace.Since(row.Started) >= slowPace
 }
-
-// lineTime is the time in a line of slog, as text or as JSON.
-var lineTime = regexp.MustCompile(`(?:\btime=|"time":")([^\s"]+)`)
-
-// leaseTime is how long before the error of a late lease the machine may have been too slow:
-// the lockTimeout and what led to it.
-const leaseTime = 10 * time.Second
 
 // errorLines are the error lines of one of our daemons that the scenario does
 // not allow. On a slow machine the API server may be late for the lease: such a
 // controller only waits, and what it costs is looked at where there is time.
-func errorLines(l world.Log, s *scenario.Scenario, slow func(line string) bool) []string {
+func errorLines(l world.Log, s *scenario.Scenario, slow bool) []string {
 	if !ofAppliance(l.Name) {
 		return nil
 	}
@@ -472,7 +456,7 @@ func errorLines(l world.Log, s *scenario.Scenario, slow func(line string) bool) 
 		if !isError {
 			continue
 		}
-		allowed := lateLease.MatchString(line) && strings.Contains(line, "context deadline exceeded") && slow(line)
+		allowed := slow && lateLease.MatchString(line) && strings.Contains(line, "context deadline exceeded")
 		for _, re := range s.AllowLogs {
 			allowed = allowed || re.MatchString(line)
 		}

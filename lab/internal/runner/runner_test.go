@@ -14,7 +14,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 
-	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/report"
 	"github.com/isthmus-net/isthmus/lab/internal/scenario"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -35,7 +34,7 @@ func TestErrorLines(t *testing.T) {
 		"milan/node-1/log/kube-proxy":                                   0,
 		"milan/kube-apiserver":                                          0,
 	} {
-		assert.Equal(t, len(errorLines(world.Log{Name: name, Text: text}, s, func(string) bool { return false })), want, name)
+		assert.Equal(t, len(errorLines(world.Log{Name: name, Text: text}, s, false)), want, name)
 	}
 }
 
@@ -53,23 +52,9 @@ func TestLateLease(t *testing.T) {
 		`level=ERROR msg="pass failed, trying again" err="context deadline exceeded"`:                                {1, 1},
 	} {
 		for i, slow := range []bool{true, false} {
-			assert.Equal(t, len(errorLines(world.Log{Name: name, Text: text}, &scenario.Scenario{}, func(string) bool { return slow })), want[i], "%s, slow: %v", text, slow)
+			assert.Equal(t, len(errorLines(world.Log{Name: name, Text: text}, &scenario.Scenario{}, slow)), want[i], "%s, slow: %v", text, slow)
 		}
 	}
-}
-
-// How slow the machine was is asked of when the line was written.
-func TestLineTime(t *testing.T) {
-	for line, want := range map[string]string{
-		`time=2026-11-29T11:22:46.702Z level=ERROR msg="Error retrieving lease lock" took time=7`:           "2026-11-29T11:22:46.702Z",
-		`{"time":"2026-11-29T11:22:46.702123Z","level":"ERROR","msg":"Error retrieving lease lock"}`:        "2026-11-29T11:22:46.702123Z",
-		`node: time=2026-11-29T11:22:46+01:00 level=ERROR msg="Failed to update lease" lifetime=2026-01-01`: "2026-11-29T11:22:46+01:00",
-	} {
-		assert.Equal(t, lineTime.FindStringSubmatch(line)[1], want)
-	}
-	assert.Assert(t, !lineTime.MatchString(`panic: at some time`))
-	assert.Assert(t, !(&Runner{}).slow(&expect.Row{}, `time=2026-11-29T11:22:46.702Z level=ERROR`))
-	assert.Assert(t, (&Runner{Patience: 3}).slow(&expect.Row{}, ""))
 }
 
 func TestVerdict(t *testing.T) {
