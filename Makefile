@@ -228,12 +228,12 @@ $(IMAGE_ARCHS:%=image-%): image-%:
 		-ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$*/isthmus ./appliance/cmd/isthmus)
 
 .PHONY: kubernetes
-kubernetes: bin/kubernetes bin/kube-proxy ## the lab's control plane and kube-proxy (7 minutes the first time)
+kubernetes: bin/kubernetes bin/kube-proxy ## the lab's control plane and kube-proxy (6 minutes the first time)
 
 V := k8s.io/component-base/version
 KUBERNETES_LDFLAGS := -s -w -X $V.gitVersion=$(KUBERNETES) -X $V.gitMajor=1 -X $V.gitMinor=36 -X $V.gitCommit=lab -X $V.gitTreeState=clean
 bin/kubernetes: $(wildcard lab/kubernetes/*.go) lab/kubernetes/go.mod
-	$(call timed,bin/kubernetes $(KUBERNETES) (some 7 minutes from empty caches),cd lab/kubernetes && \
+	$(call timed,bin/kubernetes $(KUBERNETES) (some 5 minutes from empty caches),cd lab/kubernetes && \
 		$(GO) build -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kubernetes .)
 bin/kube-proxy: $(wildcard lab/kubernetes/kube-proxy/*.go) lab/kubernetes/go.mod | bin/kubernetes
 	$(call timed,bin/kube-proxy $(KUBERNETES),cd lab/kubernetes && \
@@ -259,8 +259,8 @@ bin/cni/flannel: | bin/cni/.tools
 	$(call timed,CNI plugin flannel $(FLANNEL_CNI),GOBIN=$(CURDIR)/bin/cni $(GO) install -ldflags '-s -w' \
 		github.com/containernetworking/plugins/plugins/meta/flannel@$(FLANNEL_CNI))
 
-# Both need one older version of Kubernetes' libraries, not ours. In one module it is compiled
-# once for the two.
+# Their module and lab/kubernetes require the versions of libraries that ours requires: what they
+# have in common is compiled once for all programs.
 TOOLS := lab/tools/go.mod lab/tools/overlay.sh
 
 bin/flanneld: $(TOOLS)
@@ -272,7 +272,7 @@ liqoctl: bin/liqoctl ## the public liqoctl without install, move and test; a sce
 
 # It is told its version at build time, as its releases are.
 bin/liqoctl: $(TOOLS)
-	$(call timed,bin/liqoctl (some 2 minutes from empty caches),GO=$(GO) lab/tools/overlay.sh liqoctl $(CURDIR)/bin/.tools && cd lab/tools && \
+	$(call timed,bin/liqoctl,GO=$(GO) lab/tools/overlay.sh liqoctl $(CURDIR)/bin/.tools && cd lab/tools && \
 		$(GO) build -overlay ../../bin/.tools/liqoctl.json -o ../../bin/liqoctl \
 			-ldflags "-s -w -X github.com/liqotech/liqo/pkg/liqoctl/version.LiqoctlVersion=$$($(GO) list -m -f '{{.Version}}' github.com/liqotech/liqo)" ./liqoctl)
 
@@ -314,13 +314,11 @@ kind-deps:
 kind-base: kind-deps
 	@$(MAKE) --no-print-directory --jobs 2 TIMES=$(TIMES) bin/kubernetes bin/kind/base.tar
 
-CRICTL := v1.34.0
-
 bin/kubeadm: $(wildcard lab/kubernetes/kubeadm/*.go) lab/kubernetes/go.mod | bin/kubernetes
 	$(call timed,bin/kubeadm $(KUBERNETES),cd lab/kubernetes && \
 		$(GO) build -ldflags '$(KUBERNETES_LDFLAGS)' -o ../../bin/kubeadm ./kubeadm)
-bin/.crictl-$(CRICTL):
-	$(call timed,bin/crictl $(CRICTL),GOBIN=$(CURDIR)/bin $(GO) install -ldflags '-s -w' sigs.k8s.io/cri-tools/cmd/crictl@$(CRICTL) && touch $@)
+bin/crictl: lab/kubernetes/go.mod | bin/kubernetes
+	$(call timed,bin/crictl,cd lab/kubernetes && $(GO) build -ldflags '-s -w' -o ../../bin/crictl sigs.k8s.io/cri-tools/cmd/crictl)
 
 NODE_IMAGE := lab/internal/kind/nodeimage
 
@@ -328,7 +326,7 @@ NODE_IMAGE := lab/internal/kind/nodeimage
 kind-image: flannel node-images bin/helm bin/kind/node-$(ARCH).tar
 bin/kind/base.tar bin/kind/firewall.tar &: $(NODE_IMAGE)/debian.sh
 	$(call timed,bin/kind/base.tar (Debian),$(NODE_IMAGE)/debian.sh bin/kind)
-bin/kind/node-$(ARCH).tar: $(wildcard $(NODE_IMAGE)/*.go) bin/kind/base.tar bin/kind/firewall.tar bin/kubernetes bin/kube-proxy bin/kubeadm bin/.crictl-$(CRICTL) bin/coredns bin/.containerd-$(CONTAINERD) bin/cni/.tools go.mod
+bin/kind/node-$(ARCH).tar: $(wildcard $(NODE_IMAGE)/*.go) bin/kind/base.tar bin/kind/firewall.tar bin/kubernetes bin/kube-proxy bin/kubeadm bin/crictl bin/coredns bin/.containerd-$(CONTAINERD) bin/cni/.tools go.mod
 	$(call timed,$@,$(GO) run ./$(NODE_IMAGE) -base bin/kind/base.tar -firewall bin/kind/firewall.tar -bin bin -version $(KUBERNETES) \
 		-kind "$$($(GO) mod download sigs.k8s.io/kind && $(GO) list -m -f '{{.Dir}}' sigs.k8s.io/kind)" -out $@)
 
