@@ -3,6 +3,7 @@ package kind
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -36,7 +37,36 @@ var engines = []struct{ name, format string }{
 	{"docker", "{{.ServerVersion}} {{.Name}}"},
 	{"nerdctl", "{{.ServerVersion}} {{.Name}}"},
 	{"finch", "{{.ServerVersion}} {{.Name}}"},
-	{podman, "{{.Version.Version}} {{.Host.Hostname}}"},
+	{podman, "{{.Version.Version}} {{.Host.Hostname}} {{json .Host}}"},
+}
+
+// podmanHost is what kind asks Podman before it makes a cluster.
+type podmanHost struct {
+	CgroupVersion     string
+	CgroupControllers []string
+	Security          struct{ Rootless bool }
+}
+
+// refused says why kind makes no cluster with this Podman, as its library would when the lab
+// begins (sigs.k8s.io/kind, pkg/cluster/internal/create, validateProvider).
+func (h podmanHost) refused() error {
+	if !h.Security.Rootless {
+		return nil
+	}
+	const asRoot = "; run the lab as root (sudo), and Podman makes its containers as root, too"
+	if h.CgroupVersion != "v2" {
+		return fmt.Errorf("podman is installed but can't be used: it runs without root, for which kind needs cgroup version 2, and this machine has %s%s", h.CgroupVersion, asRoot)
+	}
+	var missing []string
+	for _, c := range []string{"memory", "pids", "cpu"} {
+		if !slices.Contains(h.CgroupControllers, c) {
+			missing = append(missing, c)
+		}
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("podman is installed but can't be used: it runs without root, and systemd does not let it limit what kind limits (cgroup controllers %s): set Delegate=yes for user@.service, as https://kind.sigs.k8s.io/docs/user/rootless/ says%s", strings.Join(missing, ", "), asRoot)
+	}
+	return nil
 }
 
 // engineVariable is how users tell kind which engine to take.
@@ -69,8 +99,17 @@ func FindEngine(ctx context.Context) (Engine, error) {
 		if err == nil {
 			answer, err = askServer(ctx, e.name, e.format)
 		}
+		version, rest, _ := strings.Cut(answer, " ")
+		machine, host, _ := strings.Cut(rest, " ")
+		if err == nil && e.name == podman {
+			var h podmanHost
+			if err = json.Unmarshal([]byte(host), &h); err != nil {
+				err = fmt.Errorf("podman is installed but can't be used: read what it says of its host: %w", err)
+			} else {
+				err = h.refused()
+			}
+		}
 		if err == nil {
-			version, machine, _ := strings.Cut(answer, " ")
 			here, err := os.Hostname()
 			return Engine{Name: e.name, Version: version, Local: err == nil && machine == here}, nil
 		}

@@ -3,6 +3,7 @@ package kind
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"os"
@@ -159,6 +160,27 @@ func TestFindEngine(t *testing.T) {
 	t.Setenv(engineVariable, "")
 	_, err = FindEngine(t.Context())
 	assert.ErrorContains(t, err, "none of docker, nerdctl, finch, podman is installed")
+}
+
+// TestRootlessPodman: what kind would refuse when a lab begins is said before.
+func TestRootlessPodman(t *testing.T) {
+	const named = "podman is installed but can't be used: it runs without root, "
+	for host, want := range map[string]string{
+		`{"cgroupVersion": "v1", "security": {"rootless": false}}`:                                                           "",
+		`{"cgroupVersion": "v1", "security": {"rootless": true}}`:                                                            named + "for which kind needs cgroup version 2, and this machine has v1",
+		`{"cgroupVersion": "v2", "cgroupControllers": ["cpu", "memory", "pids"], "security": {"rootless": true}}`:            "",
+		`{"cgroupVersion": "v2", "cgroupControllers": ["memory", "pids"], "security": {"rootless": true}}`:                   named + "and systemd does not let it limit what kind limits (cgroup controllers cpu)",
+		`{"cgroupVersion": "v2", "cgroupControllers": [], "security": {"rootless": true}, "slirp4netns": {"executable": 1}}`: named + "and systemd does not let it limit what kind limits (cgroup controllers memory, pids, cpu)",
+	} {
+		var h podmanHost
+		assert.NilError(t, json.Unmarshal([]byte(host), &h))
+		if err := h.refused(); want == "" {
+			assert.Check(t, is.Nil(err), host)
+		} else {
+			assert.Check(t, is.ErrorContains(err, want), host)
+			assert.Check(t, is.ErrorContains(err, "run the lab as root (sudo)"), host)
+		}
+	}
 }
 
 // TestPodmanHelpers: what Podman's networks need is looked for where Podman looks, and no lab is
