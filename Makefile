@@ -231,7 +231,7 @@ $(IMAGE_ARCHS:%=image-%): image-%:
 		-ldflags '-s -w -X main.version=$(VERSION)' -o bin/image/$*/isthmus ./appliance/cmd/isthmus)
 
 .PHONY: kubernetes
-kubernetes: bin/kubernetes bin/kube-proxy ## the lab's control plane and kube-proxy (6 minutes the first time)
+kubernetes: bin/kubernetes bin/kube-proxy ## the lab's control plane and kube-proxy (7 minutes the first time)
 
 V := k8s.io/component-base/version
 KUBERNETES_LDFLAGS := -s -w -X $V.gitVersion=$(KUBERNETES) -X $V.gitMajor=1 -X $V.gitMinor=36 -X $V.gitCommit=lab -X $V.gitTreeState=clean

@@ -1,6 +1,7 @@
 // Real Kubernetes components as a Go module. The replace directives are those
 // of k8s.io/kubernetes itself, with its staging repositories at the matching
-// published version.
+// published version. Other libraries are of the versions that the main module requires
+// (TestModulesShareVersions): they are compiled once for both.
 module github.com/isthmus-net/isthmus/lab/kubernetes
 
 go 1.26.2

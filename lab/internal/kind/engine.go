@@ -40,33 +40,38 @@ var engines = []struct{ name, format string }{
 	{podman, "{{.Version.Version}} {{.Host.Hostname}} {{json .Host}}"},
 }
 
-// podmanHost is what kind asks Podman before it makes a cluster.
-type podmanHost struct {
-	CgroupVersion     string
-	CgroupControllers []string
-	Security          struct{ Rootless bool }
-}
-
-// refused says why kind makes no cluster with this Podman, as its library would when the lab
-// begins (sigs.k8s.io/kind, pkg/cluster/internal/create, validateProvider).
-func (h podmanHost) refused() error {
+// refusedPodman says why kind makes no cluster with a Podman, as its library would when the lab
+// begins (sigs.k8s.io/kind, pkg/cluster/internal/create, validateProvider). host is what Podman
+// says of its host, as JSON. A Podman before 4.0 says nothing of controllers, and kind takes it.
+func refusedPodman(host string) error {
+	var h struct {
+		CgroupVersion     string
+		CgroupControllers []string
+		Security          struct{ Rootless bool }
+	}
+	if err := json.Unmarshal([]byte(host), &h); err != nil {
+		return fmt.Errorf("podman is installed but can't be used: read what it says of its host: %w", err)
+	}
 	if !h.Security.Rootless {
 		return nil
 	}
-	const asRoot = "; run the lab as root (sudo), and Podman makes its containers as root, too"
-	if h.CgroupVersion != "v2" {
-		return fmt.Errorf("podman is installed but can't be used: it runs without root, for which kind needs cgroup version 2, and this machine has %s%s", h.CgroupVersion, asRoot)
-	}
 	var missing []string
 	for _, c := range []string{"memory", "pids", "cpu"} {
-		if !slices.Contains(h.CgroupControllers, c) {
+		if h.CgroupControllers != nil && !slices.Contains(h.CgroupControllers, c) {
 			missing = append(missing, c)
 		}
 	}
-	if len(missing) > 0 {
-		return fmt.Errorf("podman is installed but can't be used: it runs without root, and systemd does not let it limit what kind limits (cgroup controllers %s): set Delegate=yes for user@.service, as https://kind.sigs.k8s.io/docs/user/rootless/ says%s", strings.Join(missing, ", "), asRoot)
+	var why string
+	switch {
+	case h.CgroupVersion != "v2":
+		why = "kind needs cgroup version 2 for that, and this machine has " + h.CgroupVersion
+	case len(missing) > 0:
+		why = "systemd does not let it limit what kind limits (cgroup controllers " + strings.Join(missing, ", ") +
+			"): set Delegate=yes for user@.service, as https://kind.sigs.k8s.io/docs/user/rootless/ says"
+	default:
+		return nil
 	}
-	return nil
+	return errors.New("podman is installed but can't be used: it runs without root, and " + why + "; run the lab as root (sudo), and Podman makes its containers as root, too")
 }
 
 // engineVariable is how users tell kind which engine to take.
@@ -102,12 +107,7 @@ func FindEngine(ctx context.Context) (Engine, error) {
 		version, rest, _ := strings.Cut(answer, " ")
 		machine, host, _ := strings.Cut(rest, " ")
 		if err == nil && e.name == podman {
-			var h podmanHost
-			if err = json.Unmarshal([]byte(host), &h); err != nil {
-				err = fmt.Errorf("podman is installed but can't be used: read what it says of its host: %w", err)
-			} else {
-				err = h.refused()
-			}
+			err = refusedPodman(host)
 		}
 		if err == nil {
 			here, err := os.Hostname()
