@@ -38,7 +38,7 @@ func (r *groupRun) all(ctx context.Context) {
 	g := r.group
 	r.result = report.Lab{Name: g.name(), Topology: g.topology.Name, World: g.world, Overlay: g.overlay}
 	start := time.Now()
-	if g.runs() {
+	if g.runs() && !r.session.over() {
 		r.dead = r.open(ctx)
 		if r.dead != nil && !errors.Is(r.dead, errAppliance) && ctx.Err() == nil {
 			fmt.Fprintf(r.out, "   the lab failed, so it is built again: %v\n", r.dead)
@@ -52,7 +52,7 @@ func (r *groupRun) all(ctx context.Context) {
 	}
 	built := time.Now()
 	for _, c := range g.rows {
-		r.choice(ctx, c, false)
+		r.choice(ctx, r.inTime(ctx, c), false)
 	}
 	ran := time.Now()
 	r.sabotages(ctx)
@@ -80,6 +80,9 @@ func (r *groupRun) all(ctx context.Context) {
 func (r *groupRun) sabotages(ctx context.Context) {
 	limit, start := r.session.options.sabotageTime, time.Now()
 	for _, c := range r.group.sabotages {
+		if c = r.inTime(ctx, c); len(c.items) == 0 {
+			continue
+		}
 		if r.dead == nil && ctx.Err() == nil && limit > 0 && time.Since(start) > limit {
 			r.leaveOut(c)
 			continue
@@ -88,12 +91,30 @@ func (r *groupRun) sabotages(ctx context.Context) {
 	}
 }
 
+// inTime is what of a choice still begins: nothing that can run, once the run has had its time.
+// It says what does not. Where somebody has ended the run, each row says so.
+func (r *groupRun) inTime(ctx context.Context, c choice) choice {
+	if !r.session.over() || ctx.Err() != nil {
+		return c
+	}
+	in := choice{scenario: c.scenario, items: slices.DeleteFunc(slices.Clone(c.items), func(i item) bool { return i.skip == "" })}
+	if n := len(c.items) - len(in.items); n > 0 {
+		for _, i := range c.items {
+			if i.skip == "" {
+				r.result.OutOfTime = append(r.result.OutOfTime, i.String())
+			}
+		}
+		fmt.Fprintf(r.out, " - %-24s left out: %d. The run has had its %v\n", c.scenario.Name, n, r.session.options.time)
+	}
+	return in
+}
+
 // leaveOut says that the sabotages of a scenario are not made.
 func (r *groupRun) leaveOut(c choice) {
 	n := 0
 	for _, i := range c.items {
 		if i.skip == "" {
-			r.result.LeftOut = append(r.result.LeftOut, i.row.Name+": "+i.sabotage.String())
+			r.result.LeftOut = append(r.result.LeftOut, i.String())
 			n++
 		}
 	}
@@ -102,6 +123,9 @@ func (r *groupRun) leaveOut(c choice) {
 
 // choice runs what there is of one scenario and prints how it went.
 func (r *groupRun) choice(ctx context.Context, c choice, sabotage bool) {
+	if len(c.items) == 0 {
+		return
+	}
 	sc := report.Scenario{
 		Name: c.scenario.Name, Description: c.scenario.Description, File: c.scenario.File,
 		World: r.group.world, Overlay: r.group.overlay, Sabotage: sabotage,

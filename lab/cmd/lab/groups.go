@@ -34,6 +34,14 @@ type item struct {
 	skip     string             // why it can't run; empty: it can
 }
 
+// String is the row, and what is broken for it.
+func (i item) String() string {
+	if i.sabotage == nil {
+		return i.row.Name
+	}
+	return i.row.Name + ": " + i.sabotage.String()
+}
+
 // name is the name of the group's lab.
 func (g *group) name() string { return labName(g.topology, g.world, g.overlay) }
 

@@ -545,6 +545,68 @@ func TestSequence(t *testing.T) {
 	end(1, "a1 a2 b1 b2 c1 ")
 }
 
+// TestTime: once a run has had its time, no row and no sabotage begins, no lab is built, and what is left
+// out is named. What could not run anyway has its verdict; where somebody ends the run, each row has.
+func TestTime(t *testing.T) {
+	o := runOptions{world: "native", overlay: "vxlan", sabotage: "after", time: time.Minute}
+	selected, err := choose(three(t)[:1], nil, o)
+	assert.NilError(t, err)
+	c, err := newChooser("native", "vxlan", machine(t), nil)
+	assert.NilError(t, err)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	all := []string{
+		"both/vxlan/tcp", "both/vxlan/udp",
+		"both/vxlan/tcp: withhold routeconfiguration/rome-node-gw in milan", "both/vxlan/udp: withhold routeconfiguration/milan-gw-pods in milan",
+	}
+	for _, tt := range []struct {
+		name      string
+		ctx       context.Context
+		began     time.Duration // ago
+		skip      bool
+		outOfTime []string
+		verdicts  []report.Verdict
+	}{
+		{"its time is over", t.Context(), 61 * time.Second, false, all, nil},
+		{"there is time", t.Context(), 0, false, nil, slices.Repeat([]report.Verdict{report.Infra}, 4)},
+		{"nothing can run", t.Context(), 61 * time.Second, true, nil, slices.Repeat([]report.Verdict{report.Skip}, 4)},
+		{"the run is ended", ended, 61 * time.Second, false, nil, slices.Repeat([]report.Verdict{report.Infra}, 4)},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out bytes.Buffer
+			g := groups(selected, c, o)[0]
+			for _, c := range slices.Concat(g.rows, g.sabotages) {
+				for n := range c.items {
+					if tt.skip {
+						c.items[n].skip = "this kernel has no vxlan"
+					}
+				}
+			}
+			r := &groupRun{session: &session{options: o, run: &report.Run{Started: time.Now().Add(-tt.began)}}, group: g, out: &out}
+			if tt.outOfTime == nil {
+				r.dead = errors.New("no lab came up")
+				for _, c := range g.rows {
+					r.choice(tt.ctx, r.inTime(tt.ctx, c), false)
+				}
+				r.sabotages(tt.ctx)
+			} else {
+				r.all(tt.ctx)
+			}
+			slices.Sort(r.result.OutOfTime)
+			slices.Sort(tt.outOfTime)
+			assert.DeepEqual(t, r.result.OutOfTime, tt.outOfTime)
+			assert.Equal(t, strings.Contains(out.String(), "left out: 2. The run has had its 1m0s"), tt.outOfTime != nil, out.String())
+			var verdicts []report.Verdict
+			for _, sc := range r.scenarios {
+				for _, row := range sc.Rows {
+					verdicts = append(verdicts, row.Verdict)
+				}
+			}
+			assert.DeepEqual(t, verdicts, tt.verdicts)
+		})
+	}
+}
+
 // TestSabotageTime: when the sabotages of a lab have had their time, the others are named and
 // left out. Of a lab that is dead, or where somebody ends the run, each is judged: it
 // was not made.

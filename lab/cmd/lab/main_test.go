@@ -44,6 +44,7 @@ func TestUsage(t *testing.T) {
 		{[]string{"run", "--snapshot", "never"}, 2, `--snapshot "never": auto or off`},
 		{[]string{"run", "--sabotage=before"}, 2, "--sabotage=after for rows first"},
 		{[]string{"run", "--jobs", "0"}, 2, "at least one lab at a time"},
+		{[]string{"run", "--time", "-1s"}, 2, "or 0 to run all rows"},
 		{[]string{"run", "pod-to-pot"}, 2, `did you mean "pod-to-pod"?`},
 		{[]string{"run", "pod-to-pod@genev"}, 2, "\"pod-to-pod@genev\": \"genev\" is neither an overlay nor the world kind\ndid you mean \"geneve\"?"},
 		{[]string{"run", "pod-to-pot@geneve"}, 2, "no row matches \"pod-to-pot@geneve\"\ndid you mean \"pod-to-pod\"?"},

@@ -33,6 +33,7 @@ type runOptions struct {
 	repeat, jobs                                  int
 	rows, sabotages                               int           // of each scenario at most; 0: all
 	sabotageTime                                  time.Duration // of each lab, in which sabotages begin; 0: always
+	time                                          time.Duration // of the run, in which rows and sabotages begin; 0: always
 	stretch                                       float64       // what bounds are multiplied with at most where the machine is busy
 	keep, asJSON, plan, fresh                     bool
 	ci                                            bool
@@ -113,6 +114,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
 	f.IntVar(&o.rows, "rows", 0, "at most so many rows of each scenario and @, spread over all that it has; 0: all of them")
 	f.IntVar(&o.sabotages, "sabotages", 0, "at most so many sabotages of each scenario and @, for --sabotage; the seed draws which; 0: all of them")
 	f.DurationVar(&o.sabotageTime, "sabotage-time", 0, "begin no further sabotage in a lab when its sabotages have taken so much time, and say which were left out; the seed decides which come first; 0: make them all")
+	f.DurationVar(&o.time, "time", 0, "begin no further row and no sabotage when the run has taken so much time, and say which were left out; 0: run them all")
 	f.Float64Var(&o.stretch, "stretch", pace.Most, "where the machine is busy, bounds of steps are so many times as long at most: from 1 to 5")
 	f.IntVar(&o.repeat, "repeat", 1, "run every row so many times")
 	f.IntVar(&o.jobs, "jobs", 1, "labs at the same time")
@@ -156,6 +158,9 @@ func (o runOptions) check() error {
 	}
 	if o.sabotageTime < 0 {
 		return usageError("--sabotage-time %v: a time such as 20s, or 0 to make all sabotages", o.sabotageTime)
+	}
+	if o.time < 0 {
+		return usageError("--time %v: a time such as 30m, or 0 to run all rows", o.time)
 	}
 	if o.jobs < 1 {
 		return usageError("--jobs %d: at least one lab at a time", o.jobs)
@@ -261,6 +266,11 @@ type session struct {
 	pace    *pace.Meter
 	// clusters are those of the world kubeconfig.
 	clusters []kubeconfig.Cluster
+}
+
+// over tells whether the run has had its time, so that nothing more begins.
+func (s *session) over() bool {
+	return s.options.time > 0 && time.Since(s.run.Started) > s.options.time
 }
 
 func printLines(w io.Writer, lines []string) {

@@ -54,6 +54,9 @@ type Lab struct {
 	// LeftOut are the sabotages that were not made, because --sabotage-time was over before
 	// their turn.
 	LeftOut []string `json:"sabotagesLeftOut,omitempty"`
+	// OutOfTime are the rows and sabotages that did not begin, because --time was over before
+	// their turn.
+	OutOfTime []string `json:"outOfTime,omitempty"`
 }
 
 // A Phase is a step of building a lab, or what a row did beside its steps.

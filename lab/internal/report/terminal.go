@@ -224,10 +224,11 @@ func PrintSummary(w io.Writer, run Run) {
 	if len(sabotages) > 0 {
 		parts = append(parts, verdicts(times(len(sabotages), "sabotage", "sabotages"), sabotages))
 	}
-	retries, leftOut, excused := 0, 0, 0
+	retries, leftOut, outOfTime, excused := 0, 0, 0, 0
 	for _, l := range run.Labs {
 		retries += len(l.Retried)
 		leftOut += len(l.LeftOut)
+		outOfTime += len(l.OutOfTime)
 	}
 	for _, r := range slices.Concat(rows, sabotages) {
 		retries += len(r.Retried)
@@ -239,6 +240,9 @@ func PrintSummary(w io.Writer, run Run) {
 	}
 	if leftOut > 0 {
 		parts = append(parts, times(leftOut, "sabotage", "sabotages")+" not made: the time of --sabotage-time was over before their turn")
+	}
+	if outOfTime > 0 {
+		parts = append(parts, times(outOfTime, "row or sabotage", "rows and sabotages")+" left out: the time of --time was over before their turn")
 	}
 	if retries > 0 {
 		parts = append(parts, times(retries, "retry", "retries")+" after errors of the lab")

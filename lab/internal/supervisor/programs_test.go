@@ -18,7 +18,7 @@ func TestProgramsThatPodsCannotRun(t *testing.T) {
 	source := filepath.Join(t.TempDir(), "main.go")
 	assert.NilError(t, os.WriteFile(source, []byte("package main\n\nfunc main() {}\n"), 0o644))
 	build := exec.Command("go", "build", "-o", static, source)
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	out, err := build.CombinedOutput()
 	assert.NilError(t, err, "%s", out)
 	text, short := filepath.Join(t.TempDir(), "text"), filepath.Join(t.TempDir(), "short")
