@@ -14,9 +14,10 @@ PACKAGES := qemu-system-x86 nftables iptables conntrack ipset iproute2 wireguard
 export CGO_ENABLED := 0
 
 # Neither programs nor tests of this file have debugging information (-s -w; go test leaves it out
-# of what it runs), so compilers need not make it: bin/isthmus took 121 s from an empty cache, in place of 158.
+# of what it runs), so compilers need not make it: k8s.io/api/core/v1 took 4.1 s in place of 4.9,
+# five times each in turn.
 NO_DWARF := -gcflags=all=-dwarf=false
-export GOFLAGS := $(filter-out $(NO_DWARF),$(GOFLAGS)) $(NO_DWARF)
+export GOFLAGS := $(filter-out $(NO_DWARF),$(shell $(GO) env GOFLAGS)) $(NO_DWARF)
 
 # $(call timed,what,command) runs a command and prints how long it took. It is a
 # line of the table with which make test ends.

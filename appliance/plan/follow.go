@@ -18,8 +18,8 @@ import (
 // runs there has this time to go elsewhere, and a peer that is mistaken to correct itself.
 const followWithdrawn = 10 * time.Minute
 
-// refusedTold is how many networks an event names: its text has room for 1024 bytes (the
-// validation of events.k8s.io/v1 Event.note).
+// refusedTold is how many networks an event names: its text is cut after 1024 bytes, which
+// is what the validation of events.k8s.io/v1 allows for Event.note.
 const refusedTold = 4
 
 // followed is what has come of the networks that a peer tells.

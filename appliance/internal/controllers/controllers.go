@@ -101,7 +101,7 @@ func (c *Config) setDefaults() error {
 // +kubebuilder:rbac:groups=authentication.k8s.io,resources=tokenreviews,verbs=create
 // +kubebuilder:rbac:groups=authorization.k8s.io,resources=subjectaccessreviews,verbs=create
 //
-// +kubebuilder:rbac:groups="";events.k8s.io,resources=events,verbs=create;patch
+// +kubebuilder:rbac:groups="",resources=events,verbs=create;patch
 
 // Run is the controller. It returns when ctx is done, or when somebody else has
 // taken the lease.
@@ -132,12 +132,17 @@ func Run(ctx context.Context, cfg Config) error {
 	if err != nil {
 		return err
 	}
+	recorder, stop, err := newRecorder(cfg.REST, mgr.GetScheme())
+	if err != nil {
+		return err
+	}
+	defer stop()
 	r := &reconciler{
 		cfg:      cfg,
 		log:      cfg.Logger,
 		cache:    mgr.GetClient(),
 		direct:   mgr.GetAPIReader(),
-		recorder: mgr.GetEventRecorder(name),
+		recorder: recorder,
 		scheme:   mgr.GetScheme(),
 		metrics:  newMetrics(),
 		changed:  make(chan struct{}, 1),

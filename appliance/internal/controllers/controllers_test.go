@@ -370,14 +370,21 @@ func (w *world) testHostEvents() {
 		Message: "no such device", LastTransitionTime: metav1.Now(),
 	}}
 	assert.NilError(w.t, w.c.Status().Update(w.t.Context(), node))
+	reports := func(message string) {
+		w.t.Helper()
+		assert.Assert(w.t, w.get(node))
+		node.Status.Applied[0].Message, node.Status.Applied[0].LastTransitionTime = message, metav1.Now()
+		assert.NilError(w.t, w.c.Status().Update(w.t.Context(), node))
+	}
 	notes := func() (out []string) {
 		var events eventsv1.EventList
 		assert.NilError(w.t, w.c.List(w.t.Context(), &events, client.InNamespace(tenant)))
 		for _, e := range events.Items {
 			if e.Regarding.UID == route.UID && e.Reason == plan.ReasonNotApplied && e.Type == "Warning" {
-				out = append(out, e.Note)
+				out = append(out, fmt.Sprintf("%d times: %s", e.DeprecatedCount, e.Note))
 			}
 		}
+		slices.Sort(out)
 		return out
 	}
 	w.until("the condition says so", func() bool {
@@ -387,7 +394,15 @@ func (w *world) testHostEvents() {
 	})
 	w.until("an event says why", func() bool { return len(notes()) > 0 })
 	w.settle()
-	assert.Check(w.t, is.DeepEqual(notes(), []string{"not in force on node node-1: no such device"}))
+	assert.Check(w.t, is.DeepEqual(notes(), []string{"1 times: not in force on node node-1: no such device"}))
+	// Who corrects it wrongly reads what is wrong now, and who does so again reads that, too.
+	reports("file exists")
+	w.until("an event says what it is now", func() bool { return len(notes()) > 1 })
+	assert.Check(w.t, is.DeepEqual(notes(), []string{"1 times: not in force on node node-1: file exists", "1 times: not in force on node node-1: no such device"}))
+	reports("no such device")
+	w.until("an event says that it is back", func() bool {
+		return slices.Equal(notes(), []string{"1 times: not in force on node node-1: file exists", "2 times: not in force on node node-1: no such device"})
+	})
 }
 
 func (w *world) testPrune() {

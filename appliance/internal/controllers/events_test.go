@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"gotest.tools/v3/assert"
-	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/tools/record"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/plan"
@@ -17,7 +17,7 @@ import (
 // both once, until they were over and are back.
 func TestTell(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		recorder := events.NewFakeRecorder(10)
+		recorder := record.NewFakeRecorder(10)
 		r := &reconciler{
 			cfg: Config{EventDelay: 10 * time.Second}, log: slog.New(slog.DiscardHandler), recorder: recorder, standing: map[event]standing{},
 		}

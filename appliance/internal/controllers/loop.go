@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/tools/record"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -30,7 +30,7 @@ type reconciler struct {
 	direct client.Reader // reads from the API server
 	// apiServers are the informers of apiServerEndpoints.
 	apiServers cache.Cache
-	recorder   events.EventRecorder
+	recorder   record.EventRecorder
 	scheme     *runtime.Scheme
 	metrics    *metrics
 
@@ -243,7 +243,7 @@ func (r *reconciler) tell(list []plan.Event) (next time.Duration) {
 		} else if !s.told {
 			s.told = true
 			r.log.Info("event", "object", describeRef(e.Object.Kind, e.Object.Namespace, e.Object.Name), "type", e.Type, "reason", e.Reason, "message", e.Message)
-			r.recorder.Eventf(objectReference(e), nil, e.Type, e.Reason, "Plan", "%s", e.Message)
+			r.recorder.Event(objectReference(e), e.Type, e.Reason, e.Message)
 		}
 		stand[key] = s
 	}

@@ -375,6 +375,6 @@ func (h *handovers) tellChange(g *rotating, c keyChange) {
 	}
 	ref := &corev1.ObjectReference{APIVersion: v1beta1.GroupVersion.String(), Kind: g.kind, Namespace: g.gateway.GetNamespace(), Name: g.gateway.GetName(), UID: g.gateway.GetUID()}
 	h.log.Info("event", "object", describeRef(g.kind, ref.Namespace, ref.Name), "type", kind, "reason", c.reason, "message", c.message)
-	h.recorder.Eventf(ref, nil, kind, c.reason, "Rotate", "%s", c.message)
+	h.recorder.Event(ref, kind, c.reason, c.message)
 	h.metrics.keyChanges.WithLabelValues(g.remoteID, strings.ToLower(c.by), outcome).Inc()
 }

@@ -11,7 +11,7 @@ import (
 	is "gotest.tools/v3/assert/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/tools/record"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
@@ -109,7 +109,7 @@ func TestRotationByItself(t *testing.T) {
 // TestKeyChangesAreTold: each change of keys is an event on its gateway, and counted by
 // peer, by whose key it is, and by how it ended.
 func TestKeyChangesAreTold(t *testing.T) {
-	recorder, m := events.NewFakeRecorder(10), newMetrics()
+	recorder, m := record.NewFakeRecorder(10), newMetrics()
 	h := &handovers{writer: &writer{reconciler: &reconciler{log: slog.New(slog.DiscardHandler), recorder: recorder, metrics: m}}}
 	gateway := &v1beta1.GatewayServer{ObjectMeta: metav1.ObjectMeta{Namespace: "liqo-tenant-rome", Name: "rome"}}
 	g := &rotating{side: side{gateway: gateway, kind: "GatewayServer", remoteID: "rome"}}

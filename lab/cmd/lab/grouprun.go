@@ -92,9 +92,9 @@ func (r *groupRun) sabotages(ctx context.Context) {
 }
 
 // inTime is what of a choice still begins: nothing that can run, once the run has had its time.
-// It says what does not. Where somebody has ended the run, each row says so.
+// It says what does not. Where the lab is dead, or somebody has ended the run, each row says so.
 func (r *groupRun) inTime(ctx context.Context, c choice) choice {
-	if !r.session.over() || ctx.Err() != nil {
+	if !r.session.over() || r.dead != nil || ctx.Err() != nil {
 		return c
 	}
 	in := choice{scenario: c.scenario, items: slices.DeleteFunc(slices.Clone(c.items), func(i item) bool { return i.skip == "" })}
@@ -228,7 +228,7 @@ func (r *groupRun) item(ctx context.Context, c choice, i item, before report.Row
 // keepPackets writes the evidence of a row that has none, where that is asked
 // for.
 func (r *groupRun) keepPackets(ctx context.Context, row *report.Row) {
-	if r.session.options.pcap != "always" || row.Bundle != "" || row.Verdict == report.Skip || r.dead != nil {
+	if r.session.options.pcap != "always" || row.Bundle != "" || row.Verdict == report.Skip || r.dead != nil || r.lab == nil {
 		return
 	}
 	if dir, err := r.bundle(ctx, r.lab, row); err == nil {

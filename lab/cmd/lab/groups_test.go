@@ -564,13 +564,15 @@ func TestTime(t *testing.T) {
 		ctx       context.Context
 		began     time.Duration // ago
 		skip      bool
+		dead      error
 		outOfTime []string
 		verdicts  []report.Verdict
 	}{
-		{"its time is over", t.Context(), 61 * time.Second, false, all, nil},
-		{"there is time", t.Context(), 0, false, nil, slices.Repeat([]report.Verdict{report.Infra}, 4)},
-		{"nothing can run", t.Context(), 61 * time.Second, true, nil, slices.Repeat([]report.Verdict{report.Skip}, 4)},
-		{"the run is ended", ended, 61 * time.Second, false, nil, slices.Repeat([]report.Verdict{report.Infra}, 4)},
+		{"its time is over", t.Context(), 61 * time.Second, false, nil, all, nil},
+		{"there is time", t.Context(), 0, false, errors.New("no lab came up"), nil, slices.Repeat([]report.Verdict{report.Infra}, 4)},
+		{"no lab came up in time", t.Context(), 61 * time.Second, false, errors.New("no lab came up"), nil, slices.Repeat([]report.Verdict{report.Infra}, 4)},
+		{"nothing can run", t.Context(), 61 * time.Second, true, nil, nil, slices.Repeat([]report.Verdict{report.Skip}, 4)},
+		{"the run is ended", ended, 61 * time.Second, false, nil, nil, slices.Repeat([]report.Verdict{report.Infra}, 4)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -583,8 +585,7 @@ func TestTime(t *testing.T) {
 				}
 			}
 			r := &groupRun{session: &session{options: o, run: &report.Run{Started: time.Now().Add(-tt.began)}}, group: g, out: &out}
-			if tt.outOfTime == nil {
-				r.dead = errors.New("no lab came up")
+			if r.dead = tt.dead; tt.outOfTime == nil {
 				for _, c := range g.rows {
 					r.choice(tt.ctx, r.inTime(tt.ctx, c), false)
 				}

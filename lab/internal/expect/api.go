@@ -124,6 +124,10 @@ func (a *API) List(ctx context.Context, cluster, kind string) ([]unstructured.Un
 	if err != nil {
 		return nil, err
 	}
+	return a.list(ctx, cluster, m)
+}
+
+func (a *API) list(ctx context.Context, cluster string, m *meta.RESTMapping) ([]unstructured.Unstructured, error) {
 	r, err := a.Resource(ctx, cluster, m, "")
 	if err != nil {
 		return nil, err

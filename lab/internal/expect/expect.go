@@ -65,6 +65,7 @@ func kinds() map[string]func() Expectation {
 		"path":        func() Expectation { return &Path{} },
 		"never":       func() Expectation { return &Never{} },
 		"kubectl":     func() Expectation { return &Kubectl{} },
+		"event":       func() Expectation { return &Event{} },
 		"log":         func() Expectation { return &Log{} },
 		"flow":        func() Expectation { return &Flow{} },
 		"output":      func() Expectation { return &Output{} },

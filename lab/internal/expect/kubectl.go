@@ -43,6 +43,8 @@ func (e *Kubectl) Lint(l *Linter) {
 		l.Problem(e, "", "write either get: kind/name or run: arguments of kubectl")
 	case e.Run != "" && (e.Prints == "") == (e.Matches == ""):
 		l.Problem(e, "", "say what the command prints: prints, or matches")
+	case readsEvents.MatchString(e.Run):
+		l.Problem(&e.Run, "event: { in: "+e.In+", of: kind/name, type: Warning, reason: … }", "what kubectl get events prints may be from before the row, so it proves nothing of it")
 	case e.Run != "" && (e.Is != "" || e.Field != "" || e.Absent || e.Namespace != ""):
 		l.Problem(e, "", "field, is, absent and namespace belong to get")
 	case e.Get != "" && strings.Count(inBraces.ReplaceAllString(e.Get, "x"), "/") != 1:
@@ -215,6 +217,9 @@ func (row *Row) Kubectl(ctx context.Context, cluster string, args []string) (wor
 		Argv:   append([]string{"kubernetes", "kubectl"}, args...),
 	})
 }
+
+// readsEvents finds commands that print events.
+var readsEvents = regexp.MustCompile(`^\s*(events\b|.*\bget\s+([^/]*\s)?(events?|ev)(\s|$))`)
 
 // wildcards are the words of a template that stand for any word of a kind.
 func wildcards() map[string]*regexp.Regexp {

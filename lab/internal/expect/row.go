@@ -70,6 +70,8 @@ type Row struct {
 	Remembered map[string]Remembered
 	// LogMarks has the end of every log when the row began.
 	LogMarks map[string]world.LogMark
+	// EventMarks has the events of the clusters of which the row expects some, when the row began.
+	EventMarks EventMarks
 }
 
 // longer is how long something may take here for which d is enough on a machine

@@ -106,7 +106,7 @@ func (n *needed) expectation(e expect.Expectation) string {
 		return cmp.Or(n.operand(e.On.Operand), n.operand(e.SeenBy.Operand), n.operand(e.Mark.Operand))
 	case *expect.Output:
 		return cmp.Or(n.text(e.Contains), n.text(e.Lacks), n.text(e.Matches))
-	case *expect.Kubectl:
+	case *expect.Kubectl, *expect.Event:
 		return n.text(e.String())
 	case *expect.Log:
 		return n.operand(e.Of.Operand)

@@ -213,6 +213,8 @@ func (n *needed) expectation(e expect.Expectation) string {
 			return noChange
 		}
 		return cmp.Or(n.text(e.String()), n.names(e.Get), n.names(e.Namespace))
+	case *expect.Event:
+		return cmp.Or(n.text(e.String()), n.names(e.Of), n.names(e.Namespace))
 	case *expect.Path, *expect.Never, *expect.MSS:
 		return noCapture
 	case *expect.Conntrack, *expect.Output, *expect.Log:

@@ -154,6 +154,24 @@ func (r *Runner) newRow(ctx context.Context, s *scenario.Scenario) (*expect.Row,
 	return row, nil
 }
 
+// markEvents looks at the events of the clusters of which the steps expect some: what has been told
+// so far does not count.
+func (r *Runner) markEvents(ctx context.Context, row *expect.Row, steps []scenario.Step) error {
+	row.EventMarks = expect.EventMarks{}
+	for _, st := range steps {
+		for _, c := range st.Expect {
+			e, ok := c.Expectation.(*expect.Event)
+			if !ok || row.EventMarks[e.In] != nil {
+				continue
+			}
+			if err := row.EventMarks.MarkEvents(ctx, r.api, e.In); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // Run runs one row. An error of the lab is the verdict infra.
 func (r *Runner) Run(ctx context.Context, s *scenario.Scenario, sr scenario.Row) report.Row {
 	r.say("%s", sr.Name)
@@ -230,6 +248,9 @@ func (r *Runner) run(ctx context.Context, s *scenario.Scenario, sr scenario.Row,
 		return err
 	}
 	steps := r.steps(s, sr)
+	if err := r.markEvents(ctx, row, steps); err != nil {
+		return err
+	}
 	if disturbs(steps) {
 		looked := phase(out, "looked at what there is before")
 		if row.Before, err = r.lookBefore(ctx, s); err != nil {

@@ -155,6 +155,9 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 		return seen, err
 	}
 	steps := r.steps(s, sr)
+	if err := r.markEvents(ctx, row, steps); err != nil {
+		return seen, err
+	}
 	if acts(steps) {
 		if row.Before, err = expect.Observe(ctx, r.World, r.api, s.Topology); err != nil {
 			return seen, err
@@ -221,7 +224,11 @@ func (r *Runner) greenAgain(ctx context.Context, s *scenario.Scenario, sr scenar
 	if err != nil {
 		return "", err
 	}
-	for _, st := range r.steps(s, sr) {
+	steps := r.steps(s, sr)
+	if err := r.markEvents(ctx, row, steps); err != nil {
+		return "", err
+	}
+	for _, st := range steps {
 		rs := r.step(ctx, s, row, st, nil, nil)
 		if rs.err != nil {
 			return "", rs.err

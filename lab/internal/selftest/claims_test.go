@@ -53,6 +53,8 @@ func wrongClaims() map[string]reason {
 		"kubectl-mistyped":      {`podCDIR`, `there is no field "podCDIR".*did you mean "podCIDR"`},
 		"kubectl-prints":        {`kubectl get node`, `"node/node-1" instead of "node/node-2"`},
 		"kubectl-fails":         {`kubectl get node`, `succeeds\ngot .*not found.*exit code 1`},
+		"event":                 {`event Normal of pod/selftest-nowhere`, `got [1-9]\d* other events since the row began.*Warning FailedScheduling pod/selftest-nowhere`},
+		"event-before":          {`event Normal Scheduled of pod`, `got 0 other events since the row began, and [1-9]\d* from before`},
 		"log":                   {`log of milan/gateway`, `got none of the [1-9][0-9]* lines since the row began`},
 		"flow-alive":            {`flow it lives`, `(nothing came back for|it has not spoken yet since the step began)`},
 		"flow-gap":              {`no silence over 1s`, `(silent for|it has not spoken yet since the step began)`},
