@@ -150,7 +150,7 @@ test-kernel: build ## kernel tests: without root, and in the virtual machine's k
 test-lab: build kubernetes cni flannel liqoctl $(public) nodes ## a row of each scenario in the VXLAN overlay, and of those of GENEVE with Geneve and the kernel's WireGuard; a sabotage of each while there is time
 	$(if $(late),@echo 'More than $(LATE_AFTER) minutes are over. Left to make test-all: $(LATE).')
 	$(call timed,scenarios,$(COLLECT_LATER) bin/lab run --fresh --sabotage=after --rows 1 --sabotages 1 --sabotage-time $(SABOTAGE_TIME) --jobs $(LABS) \
-		$(if $(BEGAN),--time $$((t = $(ENOUGH) * 60 - $$(date +%s) + $(BEGAN), t > 60 ? t : 60))s) '*@vxlan' $(GENEVE:%='%@geneve') $(if $(QUICK),$(GENEVE_QUICK:%='%@geneve') $(GENEVE_DRAWN:%='%@geneve')) $(TOO_LONG:%='!%') $(if $(late),$(LATE:%='!%')))
+		$(if $(BEGAN),--time $$((t = $(ENOUGH) * 60 - $$(date +%s) + $(BEGAN), t > 300 ? t : 300))s) '*@vxlan' $(GENEVE:%='%@geneve') $(if $(QUICK),$(GENEVE_QUICK:%='%@geneve') $(GENEVE_DRAWN:%='%@geneve')) $(TOO_LONG:%='!%') $(if $(late),$(LATE:%='!%')))
 
 LABS          := $(if $(QUICK),3,2)
 SABOTAGE_TIME := 5s
