@@ -585,7 +585,8 @@ func TestTime(t *testing.T) {
 				}
 			}
 			r := &groupRun{session: &session{options: o, run: &report.Run{Started: time.Now().Add(-tt.began)}}, group: g, out: &out}
-			if r.dead = tt.dead; tt.outOfTime == nil {
+			r.dead = tt.dead
+			if tt.outOfTime == nil { // there is no lab to open
 				for _, c := range g.rows {
 					r.choice(tt.ctx, r.inTime(tt.ctx, c), false)
 				}

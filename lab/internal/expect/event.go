@@ -35,6 +35,9 @@ func (e *Event) Lint(l *Linter) {
 	if e.Type != corev1.EventTypeNormal && e.Type != corev1.EventTypeWarning {
 		l.Problem(&e.Type, "Normal or Warning", "%q is no type of event", e.Type)
 	}
+	if e.Of == "" && e.Reason == "" && e.Message == "" {
+		l.Problem(e, "", "any event of this type would do: say of which object (of), for which reason, or with which message")
+	}
 	if of := inBraces.ReplaceAllString(e.Of, "x"); strings.Count(of, "/") > 1 || strings.HasSuffix(of, "/") {
 		l.Problem(&e.Of, "such as internalnode/node-1, or internalnode", "%q is not kind/name", e.Of)
 	}

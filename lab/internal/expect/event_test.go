@@ -1,10 +1,6 @@
 package expect_test
 
 import (
-	"context"
-	"encoding/json"
-	"net/http"
-	"net/http/httptest"
 	"sync/atomic"
 	"testing"
 
@@ -12,7 +8,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 )
@@ -33,26 +28,19 @@ func TestEvent(t *testing.T) {
 	more := append([]corev1.Event{event("b", "3", "Overlaps", "rome", "with 10.0.0.0/8")}, before...)
 
 	var has atomic.Value
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		w.Header().Set("Content-Type", "application/json")
-		var answer any
-		switch r.URL.Path {
+	api := serveAPI(t, func(path string) any {
+		switch path {
 		case "/api":
-			answer = metav1.APIVersions{Versions: []string{"v1"}}
+			return metav1.APIVersions{Versions: []string{"v1"}}
 		case "/apis":
-			answer = metav1.APIGroupList{}
+			return metav1.APIGroupList{}
 		case "/api/v1":
-			answer = metav1.APIResourceList{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "events", SingularName: "event", Kind: "Event", Namespaced: true}}}
+			return metav1.APIResourceList{GroupVersion: "v1", APIResources: []metav1.APIResource{{Name: "events", SingularName: "event", Kind: "Event", Namespaced: true}}}
 		case "/api/v1/events":
-			answer = corev1.EventList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "EventList"}, Items: has.Load().([]corev1.Event)}
-		default:
-			http.NotFound(w, r)
-			return
+			return corev1.EventList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "EventList"}, Items: has.Load().([]corev1.Event)}
 		}
-		assert.Check(t, json.NewEncoder(w).Encode(answer))
-	}))
-	t.Cleanup(server.Close)
-	api := expect.NewAPI(func(context.Context, string) (*rest.Config, error) { return &rest.Config{Host: server.URL}, nil })
+		return nil
+	})
 
 	says := expect.Event{In: "milan", Of: "gatewayserver/rome", Namespace: "liqo-tenant-rome", Type: "Warning", Reason: "Contradicts", Message: "nodePort [0-9]"}
 	with := func(change func(*expect.Event)) expect.Event {

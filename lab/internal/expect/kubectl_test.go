@@ -58,9 +58,15 @@ func serveNodes(t *testing.T, objects string) *expect.API {
 			"ObjectMeta":   map[string]any{"properties": map[string]any{"labels": map[string]any{"additionalProperties": map[string]any{"type": "string"}}}},
 		}}},
 	}
+	return serveAPI(t, func(path string) any { return answers[path] })
+}
+
+// serveAPI is an API server that has an answer to some paths; nil: there is nothing.
+func serveAPI(t *testing.T, answerTo func(path string) any) *expect.API {
+	t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		answer, ok := answers[r.URL.Path]
-		if !ok {
+		answer := answerTo(r.URL.Path)
+		if answer == nil {
 			http.NotFound(w, r)
 			return
 		}
