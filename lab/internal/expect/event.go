@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
 	"slices"
 	"strings"
 
@@ -30,7 +29,7 @@ type Event struct {
 // Lint checks what can be checked before there is an object.
 func (e *Event) Lint(l *Linter) {
 	l.Cluster(&e.In)
-	l.Regexp(&e.Message)
+	l.Pattern(&e.Message)
 	l.Text(&e.Of)
 	if e.Type != corev1.EventTypeNormal && e.Type != corev1.EventTypeWarning {
 		l.Problem(&e.Type, "Normal or Warning", "%q is no type of event", e.Type)
@@ -49,9 +48,9 @@ func (e *Event) Check(ctx context.Context, row *Row) (Result, error) {
 	if err != nil {
 		return missing(e.Of, err)
 	}
-	message, err := regexp.Compile(e.Message)
+	message, err := row.Pattern(ctx, e.Message)
 	if err != nil {
-		return Result{}, err
+		return missing(e.Message, err)
 	}
 	res := Result{Want: "since the row began, the event " + e.what(of)}
 	marks, marked := row.EventMarks[e.In]

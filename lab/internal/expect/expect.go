@@ -177,11 +177,13 @@ func (l *Linter) Cluster(field *string) {
 	l.Problem(field, yamlfile.DidYouMean(*field, names), "there is no cluster %q", *field)
 }
 
-// Regexp reports what is no regular expression.
-func (l *Linter) Regexp(field *string) {
+// Pattern reports what is no regular expression, and names in it that will mean nothing
+// when the row runs.
+func (l *Linter) Pattern(field *string) {
 	if _, err := regexp.Compile(*field); err != nil {
 		l.Problem(field, "Go's syntax: https://pkg.go.dev/regexp/syntax", "%v", err)
 	}
+	l.Text(field)
 }
 
 // Text reports names in braces that will mean nothing when the row runs.
@@ -222,6 +224,35 @@ func Operands(text string, t *topology.Topology) []operand.Operand {
 
 // Expand replaces {milan/web.ip} and the like by addresses.
 func (row *Row) Expand(ctx context.Context, text string) (string, error) {
+	return row.expand(ctx, text, func(value string) string { return value })
+}
+
+// Pattern compiles a regular expression in which {milan/web.ip} and the like stand for
+// addresses. An address matches itself alone: 10.0.0.1 neither 10.0.0.12 nor 10.0.051.
+func (row *Row) Pattern(ctx context.Context, text string) (*regexp.Regexp, error) {
+	text, err := row.expand(ctx, text, wholeWord)
+	if err != nil {
+		return nil, err
+	}
+	return regexp.Compile(text)
+}
+
+// wholeWord is a regular expression for a text that no further letter or digit precedes or
+// follows. \b is nowhere beside a colon, which IPv6 addresses may begin and end with.
+func wholeWord(text string) string {
+	out := regexp.QuoteMeta(text)
+	if wordAtStart.MatchString(text) {
+		out = `\b` + out
+	}
+	if wordAtEnd.MatchString(text) {
+		out += `\b`
+	}
+	return out
+}
+
+var wordAtStart, wordAtEnd = regexp.MustCompile(`^\w`), regexp.MustCompile(`\w$`)
+
+func (row *Row) expand(ctx context.Context, text string, quote func(string) string) (string, error) {
 	var errs []error
 	out := inBraces.ReplaceAllStringFunc(text, func(m string) string {
 		name := m[1 : len(m)-1]
@@ -238,7 +269,7 @@ func (row *Row) Expand(ctx context.Context, text string) (string, error) {
 			errs = append(errs, fmt.Errorf("%s: %w", m, err))
 			return m
 		}
-		return value
+		return quote(value)
 	})
 	return out, errors.Join(errs...)
 }

@@ -242,6 +242,28 @@ func TestExpand(t *testing.T) {
 	assert.ErrorContains(t, err, "milan/node-1 has no address of the internal CIDR yet")
 }
 
+// An address in a regular expression is one address, however many there are that begin so.
+func TestPattern(t *testing.T) {
+	_, row := newFake(t)
+	for _, tc := range []struct {
+		pattern, text string
+		matches       bool
+	}{
+		{"^via {rome/web.ip} dev", "via 10.1.1.2 dev eth0", true},
+		{"via {rome/web.ip}", "via 10.1.1.2/32", true},
+		{"{rome/web.ip}", "10.1.1.23", false},
+		{"{rome/web.ip}", "110.1.1.2", false},
+		{"{rome/web.ip}", "10.111.2", false},
+		{"^({milan/gateway.node.ip}|{rome/web.ip}):[0-9]{2}$", "172.18.1.12:80", true},
+	} {
+		got, err := row.Pattern(t.Context(), tc.pattern)
+		assert.NilError(t, err)
+		assert.Equal(t, got.MatchString(tc.text), tc.matches, "%s in %s", tc.pattern, tc.text)
+	}
+	_, err := row.Pattern(t.Context(), "via {milan/node-1.internal}")
+	assert.ErrorContains(t, err, "milan/node-1 has no address of the internal CIDR yet")
+}
+
 func TestLogAndMarks(t *testing.T) {
 	w, row := newFake(t)
 	name := "milan/node-2/log/liqo-tenant-rome_gw-rome-x_1-2-3/gateway/0"

@@ -34,7 +34,7 @@ type Kubectl struct {
 // Lint checks that one thing is asked.
 func (e *Kubectl) Lint(l *Linter) {
 	l.Cluster(&e.In)
-	l.Regexp(&e.Matches)
+	l.Pattern(&e.Matches)
 	for _, text := range []*string{&e.Get, &e.Is, &e.Prints, &e.Run} {
 		l.Text(text)
 	}
@@ -129,11 +129,11 @@ func (e *Kubectl) Check(ctx context.Context, row *Row) (Result, error) {
 	case e.Absent:
 		res.OK, res.Want = value == "", get+" without "+e.Field
 	case e.Matches != "":
-		matched, err := regexp.MatchString(e.Matches, value)
+		pattern, err := row.Pattern(ctx, e.Matches)
 		if err != nil {
-			return Result{}, err
+			return missing(e.Matches, err)
 		}
-		res.OK, res.Want = matched && value != "", fmt.Sprintf("%s %s matches %q", get, e.Field, e.Matches)
+		res.OK, res.Want = pattern.MatchString(value) && value != "", fmt.Sprintf("%s %s matches %q", get, e.Field, e.Matches)
 	default:
 		res.OK, res.Want = value == is, fmt.Sprintf("%s %s = %q", get, e.Field, is)
 		if is != e.Is {
@@ -193,11 +193,11 @@ func (e *Kubectl) checkCommand(ctx context.Context, row *Row) (Result, error) {
 		return out, nil
 	}
 	if e.Matches != "" {
-		matched, err := regexp.Match(e.Matches, res.Stdout)
+		pattern, err := row.Pattern(ctx, e.Matches)
 		if err != nil {
-			return Result{}, err
+			return missing(e.Matches, err)
 		}
-		out.OK, out.Want = matched, fmt.Sprintf("kubectl %s prints something that matches %q", args, e.Matches)
+		out.OK, out.Want = pattern.Match(res.Stdout), fmt.Sprintf("kubectl %s prints something that matches %q", args, e.Matches)
 		return out, nil
 	}
 	want, err := row.Expand(ctx, e.Prints)

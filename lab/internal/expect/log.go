@@ -3,7 +3,6 @@ package expect
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"strings"
 
 	"github.com/isthmus-net/isthmus/lab/internal/world"
@@ -18,14 +17,14 @@ type Log struct {
 // Lint resolves the pod.
 func (e *Log) Lint(l *Linter) {
 	l.Resolve(&e.Of)
-	l.Regexp(&e.Line)
+	l.Pattern(&e.Line)
 }
 
 // Check reads the log.
 func (e *Log) Check(ctx context.Context, row *Row) (Result, error) {
-	want, err := regexp.Compile(e.Line)
+	want, err := row.Pattern(ctx, e.Line)
 	if err != nil {
-		return Result{}, err
+		return missing(e.Line, err)
 	}
 	pod, err := row.Directory.PodTarget(ctx, e.Of.Operand)
 	res := Result{Want: fmt.Sprintf("a line of %s's log matches %q", e.Of, e.Line)}

@@ -3,7 +3,6 @@ package expect
 import (
 	"context"
 	"fmt"
-	"regexp"
 	"strings"
 )
 
@@ -15,16 +14,13 @@ type Output struct {
 	Lacks    string `lab:"lacks" doc:"text that it did not print"`
 	Matches  string `lab:"matches" doc:"regular expression for all it printed"`
 	Code     *int   `lab:"code" min:"0" max:"255" doc:"its exit code"`
-
-	expanded [3]string
 }
 
 // Lint checks the name and the texts.
 func (e *Output) Lint(l *Linter) {
-	l.Regexp(&e.Matches)
+	l.Pattern(&e.Matches)
 	l.Text(&e.Contains)
 	l.Text(&e.Lacks)
-	l.Text(&e.Matches)
 	if !l.Execs[e.Of] {
 		l.Problem(e, "run it with do: { exec: … } in this step or an earlier one", "there is no output to look at")
 	}
@@ -41,28 +37,26 @@ func (e *Output) Check(ctx context.Context, row *Row) (Result, error) {
 	if !ok {
 		return Result{Want: "a command's output", Got: "none", Final: true}, nil
 	}
-	for i, text := range []string{e.Contains, e.Lacks, e.Matches} {
-		expanded, err := row.Expand(ctx, text)
-		if err != nil {
-			return missing(text, err)
-		}
-		e.expanded[i] = expanded
+	contains, err := row.Expand(ctx, e.Contains)
+	if err != nil {
+		return missing(e.Contains, err)
+	}
+	lacks, err := row.Expand(ctx, e.Lacks)
+	if err != nil {
+		return missing(e.Lacks, err)
+	}
+	matches, err := row.Pattern(ctx, e.Matches)
+	if err != nil {
+		return missing(e.Matches, err)
 	}
 	text := string(ran.Stdout) + string(ran.Stderr)
 	res := Result{Want: "`" + ran.Command + "` " + e.want(), Got: strings.TrimSpace(text)}
 	if res.Got == "" {
 		res.Got = "nothing"
 	}
-	matched := true
-	if e.Matches != "" {
-		var err error
-		if matched, err = regexp.MatchString(e.expanded[2], text); err != nil {
-			return Result{}, err
-		}
-	}
-	res.OK = matched &&
-		strings.Contains(text, e.expanded[0]) &&
-		(e.Lacks == "" || !strings.Contains(text, e.expanded[1])) &&
+	res.OK = matches.MatchString(text) &&
+		strings.Contains(text, contains) &&
+		(e.Lacks == "" || !strings.Contains(text, lacks)) &&
 		(e.Code == nil || *e.Code == ran.Code)
 	if e.Code != nil || ran.Code != 0 {
 		res.Got += fmt.Sprintf(" (exit code %d)", ran.Code)

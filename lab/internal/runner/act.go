@@ -177,6 +177,10 @@ func (r *Runner) apply(ctx context.Context, row *expect.Row, a *scenario.Apply, 
 	if err != nil {
 		return nil, err
 	}
+	refused, err := row.Pattern(ctx, a.Refused)
+	if err != nil {
+		return nil, err
+	}
 	for _, o := range objects {
 		err := r.applyOne(ctx, a.In, o, undo)
 		switch {
@@ -185,7 +189,7 @@ func (r *Runner) apply(ctx context.Context, row *expect.Row, a *scenario.Apply, 
 		case a.Refused == "":
 			continue
 		}
-		if fault := refusal(a, o, err); fault != nil {
+		if fault := refusal(refused, o, err); fault != nil {
 			return fault, nil
 		}
 	}
@@ -193,14 +197,14 @@ func (r *Runner) apply(ctx context.Context, row *expect.Row, a *scenario.Apply, 
 }
 
 // refusal checks that an object was refused with the message expected.
-func refusal(a *scenario.Apply, o *unstructured.Unstructured, err error) *report.Fault {
+func refusal(message *regexp.Regexp, o *unstructured.Unstructured, err error) *report.Fault {
 	name := strings.ToLower(o.GetKind()) + "/" + o.GetName()
-	fault := &report.Fault{Expectation: name + " is refused", Want: fmt.Sprintf("refused with a message that matches %q", a.Refused)}
+	fault := &report.Fault{Expectation: name + " is refused", Want: fmt.Sprintf("refused with a message that matches %q", message)}
 	if err == nil {
 		fault.Got = "the API server accepted it"
 		return fault
 	}
-	if matched, reErr := regexp.MatchString(a.Refused, err.Error()); reErr == nil && matched {
+	if message.MatchString(err.Error()) {
 		return nil
 	}
 	fault.Got = err.Error()

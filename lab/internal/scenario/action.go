@@ -170,7 +170,7 @@ func (*Kill) LabSchema() map[string]any { return (&expect.Ref{}).LabSchema() }
 func (a *Apply) Lint(l *expect.Linter) {
 	l.Cluster(&a.In)
 	l.Text(&a.Objects)
-	l.Regexp(&a.Refused)
+	l.Pattern(&a.Refused)
 	objects, err := ParseObjects(a.Objects)
 	switch {
 	case err != nil:
