@@ -23,12 +23,12 @@ func probe(ctx context.Context, p place, withKind bool) []world.Probe {
 	if withKind {
 		probes = append(probes, kind.Doctor(ctx, p.bin())...)
 	}
-	return append(probes, probeDead(rundir.Base()))
+	return append(probes, probeDead(rundir.Base(), kind.Kept()))
 }
 
 // probeDead looks for what labs have left that were killed. No world is
 // hindered by it.
-func probeDead(base string) world.Probe {
+func probeDead(base, kept string) world.Probe {
 	p := world.Probe{Name: "dead labs", OK: true, Detail: "none has left anything", Fix: "lab down --all"}
 	dead, err := rundir.FindDead(base)
 	var left []string
@@ -39,7 +39,11 @@ func probeDead(base string) world.Probe {
 	for _, name := range clusters {
 		left = append(left, name+" has left clusters of kind")
 	}
-	if err = errors.Join(err, err2); err != nil {
+	lost, err3 := kind.Lost(base, kept)
+	for _, name := range lost {
+		left = append(left, name+" has lost its run directory, as when the machine is started again, and has left clusters of kind")
+	}
+	if err = errors.Join(err, err2, err3); err != nil {
 		left = append(left, err.Error())
 	}
 	if len(left) > 0 {

@@ -19,7 +19,7 @@ import (
 
 // removeDead removes what the caller's labs have left that were killed, says so
 // on a line each, and returns their names.
-func removeDead(ctx context.Context, out io.Writer, base string) ([]string, error) {
+func removeDead(ctx context.Context, out io.Writer, base, kept string) ([]string, error) {
 	if err := rundir.RemoveUnfinished(base); err != nil {
 		return nil, infraError(err)
 	}
@@ -40,6 +40,13 @@ func removeDead(ctx context.Context, out io.Writer, base string) ([]string, erro
 		}
 		fmt.Fprintf(out, "lab %s was killed: removed %s\n", d.Name, d)
 		names = append(names, d.Name)
+	}
+	lost, err := kind.Recover(base, kept)
+	for _, name := range lost {
+		fmt.Fprintf(out, "lab %s has lost its run directory, as when the machine is started again: lab down %[1]s removes its clusters of kind\n", name)
+	}
+	if err != nil { // the others can do without these
+		fmt.Fprintln(out, err)
 	}
 	clusters, err := kind.Dead(base)
 	if err != nil {
@@ -72,7 +79,7 @@ that were killed. The lab of another user stays, unless it is named in full with
 		Example: "  lab down\n  lab down two-clusters            # the only one whose name starts so\n  lab down --all",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			removed, err := removeDead(cmd.Context(), a.stdout, rundir.Base())
+			removed, err := removeDead(cmd.Context(), a.stdout, rundir.Base(), kind.Kept())
 			if err != nil {
 				return err
 			}
@@ -185,7 +192,7 @@ func newLsCommand(a *app) *cobra.Command {
 		Example: "  lab ls\n  lab ls --json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if _, err := removeDead(cmd.Context(), a.stderr, rundir.Base()); err != nil {
+			if _, err := removeDead(cmd.Context(), a.stderr, rundir.Base(), kind.Kept()); err != nil {
 				return err
 			}
 			names, err := listLabs()

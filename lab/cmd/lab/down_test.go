@@ -70,7 +70,7 @@ func TestRemoveDead(t *testing.T) {
 	assert.NilError(t, labs[0].Lock.Close())
 	defer labs[1].Lock.Close()
 	var out bytes.Buffer
-	names, err := removeDead(t.Context(), &out, base)
+	names, err := removeDead(t.Context(), &out, base, "")
 	assert.NilError(t, err)
 	assert.DeepEqual(t, names, []string{"dead"})
 	assert.Equal(t, strings.ReplaceAll(out.String(), base, "BASE"), "lab dead was killed: removed the run directory BASE/dead\n")

@@ -244,7 +244,7 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 		return infraError(err)
 	}
 	fmt.Fprintf(out, "seed %s · results in %s\n", o.seed, dir.Path)
-	if _, err := removeDead(ctx, out, rundir.Base()); err != nil {
+	if _, err := removeDead(ctx, out, rundir.Base(), kind.Kept()); err != nil {
 		return err
 	}
 	s := &session{app: a, place: p, labs: labs, out: out, options: o, dir: dir, run: &run, clusters: have, pace: pace.Start(ctx, o.stretch)}

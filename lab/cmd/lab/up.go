@@ -178,7 +178,7 @@ func (b builder) startWorld(ctx context.Context, c labConfig, lab *builtLab, cfg
 	}
 	return kind.Create(ctx, kind.Spec{
 		Name: c.name, Topology: c.topology, Dir: filepath.Join(kindLabs(), c.name), BinDir: b.place.bin(), ChartDir: b.place.chart(), Engine: engine, Ephemeral: c.ephemeral,
-		Progress: progress,
+		Kept: kind.Kept(), Progress: progress,
 	})
 }
 
@@ -428,7 +428,7 @@ that take a lab's name are content with how it starts.`,
 				return exitError{report.ExitInfra, "lab: " + at.skip}
 			}
 			name := labName(t, at.world, at.overlay)
-			if _, err := removeDead(cmd.Context(), a.stdout, rundir.Base()); err != nil {
+			if _, err := removeDead(cmd.Context(), a.stdout, rundir.Base(), kind.Kept()); err != nil {
 				return err
 			}
 			// One of kind says itself whether it is up, begun, or being taken down.

@@ -56,6 +56,9 @@ func (l *Lab) withdraw() error {
 		return err
 	}
 	defer unlock()
+	if err := l.forget(); err != nil {
+		return err
+	}
 	return rundir.Discard(l.dir)
 }
 
@@ -72,6 +75,8 @@ func (l *Lab) isThere() error {
 		return fmt.Errorf("lab %s: there is something in %s that can't be read (%w): see that no container of the lab is left, and remove the directory", name, l.dir, err)
 	case l.leaving():
 		return fmt.Errorf("lab %s is being taken down: wait until that is done", name)
+	case r.Lost:
+		return fmt.Errorf("lab %s %s: lab down %[1]s removes it", name, lost)
 	case !r.Ready:
 		return fmt.Errorf("lab %s was begun at %s and is not complete: its process is still at work, or was killed: lab down %[1]s removes it", name, r.Started.Format(time.TimeOnly))
 	}

@@ -318,6 +318,9 @@ func (l *Lab) leave() error {
 			return err
 		}
 	}
+	if err := l.forget(); err != nil {
+		return err
+	}
 	return rundir.Discard(l.dir)
 }
 

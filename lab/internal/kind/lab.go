@@ -28,7 +28,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// A Spec is a lab to create. All fields but Progress are required.
+// A Spec is a lab to create. All fields but Kept and Progress are required.
 type Spec struct {
 	Name     string
 	Topology *topology.Topology
@@ -36,6 +36,7 @@ type Spec struct {
 	BinDir   string // has what Files says
 	ChartDir string // Isthmus' Helm chart
 	Engine   Engine // as FindEngine finds it
+	Kept     string // where a copy of its record is, for Recover; empty: nowhere
 	// Ephemeral labs end with Lab.Close. The engine keeps the containers of one whose
 	// process was killed: the next command of the lab removes them (Dead).
 	Ephemeral bool
@@ -89,8 +90,14 @@ type record struct {
 	Started time.Time `json:"started"`
 	Ready   bool      `json:"ready"` // everything of it has been made
 	// Ephemeral: it is to end with the process that made it.
-	Ephemeral bool            `json:"ephemeral,omitempty"`
-	Clusters  []clusterRecord `json:"clusters"` // those that the lab has begun to make
+	Ephemeral bool `json:"ephemeral,omitempty"`
+	// Kept is the directory that has a copy of this record; empty: none has.
+	Kept string `json:"kept,omitempty"`
+	// Boot is which start of the machine it was made in.
+	Boot string `json:"boot,omitempty"`
+	// Lost: its run directory was lost; this one was made by Recover.
+	Lost     bool            `json:"lost,omitempty"`
+	Clusters []clusterRecord `json:"clusters"` // those that the lab has begun to make
 	// Spec is what a plan of the topology says, with the addresses that the
 	// engine gave the nodes.
 	Spec    world.Spec      `json:"spec"`
@@ -129,7 +136,11 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine.Name, Network: networkOf(s.Engine.Name), Shared: s.Engine.Local, Ephemeral: s.Ephemeral, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
+	boot, err := bootID()
+	if err != nil {
+		return nil, err
+	}
+	l := newLab(s.Dir, record{Name: s.Name, Kept: s.Kept, Boot: boot, Engine: s.Engine.Name, Network: networkOf(s.Engine.Name), Shared: s.Engine.Local, Ephemeral: s.Ephemeral, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
 	l.maker = true
 	if progress := s.Progress; progress != nil { // one at a time
 		var mu sync.Mutex
@@ -268,7 +279,7 @@ func (l *Lab) refuseExisting(names ...string) error {
 	if len(there) == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s has %s already, of another lab %s: another user's, or one whose record is lost, as after a restart of the machine. Its owner takes it down with lab down %[3]s; when nobody needs it any more, run: %s",
+	return fmt.Errorf("%s has %s already, of another lab %s: another user's, or one whose record is lost. Its owner takes it down with lab down %[3]s; when nobody needs it any more, run: %s",
 		l.record.Engine, strings.Join(there, " and "), l.record.Name, removeAll(l.record.Engine, l.record.Name, there))
 }
 
@@ -278,21 +289,15 @@ func (s Spec) say(message string, start time.Time) {
 	}
 }
 
-func (l *Lab) save() error { return l.record.write(l.dir) }
-
-// write writes a record into a run directory. Nobody ever reads half of it, and a process that
-// is killed leaves what was there.
-func (r record) write(dir string) error {
-	b, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
+func (l *Lab) save() error {
+	if err := l.record.write(l.dir); err != nil {
 		return err
 	}
-	file := filepath.Join(dir, recordFile)
-	if err := os.WriteFile(file+".new", b, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(file+".new", file)
+	return l.keep()
 }
+
+// write writes a record into a run directory.
+func (r record) write(dir string) error { return r.writeFile(filepath.Join(dir, recordFile)) }
 
 // List returns the names of the labs that have their run directories in base.
 func List(base string) ([]string, error) {
@@ -323,14 +328,16 @@ func Open(dir string) (*Lab, error) {
 	return newLab(dir, r, p), nil
 }
 
-func readRecord(dir string) (record, error) {
-	b, err := os.ReadFile(filepath.Join(dir, recordFile))
+func readRecord(dir string) (record, error) { return readRecordFile(filepath.Join(dir, recordFile)) }
+
+func readRecordFile(file string) (record, error) {
+	b, err := os.ReadFile(file)
 	if err != nil {
 		return record{}, err
 	}
 	var r record
 	if err := json.Unmarshal(b, &r); err != nil {
-		return record{}, fmt.Errorf("%s: %w", filepath.Join(dir, recordFile), err)
+		return record{}, fmt.Errorf("%s: %w", file, err)
 	}
 	r.Network = cmp.Or(r.Network, defaultNetwork)
 	return r, nil

@@ -514,7 +514,7 @@ func TestForeignClusters(t *testing.T) {
 	made := len(e.calls(t, "run "))
 	t.Run("before", func(t *testing.T) {
 		_, err := Create(t.Context(), spec)
-		assert.Error(t, err, "docker has "+rome+" already, of another lab "+lab+": another user's, or one whose record is lost, as after a restart of the machine. Its owner takes it down with lab down "+lab+
+		assert.Error(t, err, "docker has "+rome+" already, of another lab "+lab+": another user's, or one whose record is lost. Its owner takes it down with lab down "+lab+
 			"; when nobody needs it any more, run: docker ps -aq --filter label=io.x-k8s.kind.cluster="+rome+" | xargs -r docker rm -f -v"+
 			"; docker ps -aq --filter label=isthmus-lab="+lab+" | xargs -r docker rm -f -v")
 		_, err = os.Stat(spec.Dir)

@@ -19,6 +19,10 @@ func (l *Lab) Status(ctx context.Context) (world.Status, error) {
 		s.Phase = world.PhaseStarting
 	}
 	var errs []error
+	if l.record.Lost && s.Phase != world.PhaseStopping {
+		s.Phase = world.PhaseFailed
+		errs = append(errs, fmt.Errorf("it %s: lab down %s removes it", lost, l.record.Name))
+	}
 	for _, c := range l.record.Clusters {
 		cs := world.ClusterStatus{Name: c.Name}
 		spec, _ := l.record.Spec.Cluster(c.Name)
