@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -41,7 +42,9 @@ func probeDead(base, kept string) world.Probe {
 	}
 	lost, err3 := kind.Lost(base, kept)
 	for _, name := range lost {
-		left = append(left, name+" has lost its run directory, as when the machine is started again, and has left clusters of kind")
+		if !slices.Contains(clusters, name) {
+			left = append(left, name+" is from before the machine was started again, and has left clusters of kind")
+		}
 	}
 	if err = errors.Join(err, err2, err3); err != nil {
 		left = append(left, err.Error())

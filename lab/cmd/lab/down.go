@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -42,15 +43,17 @@ func removeDead(ctx context.Context, out io.Writer, base, kept string) ([]string
 		names = append(names, d.Name)
 	}
 	lost, err := kind.Recover(base, kept)
-	for _, name := range lost {
-		fmt.Fprintf(out, "lab %s has lost its run directory, as when the machine is started again: lab down %[1]s removes its clusters of kind\n", name)
-	}
 	if err != nil { // the others can do without these
 		fmt.Fprintln(out, err)
 	}
 	clusters, err := kind.Dead(base)
 	if err != nil {
 		return names, infraError(err)
+	}
+	for _, name := range lost {
+		if !slices.Contains(clusters, name) && rundir.Mine(filepath.Join(base, name)) {
+			fmt.Fprintf(out, "lab %s is from before the machine was started again: lab down %[1]s removes its clusters of kind\n", name)
+		}
 	}
 	for _, name := range clusters {
 		fmt.Fprintf(out, "lab %s was killed: removing its clusters of kind\n", name)

@@ -159,6 +159,8 @@ func (r *reuse) find(ctx context.Context, c labConfig) (client labClient, why st
 	}
 	status, err := client.Status(ctx)
 	switch {
+	case errors.Is(err, kind.ErrLost):
+		return nil, "it " + kind.ErrLost.Error()
 	case err != nil:
 		return nil, "it does not answer: " + firstLine(err.Error())
 	case status.Phase != world.PhaseReady:

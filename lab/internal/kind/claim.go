@@ -56,10 +56,11 @@ func (l *Lab) withdraw() error {
 		return err
 	}
 	defer unlock()
-	if err := l.forget(); err != nil {
-		return err
+	var forgot error
+	if l.keeps { // else a copy is of another lab of this name
+		forgot = l.forget()
 	}
-	return rundir.Discard(l.dir)
+	return errors.Join(forgot, rundir.Discard(l.dir))
 }
 
 // ErrUp is the error where all clusters of a lab are there already. Whether everything is
@@ -76,7 +77,7 @@ func (l *Lab) isThere() error {
 	case l.leaving():
 		return fmt.Errorf("lab %s is being taken down: wait until that is done", name)
 	case r.Lost:
-		return fmt.Errorf("lab %s %s: lab down %[1]s removes it", name, lost)
+		return fmt.Errorf("lab %s %w: lab down %[1]s removes it", name, ErrLost)
 	case !r.Ready:
 		return fmt.Errorf("lab %s was begun at %s and is not complete: its process is still at work, or was killed: lab down %[1]s removes it", name, r.Started.Format(time.TimeOnly))
 	}

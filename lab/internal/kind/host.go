@@ -318,10 +318,7 @@ func (l *Lab) leave() error {
 			return err
 		}
 	}
-	if err := l.forget(); err != nil {
-		return err
-	}
-	return rundir.Discard(l.dir)
+	return errors.Join(l.forget(), rundir.Discard(l.dir))
 }
 
 // restoreHost puts back what has changed, except what containers of somebody's need.

@@ -1,6 +1,7 @@
 package kind
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,7 +9,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"time"
 
 	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 )
@@ -17,47 +20,124 @@ import (
 const keptSuffix = ".json"
 
 // Kept is the directory with copies of the records of this user's labs. Run directories are in
-// memory: where the machine is started again they are gone, and the engine has the containers
-// still. It is on a disk (hier(7); XDG Base Directory Specification, XDG_STATE_HOME). Where a user
-// has no home it is empty: there are no copies.
+// memory: after the machine was started again they are gone, and the engine still has the
+// containers. The copies are on a disk (hier(7); XDG Base Directory Specification, XDG_STATE_HOME).
+// It is empty where there are none: where a user has no home, or machines have no number by which
+// one is told from another.
 func Kept() string {
+	if id, err := machineID(); err != nil || id == "" {
+		return ""
+	}
 	if os.Getuid() == 0 {
 		return "/var/lib/isthmus-lab"
 	}
-	if dir := os.Getenv("XDG_STATE_HOME"); dir != "" {
+	if dir := os.Getenv("XDG_STATE_HOME"); filepath.IsAbs(dir) {
 		return filepath.Join(dir, "isthmus-lab")
 	}
 	home, err := os.UserHomeDir()
-	if err != nil {
+	if err != nil || !filepath.IsAbs(home) {
 		return ""
 	}
 	return filepath.Join(home, ".local", "state", "isthmus-lab")
 }
 
-// Lost returns the names of labs that have lost their run directory: those of which kept has a
-// copy of the record, and base has nothing.
-func Lost(base, kept string) ([]string, error) {
-	if kept == "" {
-		return nil, nil
+// A start is one start of one machine.
+type start struct {
+	Machine string `json:"machine"` // machine-id(5)
+	Boot    string `json:"boot"`    // random(4), boot_id
+}
+
+// thisStart is the present one.
+func thisStart() (s start, err error) {
+	if s.Machine, err = machineID(); err != nil {
+		return s, err
 	}
-	files, err := filepath.Glob(filepath.Join(kept, "*"+keptSuffix))
+	s.Boot, err = readLine("/proc/sys/kernel/random/boot_id")
+	return s, err
+}
+
+func machineID() (string, error) {
+	id, err := readLine("/etc/machine-id")
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	return id, err
+}
+
+func readLine(file string) (string, error) {
+	b, err := os.ReadFile(file)
+	return strings.TrimSpace(string(b)), err
+}
+
+// Lost returns the names of the caller's labs that are from before this machine was started again.
+// Those that were to end with their process, or were not complete, are dead as well (Dead) once
+// Recover has found them.
+func Lost(base, kept string) ([]string, error) {
+	all, err := lost(base, kept)
+	if err != nil {
+		return nil, err
+	}
 	var names []string
-	for _, file := range files {
-		name := strings.TrimSuffix(filepath.Base(file), keptSuffix)
-		if _, err := os.Lstat(filepath.Join(base, name)); errors.Is(err, fs.ErrNotExist) {
+	for _, l := range all {
+		if rundir.Mine(l.file) {
+			names = append(names, l.name)
+		}
+	}
+	found, err := List(base)
+	for _, name := range found {
+		dir := filepath.Join(base, name)
+		if r, err := readRecord(dir); err == nil && r.Lost && rundir.Mine(dir) {
 			names = append(names, name)
 		}
 	}
 	return names, err
 }
 
-// Recover gives labs a run directory again that have lost it (Lost), and returns their names. Down
-// takes them down. Those that were to end with their process, or were not complete, are dead
-// (Dead). What the lab had in its run directory is lost, such as its kubeconfigs. That the record of
-// one of them can't be used is in the error, and the others have their run directory.
+// ErrLost is the error for a lab that Recover has found.
+var ErrLost = errors.New("is from before the machine was started again")
+
+// A lostLab is one of which there is the copy of the record only.
+type lostLab struct {
+	name, file string
+	record     record
+	err        error // why the copy can't be read
+}
+
+// lost looks for copies of another start of this machine. A lab of the present one has its
+// processes, maybe, wherever its run directory is.
+func lost(base, kept string) ([]lostLab, error) {
+	if kept == "" {
+		return nil, nil
+	}
+	files, err := filepath.Glob(filepath.Join(kept, "*"+keptSuffix))
+	if err != nil || len(files) == 0 {
+		return nil, err
+	}
+	now, err := thisStart()
+	if err != nil {
+		return nil, err
+	}
+	var out []lostLab
+	for _, file := range files {
+		l := lostLab{name: strings.TrimSuffix(filepath.Base(file), keptSuffix), file: file}
+		if _, err := os.Lstat(filepath.Join(base, l.name)); !errors.Is(err, fs.ErrNotExist) {
+			continue // it has a run directory
+		}
+		l.record, l.err = readRecordFile(file)
+		if at := l.record.Start; l.err != nil || at.Machine == now.Machine && at.Boot != now.Boot {
+			out = append(out, l)
+		}
+	}
+	return out, nil
+}
+
+// Recover gives labs a run directory again that are from before this machine was started again, and
+// returns their names. Down takes them down. Those that were to end with their process, or were not
+// complete, are dead (Dead). What else they had in their run directory is gone, such as kubeconfigs.
+// That a copy can't be used is in the error, and the other labs have their run directory.
 func Recover(base, kept string) ([]string, error) {
-	names, err := Lost(base, kept)
-	if err != nil || len(names) == 0 {
+	all, err := lost(base, kept)
+	if err != nil || len(all) == 0 {
 		return nil, err
 	}
 	unlock, err := rundir.LockBase(base)
@@ -65,68 +145,108 @@ func Recover(base, kept string) ([]string, error) {
 		return nil, err
 	}
 	defer unlock()
-	if names, err = Lost(base, kept); err != nil { // somebody may have done it in between
+	if all, err = lost(base, kept); err != nil { // somebody may have done it in between
 		return nil, err
 	}
+	var names []string
 	var errs []error
-	names = slices.DeleteFunc(names, func(name string) bool {
-		file := filepath.Join(kept, name+keptSuffix)
-		err := recoverLab(filepath.Join(base, name), file)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("lab %s %s, and the copy of its record can't be used (%w): see that no container of the lab is left, and remove %s", name, lost, err, file))
+	for _, l := range all {
+		if err := l.recover(filepath.Join(base, l.name)); err != nil {
+			errs = append(errs, fmt.Errorf("the copy of the record of lab %s can't be used: %w: see that no container of the lab is left, and remove %s", l.name, err, l.file))
+			continue
 		}
-		return err != nil
-	})
+		names = append(names, l.name)
+	}
 	return names, errors.Join(errs...)
 }
 
-func recoverLab(dir, file string) error {
-	r, err := readRecordFile(file)
+func (l lostLab) recover(dir string) error {
+	if l.err != nil {
+		return l.err
+	}
+	uid, err := rundir.Owner(l.file)
 	if err != nil {
 		return err
 	}
-	uid, err := rundir.Owner(file)
-	if err != nil {
-		return err
+	r := l.record
+	r.Lost, r.Kept = true, filepath.Dir(l.file)
+	for s := range r.Host.Sysctls { // what the labs have changed has ended with that start
+		is, err := readLine("/proc/sys/" + s)
+		if err != nil {
+			delete(r.Host.Sysctls, s)
+			continue
+		}
+		r.Host.Sysctls[s] = is
 	}
-	r.Lost = true
-	if boot, err := bootID(); err != nil {
-		return err
-	} else if r.Boot != boot {
-		r.Host.Sysctls = sysctlsNow(r.Host.Sysctls) // the labs' changes are gone
-	}
-	err = rundir.Make(dir, func(made string) error {
+	return rundir.Make(dir, func(made string) error {
 		if !r.Ready || r.Ephemeral { // nobody holds the lock of the dead
 			if err := os.WriteFile(filepath.Join(made, lockFile), nil, 0o600); err != nil {
 				return err
 			}
 		}
-		return r.write(made)
+		if err := r.write(made); err != nil {
+			return err
+		}
+		return os.Chown(made, uid, -1)
 	})
+}
+
+// spareNewer takes out of the record of a lost lab what was made since the machine was started: it
+// has the same names, and is of somebody who has removed what was left and made a lab of their own.
+func (l *Lab) spareNewer(ctx context.Context) error {
+	began, err := bootTime()
 	if err != nil {
 		return err
 	}
-	return os.Chown(dir, uid, -1)
+	var errs []error
+	newer := func(label, value string) bool {
+		is, err := l.madeSince(ctx, began, label+"="+value)
+		errs = append(errs, err)
+		return is
+	}
+	l.record.Clusters = slices.DeleteFunc(l.record.Clusters, func(c clusterRecord) bool { return newer(clusterLabel, c.Kind) })
+	if len(l.record.Outside) > 0 && newer(labLabel, l.record.Name) {
+		l.record.Outside = nil
+	}
+	return errors.Join(errs...)
 }
 
-// sysctlsNow are the same sysctls as the machine has them now.
-func sysctlsNow(sysctls map[string]string) map[string]string {
-	if sysctls == nil {
-		return nil
+// madeSince tells whether one of the containers with a label was made after a time.
+func (l *Lab) madeSince(ctx context.Context, began time.Time, label string) (bool, error) {
+	text, err := run(ctx, l.record.Engine, "ps", "--all", "--quiet", "--filter", "label="+label)
+	if err != nil {
+		return false, err
 	}
-	out := map[string]string{}
-	for s := range sysctls {
-		if b, err := os.ReadFile("/proc/sys/" + s); err == nil {
-			out[s] = strings.TrimSpace(string(b))
+	for _, id := range strings.Fields(text) {
+		text, err := run(ctx, l.record.Engine, "inspect", "--format", "{{json .Created}}", id)
+		if err != nil {
+			return false, err
+		}
+		var created time.Time
+		if err := json.Unmarshal([]byte(text), &created); err != nil {
+			return false, fmt.Errorf("when %s has made container %s: %w", l.record.Engine, id, err)
+		}
+		if created.After(began) {
+			return true, nil
 		}
 	}
-	return out
+	return false, nil
 }
 
-// bootID tells one start of the machine from another (random(4), boot_id).
-func bootID() (string, error) {
-	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(b)), err
+// bootTime is when the machine was started, by its present clock (proc_stat(5), btime).
+func bootTime() (time.Time, error) {
+	const file = "/proc/stat"
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return time.Time{}, err
+	}
+	for line := range strings.Lines(string(b)) {
+		if text, ok := strings.CutPrefix(line, "btime "); ok {
+			seconds, err := strconv.ParseInt(strings.TrimSpace(text), 10, 64)
+			return time.Unix(seconds, 0), err
+		}
+	}
+	return time.Time{}, fmt.Errorf("%s has no line btime", file)
 }
 
 // copyFile is the copy of the record; empty: there is none.
@@ -137,23 +257,61 @@ func (l *Lab) copyFile() string {
 	return filepath.Join(l.record.Kept, filepath.Base(l.dir)+keptSuffix)
 }
 
-// keep writes the copy of the record.
+// beginKeeping writes the first copy of the record. Who can't write it has a lab without one.
+func (l *Lab) beginKeeping(say func(message string)) {
+	err := l.keep()
+	if err == nil {
+		l.keeps = true
+		return
+	}
+	say(fmt.Sprintf("the lab's containers will not be found after the machine was started again, since there is no copy of the lab's record: %v", err))
+	l.record.Kept = ""
+}
+
+// keep writes the copy of the record, on the disk.
 func (l *Lab) keep() error {
 	file := l.copyFile()
 	if file == "" {
 		return nil
 	}
-	err := os.MkdirAll(l.record.Kept, 0o700)
+	b, err := l.record.encode()
+	if err != nil {
+		return err
+	}
+	for range 3 { // the last lab of another process may take the directory away in between
+		if err = os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+			return err
+		}
+		if err = writeSynced(file, b); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return err
+}
+
+// writeSynced writes a file of the caller's, all of it or nothing, even if the machine loses its
+// power (fsync(2)).
+func writeSynced(file string, b []byte) error {
+	f, err := os.OpenFile(file+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	err = errors.Join(err, f.Sync(), f.Close())
 	if err == nil {
-		err = l.record.writeFile(file)
+		err = rundir.Own(file + ".new")
 	}
 	if err == nil {
-		err = rundir.Own(file)
+		err = os.Rename(file+".new", file)
 	}
 	if err != nil {
-		return fmt.Errorf("a copy of the record, by which the lab's containers are found after the machine was started again: %w", err)
+		return errors.Join(err, os.Remove(file+".new"))
 	}
-	return nil
+	dir, err := os.Open(filepath.Dir(file))
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
 }
 
 // forget removes the copy of the record.
@@ -168,19 +326,3 @@ func (l *Lab) forget() error {
 	_ = os.Remove(l.record.Kept) // other labs may have copies there
 	return nil
 }
-
-// writeFile writes a record. Nobody ever reads half of it, and a process that is killed leaves
-// what was there.
-func (r record) writeFile(file string) error {
-	b, err := json.MarshalIndent(r, "", "  ")
-	if err != nil {
-		return err
-	}
-	if err := os.WriteFile(file+".new", b, 0o600); err != nil {
-		return err
-	}
-	return os.Rename(file+".new", file)
-}
-
-// lost is what has become of a lab that Recover has found.
-const lost = "has lost its run directory, as when the machine is started again"

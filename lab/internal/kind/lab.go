@@ -51,6 +51,7 @@ type Lab struct {
 	provider *cluster.Provider
 	lock     *os.File // nil: it is not held
 	maker    bool     // this process makes it
+	keeps    bool     // it has written the copy of the record
 
 	capture  sync.Mutex
 	follower *follower // nil: nothing is captured
@@ -93,9 +94,9 @@ type record struct {
 	Ephemeral bool `json:"ephemeral,omitempty"`
 	// Kept is the directory that has a copy of this record; empty: none has.
 	Kept string `json:"kept,omitempty"`
-	// Boot is which start of the machine it was made in.
-	Boot string `json:"boot,omitempty"`
-	// Lost: its run directory was lost; this one was made by Recover.
+	// Start is the start of the machine in which it was made.
+	Start start `json:"start"`
+	// Lost: it is of an earlier start, and Recover has made its run directory.
 	Lost     bool            `json:"lost,omitempty"`
 	Clusters []clusterRecord `json:"clusters"` // those that the lab has begun to make
 	// Spec is what a plan of the topology says, with the addresses that the
@@ -136,11 +137,11 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	boot, err := bootID()
+	now, err := thisStart()
 	if err != nil {
 		return nil, err
 	}
-	l := newLab(s.Dir, record{Name: s.Name, Kept: s.Kept, Boot: boot, Engine: s.Engine.Name, Network: networkOf(s.Engine.Name), Shared: s.Engine.Local, Ephemeral: s.Ephemeral, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
+	l := newLab(s.Dir, record{Name: s.Name, Kept: s.Kept, Start: now, Engine: s.Engine.Name, Network: networkOf(s.Engine.Name), Shared: s.Engine.Local, Ephemeral: s.Ephemeral, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
 	l.maker = true
 	if progress := s.Progress; progress != nil { // one at a time
 		var mu sync.Mutex
@@ -159,6 +160,8 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	}
 	err = l.refuseExisting(names...)
 	if err == nil {
+		began := time.Now()
+		l.beginKeeping(func(message string) { s.say(message, began) })
 		err = l.rememberHost(s.Engine)
 	}
 	if err != nil { // nothing is made or changed
@@ -296,8 +299,21 @@ func (l *Lab) save() error {
 	return l.keep()
 }
 
-// write writes a record into a run directory.
-func (r record) write(dir string) error { return r.writeFile(filepath.Join(dir, recordFile)) }
+// write writes a record into a run directory. Nobody ever reads half of it, and a process that
+// is killed leaves what was there.
+func (r record) write(dir string) error {
+	b, err := r.encode()
+	if err != nil {
+		return err
+	}
+	file := filepath.Join(dir, recordFile)
+	if err := os.WriteFile(file+".new", b, 0o600); err != nil {
+		return err
+	}
+	return os.Rename(file+".new", file)
+}
+
+func (r record) encode() ([]byte, error) { return json.MarshalIndent(r, "", "  ") }
 
 // List returns the names of the labs that have their run directories in base.
 func List(base string) ([]string, error) {
@@ -360,6 +376,11 @@ func (l *Lab) delete() error {
 	defer l.markLeaving()()
 	if !l.record.Ready {
 		l.awaitClients(context.Background())
+	}
+	if l.record.Lost {
+		if err := l.spareNewer(context.Background()); err != nil {
+			return err
+		}
 	}
 	errs := []error{l.endCaptures(), l.deleteOutside()}
 	for _, c := range l.record.Clusters {

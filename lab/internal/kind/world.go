@@ -21,7 +21,7 @@ func (l *Lab) Status(ctx context.Context) (world.Status, error) {
 	var errs []error
 	if l.record.Lost && s.Phase != world.PhaseStopping {
 		s.Phase = world.PhaseFailed
-		errs = append(errs, fmt.Errorf("it %s: lab down %s removes it", lost, l.record.Name))
+		errs = append(errs, fmt.Errorf("it %w: lab down %s removes it", ErrLost, l.record.Name))
 	}
 	for _, c := range l.record.Clusters {
 		cs := world.ClusterStatus{Name: c.Name}
