@@ -228,7 +228,8 @@ func (row *Row) Expand(ctx context.Context, text string) (string, error) {
 }
 
 // Pattern compiles a regular expression in which {milan/web.ip} and the like stand for
-// addresses. An address matches itself alone: 10.0.0.1 neither 10.0.0.12 nor 10.0.051.
+// addresses. An address matches itself letter for letter, and no longer word: 10.0.0.1 neither
+// 10.0.0.12 nor 10.0.051.
 func (row *Row) Pattern(ctx context.Context, text string) (*regexp.Regexp, error) {
 	text, err := row.expand(ctx, text, wholeWord)
 	if err != nil {
@@ -247,7 +248,7 @@ func wholeWord(text string) string {
 	if wordAtEnd.MatchString(text) {
 		out += `\b`
 	}
-	return out
+	return "(?:" + out + ")"
 }
 
 var wordAtStart, wordAtEnd = regexp.MustCompile(`^\w`), regexp.MustCompile(`\w$`)
