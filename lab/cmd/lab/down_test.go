@@ -2,12 +2,16 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"gotest.tools/v3/assert"
+	is "gotest.tools/v3/assert/cmp"
 
 	"github.com/isthmus-net/isthmus/lab/internal/rundir"
 )
@@ -78,4 +82,28 @@ func TestRemoveDead(t *testing.T) {
 	assert.NilError(t, err)
 	assert.Equal(t, len(entries), 1)
 	assert.Equal(t, entries[0].Name(), "lives")
+}
+
+// TestRemoveDeadTells: somebody who looks at labs hears of one that is from before the machine was
+// started again, once.
+func TestRemoveDeadTells(t *testing.T) {
+	machine, err := os.ReadFile("/etc/machine-id")
+	assert.Assert(t, err == nil || errors.Is(err, fs.ErrNotExist), "%v", err)
+	base, kept := t.TempDir(), t.TempDir()
+	record := fmt.Sprintf(`{"name": "before", "engine": "docker", "ready": true, "start": {"machine": %q, "boot": "before"}}`, strings.TrimSpace(string(machine)))
+	assert.NilError(t, os.WriteFile(filepath.Join(kept, "before.json"), []byte(record), 0o600))
+	assert.NilError(t, os.WriteFile(filepath.Join(kept, "bad.json"), []byte("{"), 0o600))
+	probe := probeDead(base, kept)
+	assert.Check(t, !probe.OK)
+	assert.Check(t, is.Contains(probe.Detail, "before is from before the machine was started again, and has left clusters of kind"))
+	for _, want := range []string{"lab before is from before the machine was started again: lab down before removes its clusters of kind\n", ""} {
+		var out bytes.Buffer
+		names, err := removeDead(t.Context(), &out, base, kept)
+		assert.NilError(t, err)
+		assert.Check(t, is.Len(names, 0))
+		bad, rest, _ := strings.Cut(out.String(), "\n")
+		assert.Check(t, is.Contains(bad, "the copy of the record of lab bad can't be used"))
+		assert.Equal(t, rest, want)
+	}
+	assert.Check(t, is.Contains(probeDead(base, kept).Detail, "before is from before"))
 }
