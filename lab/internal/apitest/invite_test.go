@@ -68,10 +68,18 @@ func (p *pair) invites() {
 // invitesInVain has milan invite where there is no load balancer: what was made until then
 // is taken back by the command that ends an invitation.
 func (p *pair) invitesInVain() {
-	_, errs, err := p.milan.try("peer", "invite", "rome", "--timeout", "10s")
-	assert.Check(p.t, err != nil)
+	const waitsFor = "GatewayServer liqo-tenant-rome/rome in milan to have an endpoint: no load balancer has given Service gw-rome an address"
+	var errs string
+	for _, timeout := range timeouts {
+		var err error
+		_, errs, err = p.milan.try("peer", "invite", "rome", "--timeout", timeout)
+		assert.Check(p.t, err != nil)
+		if strings.Contains(errs, waitsFor) {
+			break
+		}
+	}
 	for _, want := range []string{
-		"GatewayServer liqo-tenant-rome/rome in milan to have an endpoint: no load balancer has given Service gw-rome an address",
+		waitsFor,
 		"peer invite rome once more, with --gw-server-service-type NodePort",
 		"if milan can't be reached from outside, let the other side invite: there, isthmusctl peer invite milan",
 	} {

@@ -276,7 +276,7 @@ func (p *pair) takesBack() {
 	// Nobody is a load balancer here.
 	p.hear.Store(false)
 	defer p.hear.Store(true)
-	errs := p.says([]string{"connect", "--timeout", "3s", "--atomic"}, "GatewayServer liqo-tenant-milan/milan in rome to have an endpoint: no load balancer has given Service gw-milan an address",
+	errs := p.inVain([]string{"connect", "--atomic"}, "GatewayServer liqo-tenant-milan/milan in rome to have an endpoint: no load balancer has given Service gw-milan an address",
 		"if the cluster has none", "--gw-server-service-type NodePort", "what this run had made was taken back")
 	assert.Check(p.t, !strings.Contains(errs, "stays done"), errs)
 	p.nothing()

@@ -197,20 +197,30 @@ func (p *pair) says(args []string, wants ...string) string {
 	return errs
 }
 
-// lacksTunnel runs connect between gateways that do not hear each other, and checks what it
-// says when nothing is missing but the tunnel: a busy machine takes longer until then.
-func (p *pair) lacksTunnel(args []string, wants ...string) {
+// timeouts are how long a command may wait in vain, one after the other, until it has come to what
+// it waits for: a busy machine takes longer until then.
+var timeouts = []string{"4s", "15s", "1m"}
+
+// inVain runs what waits in vain for something, and checks what it says when it has come to that.
+func (p *pair) inVain(args []string, what string, wants ...string) string {
 	p.t.Helper()
 	var said string
-	for _, timeout := range []string{"4s", "15s", "1m"} {
+	for _, timeout := range timeouts {
 		said = p.says(append(slices.Clone(args), "--timeout", timeout))
-		if strings.Contains(said, "the tunnel: Connection") {
+		if strings.Contains(said, what) {
 			break
 		}
 	}
-	for _, want := range append(wants, "the tunnel: Connection") {
+	for _, want := range append(wants, what) {
 		assert.Check(p.t, is.Contains(said, want), "isthmusctl network %v", args)
 	}
+	return said
+}
+
+// lacksTunnel is inVain for connect between gateways that do not hear each other.
+func (p *pair) lacksTunnel(args []string, wants ...string) {
+	p.t.Helper()
+	p.inVain(args, "the tunnel: Connection", wants...)
 }
 
 type networkResult struct {
