@@ -43,7 +43,7 @@ func probeDead(base, kept string) world.Probe {
 	lost, err3 := kind.Lost(base, kept)
 	for _, name := range lost {
 		if !slices.Contains(clusters, name) {
-			left = append(left, name+" is from before the machine was started again, and has left clusters of kind")
+			left = append(left, fmt.Sprintf("%s %v, and has left clusters of kind", name, kind.ErrLost))
 		}
 	}
 	if err = errors.Join(err, err2, err3); err != nil {

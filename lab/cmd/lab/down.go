@@ -44,7 +44,7 @@ func removeDead(ctx context.Context, out io.Writer, base, kept string) ([]string
 	}
 	lost, err := kind.Recover(base, kept)
 	if err != nil { // the others can do without these
-		fmt.Fprintln(out, err)
+		fmt.Fprintf(out, "labs from before the machine was started again: %v\n", err)
 	}
 	clusters, err := kind.Dead(base)
 	if err != nil {
@@ -52,11 +52,15 @@ func removeDead(ctx context.Context, out io.Writer, base, kept string) ([]string
 	}
 	for _, name := range lost {
 		if !slices.Contains(clusters, name) && rundir.Mine(filepath.Join(base, name)) {
-			fmt.Fprintf(out, "lab %s is from before the machine was started again: lab down %[1]s removes its clusters of kind\n", name)
+			fmt.Fprintf(out, "lab %s %v: lab down %[1]s removes its clusters of kind\n", name, kind.ErrLost)
 		}
 	}
 	for _, name := range clusters {
-		fmt.Fprintf(out, "lab %s was killed: removing its clusters of kind\n", name)
+		why := "was killed"
+		if slices.Contains(lost, name) {
+			why = kind.ErrLost.Error()
+		}
+		fmt.Fprintf(out, "lab %s %s: removing its clusters of kind\n", name, why)
 		if err := kind.RemoveDead(ctx, base, name); errors.Is(err, rundir.ErrInUse) {
 			continue
 		} else if err != nil { // its engine may be away, which is nothing to other labs

@@ -102,7 +102,7 @@ func TestRemoveDeadTells(t *testing.T) {
 		assert.NilError(t, err)
 		assert.Check(t, is.Len(names, 0))
 		bad, rest, _ := strings.Cut(out.String(), "\n")
-		assert.Check(t, is.Contains(bad, "the copy of the record of lab bad can't be used"))
+		assert.Check(t, is.Contains(bad, "labs from before the machine was started again: the copy of the record of lab bad can't be read"))
 		assert.Equal(t, rest, want)
 	}
 	assert.Check(t, is.Contains(probeDead(base, kept).Detail, "before is from before"))

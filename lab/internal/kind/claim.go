@@ -56,11 +56,7 @@ func (l *Lab) withdraw() error {
 		return err
 	}
 	defer unlock()
-	var forgot error
-	if l.keeps { // else a copy is of another lab of this name
-		forgot = l.forget()
-	}
-	return errors.Join(forgot, rundir.Discard(l.dir))
+	return errors.Join(l.forget(), rundir.Discard(l.dir))
 }
 
 // ErrUp is the error where all clusters of a lab are there already. Whether everything is

@@ -84,8 +84,11 @@ func (l *Lab) shared() string {
 	if !l.record.Shared {
 		return ""
 	}
-	return filepath.Join(l.dir, "shared")
+	return filepath.Join(l.dir, sharedDir)
 }
+
+// sharedDir is in the run directory.
+const sharedDir = "shared"
 
 // temp is the variable that tells commands where to have files.
 func (l *Lab) temp() string {

@@ -120,7 +120,7 @@ var forwarding = []string{"net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding",
 // is empty when the engine's machine is another one, or this user could change
 // nothing.
 type host struct {
-	Sysctls map[string]string `json:"sysctls,omitempty"`       // by path below /proc/sys, as they were
+	Sysctls map[string]string `json:"sysctls"`                 // by path below /proc/sys, as they were; nil: nobody has looked
 	Modules bool              `json:"modules,omitempty"`       // the directory is a lab's
 	Engine  string            `json:"engine,omitempty"`        // that it is about
 	Network string            `json:"engineNetwork,omitempty"` // the engine's, where that is a lab's
@@ -142,6 +142,7 @@ func (l *Lab) rememberHost(engine Engine) error {
 	if err != nil {
 		return err
 	}
+	var before host // of a lost lab, which ends after this one or before it
 	for _, name := range names {
 		r, err := readRecord(filepath.Join(filepath.Dir(l.dir), name))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -150,7 +151,10 @@ func (l *Lab) rememberHost(engine Engine) error {
 		if err != nil {
 			return fmt.Errorf("lab %s: its record can't be read, so nobody knows what labs have changed of this machine: %w: remove %s when no container of that lab is left", name, err, filepath.Join(filepath.Dir(l.dir), name))
 		}
-		if r.Host.Sysctls != nil {
+		switch {
+		case r.Host.Sysctls != nil && r.Lost:
+			before = r.Host
+		case r.Host.Sysctls != nil:
 			l.record.Host = r.Host
 			return l.save()
 		}
@@ -170,6 +174,7 @@ func (l *Lab) rememberHost(engine Engine) error {
 		_, err = os.Stat(modules)
 		h.Modules = errors.Is(err, fs.ErrNotExist)
 	}
+	h.Network, h.Modules = cmp.Or(h.Network, before.Network), h.Modules || before.Modules
 	for _, s := range sysctls {
 		if b, err := os.ReadFile("/proc/sys/" + s); err == nil {
 			h.Sysctls[s] = strings.TrimSpace(string(b))
@@ -311,7 +316,7 @@ func (l *Lab) leave() error {
 	// One that has only been claimed knows nothing of the machine yet, and looks at it after this.
 	last := !slices.ContainsFunc(names, func(name string) bool {
 		r, err := readRecord(filepath.Join(filepath.Dir(l.dir), name))
-		return name != filepath.Base(l.dir) && (err != nil || r.Host.Sysctls != nil)
+		return name != filepath.Base(l.dir) && (err != nil || r.Host.Sysctls != nil && !r.Lost)
 	})
 	if last && l.record.Host.Sysctls != nil {
 		if err := l.restoreHost(); err != nil {

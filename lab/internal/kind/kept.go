@@ -25,7 +25,7 @@ const keptSuffix = ".json"
 // It is empty where there are none: where a user has no home, or machines have no number by which
 // one is told from another.
 func Kept() string {
-	if id, err := machineID(); err != nil || id == "" {
+	if machineID() == "" {
 		return ""
 	}
 	if os.Getuid() == 0 {
@@ -48,20 +48,18 @@ type start struct {
 }
 
 // thisStart is the present one.
-func thisStart() (s start, err error) {
-	if s.Machine, err = machineID(); err != nil {
-		return s, err
-	}
-	s.Boot, err = readLine("/proc/sys/kernel/random/boot_id")
-	return s, err
+func thisStart() (start, error) {
+	boot, err := readLine("/proc/sys/kernel/random/boot_id")
+	return start{machineID(), boot}, err
 }
 
-func machineID() (string, error) {
+// machineID is empty where the machine has none, or not yet (machine-id(5)).
+func machineID() string {
 	id, err := readLine("/etc/machine-id")
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", nil
+	if err != nil || id == "uninitialized" {
+		return ""
 	}
-	return id, err
+	return id
 }
 
 func readLine(file string) (string, error) {
@@ -71,15 +69,19 @@ func readLine(file string) (string, error) {
 
 // Lost returns the names of the caller's labs that are from before this machine was started again.
 // Those that were to end with their process, or were not complete, are dead as well (Dead) once
-// Recover has found them.
+// Recover has found them. Copies that can't be read are in the error; the names are right.
 func Lost(base, kept string) ([]string, error) {
 	all, err := lost(base, kept)
 	if err != nil {
 		return nil, err
 	}
 	var names []string
+	var errs []error
 	for _, l := range all {
-		if rundir.Mine(l.file) {
+		switch {
+		case l.err != nil:
+			errs = append(errs, l.unreadable())
+		case rundir.Mine(l.file):
 			names = append(names, l.name)
 		}
 	}
@@ -90,7 +92,7 @@ func Lost(base, kept string) ([]string, error) {
 			names = append(names, name)
 		}
 	}
-	return names, err
+	return names, errors.Join(append(errs, err)...)
 }
 
 // ErrLost is the error for a lab that Recover has found.
@@ -101,6 +103,10 @@ type lostLab struct {
 	name, file string
 	record     record
 	err        error // why the copy can't be read
+}
+
+func (l lostLab) unreadable() error {
+	return fmt.Errorf("the copy of the record of lab %s can't be read: %w: see that no container of the lab is left, and remove %s", l.name, l.err, l.file)
 }
 
 // lost looks for copies of another start of this machine. A lab of the present one has its
@@ -120,8 +126,8 @@ func lost(base, kept string) ([]lostLab, error) {
 	var out []lostLab
 	for _, file := range files {
 		l := lostLab{name: strings.TrimSuffix(filepath.Base(file), keptSuffix), file: file}
-		if _, err := os.Lstat(filepath.Join(base, l.name)); !errors.Is(err, fs.ErrNotExist) {
-			continue // it has a run directory
+		if !noRunDir(filepath.Join(base, l.name)) {
+			continue // it is there, or another lab of this name
 		}
 		l.record, l.err = readRecordFile(file)
 		if at := l.record.Start; l.err != nil || at.Machine == now.Machine && at.Boot != now.Boot {
@@ -129,6 +135,13 @@ func lost(base, kept string) ([]lostLab, error) {
 		}
 	}
 	return out, nil
+}
+
+// noRunDir tells whether a run directory is missing. Docker starts nodes again by itself, and makes
+// the directory that they share.
+func noRunDir(dir string) bool {
+	entries, err := os.ReadDir(dir)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && !slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() != sharedDir })
 }
 
 // Recover gives labs a run directory again that are from before this machine was started again, and
@@ -152,7 +165,7 @@ func Recover(base, kept string) ([]string, error) {
 	var errs []error
 	for _, l := range all {
 		if err := l.recover(filepath.Join(base, l.name)); err != nil {
-			errs = append(errs, fmt.Errorf("the copy of the record of lab %s can't be used: %w: see that no container of the lab is left, and remove %s", l.name, err, l.file))
+			errs = append(errs, err)
 			continue
 		}
 		names = append(names, l.name)
@@ -162,23 +175,20 @@ func Recover(base, kept string) ([]string, error) {
 
 func (l lostLab) recover(dir string) error {
 	if l.err != nil {
-		return l.err
+		return l.unreadable()
 	}
 	uid, err := rundir.Owner(l.file)
 	if err != nil {
-		return err
+		return fmt.Errorf("lab %s: %w", l.name, err)
 	}
 	r := l.record
 	r.Lost, r.Kept = true, filepath.Dir(l.file)
-	for s := range r.Host.Sysctls { // what the labs have changed has ended with that start
-		is, err := readLine("/proc/sys/" + s)
-		if err != nil {
-			delete(r.Host.Sysctls, s)
-			continue
-		}
-		r.Host.Sysctls[s] = is
+	if r.Host.Sysctls != nil { // what labs had changed has ended with that start
+		r.Host.Sysctls = map[string]string{}
 	}
-	return rundir.Make(dir, func(made string) error {
+	_ = os.Remove(filepath.Join(dir, sharedDir)) // see noRunDir
+	_ = os.Remove(dir)
+	err = rundir.Make(dir, func(made string) error {
 		if !r.Ready || r.Ephemeral { // nobody holds the lock of the dead
 			if err := os.WriteFile(filepath.Join(made, lockFile), nil, 0o600); err != nil {
 				return err
@@ -189,30 +199,50 @@ func (l lostLab) recover(dir string) error {
 		}
 		return os.Chown(made, uid, -1)
 	})
+	if err != nil {
+		return fmt.Errorf("lab %s %w, and it can't have a run directory again: %w", l.name, ErrLost, err)
+	}
+	return nil
 }
 
-// spareNewer takes out of the record of a lost lab what was made since the machine was started: it
-// has the same names, and is of somebody who has removed what was left and made a lab of their own.
-func (l *Lab) spareNewer(ctx context.Context) error {
-	began, err := bootTime()
-	if err != nil {
-		return err
+// spareNewer takes out of the record of a lost lab what was made after the lab. It has the same
+// names, and is of somebody who has removed what was left and made a lab of their own. spared says
+// what stays.
+func (l *Lab) spareNewer(ctx context.Context) (spared, err error) {
+	// A lab that was not complete may have made more after the copy was written, in its own start of the machine.
+	end := l.record.Saved.Add(time.Minute) // the engine may have another clock
+	if !l.record.Ready {
+		if end, err = bootTime(); err != nil {
+			return nil, err
+		}
 	}
+	var stay []string
 	var errs []error
 	newer := func(label, value string) bool {
-		is, err := l.madeSince(ctx, began, label+"="+value)
+		is, err := l.madeSince(ctx, end, label+"="+value)
 		errs = append(errs, err)
 		return is
 	}
-	l.record.Clusters = slices.DeleteFunc(l.record.Clusters, func(c clusterRecord) bool { return newer(clusterLabel, c.Kind) })
+	l.record.Clusters = slices.DeleteFunc(l.record.Clusters, func(c clusterRecord) bool {
+		is := newer(clusterLabel, c.Kind)
+		if is {
+			stay = append(stay, c.Kind)
+		}
+		return is
+	})
 	if len(l.record.Outside) > 0 && newer(labLabel, l.record.Name) {
+		stay = append(stay, "the hosts outside")
 		l.record.Outside = nil
 	}
-	return errors.Join(errs...)
+	if len(stay) > 0 {
+		spared = fmt.Errorf("%s of %s stay, since they were made after lab %s; if nobody needs them, run: %s",
+			strings.Join(stay, " and "), l.record.Engine, l.record.Name, removeAll(l.record.Engine, l.record.Name, stay))
+	}
+	return spared, errors.Join(errs...)
 }
 
 // madeSince tells whether one of the containers with a label was made after a time.
-func (l *Lab) madeSince(ctx context.Context, began time.Time, label string) (bool, error) {
+func (l *Lab) madeSince(ctx context.Context, end time.Time, label string) (bool, error) {
 	text, err := run(ctx, l.record.Engine, "ps", "--all", "--quiet", "--filter", "label="+label)
 	if err != nil {
 		return false, err
@@ -224,9 +254,9 @@ func (l *Lab) madeSince(ctx context.Context, began time.Time, label string) (boo
 		}
 		var created time.Time
 		if err := json.Unmarshal([]byte(text), &created); err != nil {
-			return false, fmt.Errorf("when %s has made container %s: %w", l.record.Engine, id, err)
+			return false, fmt.Errorf("%s does not say when it has made container %s (%w): remove the container if it is of lab %s, and run lab down again", l.record.Engine, id, err, l.record.Name)
 		}
-		if created.After(began) {
+		if created.After(end) {
 			return true, nil
 		}
 	}
@@ -257,23 +287,25 @@ func (l *Lab) copyFile() string {
 	return filepath.Join(l.record.Kept, filepath.Base(l.dir)+keptSuffix)
 }
 
-// beginKeeping writes the first copy of the record. Who can't write it has a lab without one.
-func (l *Lab) beginKeeping(say func(message string)) {
-	err := l.keep()
-	if err == nil {
-		l.keeps = true
+// keep writes the copy of the record. Who can't write it has a lab without one.
+func (l *Lab) keep() {
+	if l.record.Kept == "" {
 		return
 	}
-	say(fmt.Sprintf("the lab's containers will not be found after the machine was started again, since there is no copy of the lab's record: %v", err))
+	err := l.writeCopy()
+	if err == nil {
+		return
+	}
+	_ = l.forget() // an older copy does not say all
 	l.record.Kept = ""
+	if l.say != nil {
+		l.say(fmt.Sprintf("the lab's containers will not be found after the machine was started again, since there is no copy of the lab's record: %v", err))
+	}
 }
 
-// keep writes the copy of the record, on the disk.
-func (l *Lab) keep() error {
+func (l *Lab) writeCopy() error {
 	file := l.copyFile()
-	if file == "" {
-		return nil
-	}
+	l.record.Saved = time.Now()
 	b, err := l.record.encode()
 	if err != nil {
 		return err
@@ -289,8 +321,8 @@ func (l *Lab) keep() error {
 	return err
 }
 
-// writeSynced writes a file of the caller's, all of it or nothing, even if the machine loses its
-// power (fsync(2)).
+// writeSynced writes a file of the caller's, all of it or nothing, and returns when it is on the
+// disk (fsync(2)).
 func writeSynced(file string, b []byte) error {
 	f, err := os.OpenFile(file+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
@@ -314,14 +346,17 @@ func writeSynced(file string, b []byte) error {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// forget removes the copy of the record.
+// forget removes the copy of the record, unless it is that of another lab of this name.
 func (l *Lab) forget() error {
 	file := l.copyFile()
 	if file == "" {
 		return nil
 	}
-	if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	if r, err := readRecordFile(file); err == nil && r.Started.Equal(l.record.Started) {
+		_ = os.Remove(file + ".new") // of a process that was killed
+		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	_ = os.Remove(l.record.Kept) // other labs may have copies there
 	return nil

@@ -49,9 +49,9 @@ type Lab struct {
 	dir      string
 	record   record
 	provider *cluster.Provider
-	lock     *os.File // nil: it is not held
-	maker    bool     // this process makes it
-	keeps    bool     // it has written the copy of the record
+	lock     *os.File             // nil: it is not held
+	maker    bool                 // this process makes it
+	say      func(message string) // nil: nobody listens
 
 	capture  sync.Mutex
 	follower *follower // nil: nothing is captured
@@ -96,6 +96,8 @@ type record struct {
 	Kept string `json:"kept,omitempty"`
 	// Start is the start of the machine in which it was made.
 	Start start `json:"start"`
+	// Saved is when the copy was written.
+	Saved time.Time `json:"saved"`
 	// Lost: it is of an earlier start, and Recover has made its run directory.
 	Lost     bool            `json:"lost,omitempty"`
 	Clusters []clusterRecord `json:"clusters"` // those that the lab has begun to make
@@ -137,12 +139,11 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	if err != nil {
 		return nil, err
 	}
-	now, err := thisStart()
-	if err != nil {
-		return nil, err
-	}
-	l := newLab(s.Dir, record{Name: s.Name, Kept: s.Kept, Start: now, Engine: s.Engine.Name, Network: networkOf(s.Engine.Name), Shared: s.Engine.Local, Ephemeral: s.Ephemeral, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
+	l := newLab(s.Dir, record{Name: s.Name, Engine: s.Engine.Name, Network: networkOf(s.Engine.Name), Shared: s.Engine.Local, Ephemeral: s.Ephemeral, Started: time.Now(), Spec: world.Plan(s.Topology)}, p)
 	l.maker = true
+	if began, err := thisStart(); err == nil && s.Kept != "" { // else another start can't be told from this one
+		l.record.Kept, l.record.Start = s.Kept, began
+	}
 	if progress := s.Progress; progress != nil { // one at a time
 		var mu sync.Mutex
 		s.Progress = func(message string, took time.Duration) {
@@ -151,6 +152,7 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 			progress(message, took)
 		}
 	}
+	l.say = func(message string) { s.say(message, time.Now()) }
 	var names []string
 	for _, c := range s.Topology.Clusters {
 		names = append(names, ClusterName(s.Name, c.Name))
@@ -160,8 +162,6 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 	}
 	err = l.refuseExisting(names...)
 	if err == nil {
-		began := time.Now()
-		l.beginKeeping(func(message string) { s.say(message, began) })
 		err = l.rememberHost(s.Engine)
 	}
 	if err != nil { // nothing is made or changed
@@ -293,10 +293,8 @@ func (s Spec) say(message string, start time.Time) {
 }
 
 func (l *Lab) save() error {
-	if err := l.record.write(l.dir); err != nil {
-		return err
-	}
-	return l.keep()
+	l.keep()
+	return l.record.write(l.dir)
 }
 
 // write writes a record into a run directory. Nobody ever reads half of it, and a process that
@@ -377,8 +375,10 @@ func (l *Lab) delete() error {
 	if !l.record.Ready {
 		l.awaitClients(context.Background())
 	}
+	var spared error
 	if l.record.Lost {
-		if err := l.spareNewer(context.Background()); err != nil {
+		var err error
+		if spared, err = l.spareNewer(context.Background()); err != nil {
 			return err
 		}
 	}
@@ -399,7 +399,7 @@ func (l *Lab) delete() error {
 		return err
 	}
 	l.release()
-	return nil
+	return spared
 }
 
 // kill ends the nodes of a cluster at once: nobody wants what systemd saves in
