@@ -64,7 +64,7 @@ func removeDead(ctx context.Context, out io.Writer, base, kept string) ([]string
 		if err := kind.RemoveDead(ctx, base, name); errors.Is(err, rundir.ErrInUse) {
 			continue
 		} else if err != nil { // its engine may be away, which is nothing to other labs
-			fmt.Fprintf(out, "the clusters of kind of lab %s can't be removed now: %v\n", name, err)
+			fmt.Fprintf(out, "not all clusters of kind of lab %s are removed: %v\n", name, err)
 			continue
 		}
 		names = append(names, name)

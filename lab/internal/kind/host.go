@@ -142,7 +142,7 @@ func (l *Lab) rememberHost(engine Engine) error {
 	if err != nil {
 		return err
 	}
-	var before host // of a lost lab, which ends after this one or before it
+	var before host // what a lost lab has made of this machine; sysctls are not among it
 	for _, name := range names {
 		r, err := readRecord(filepath.Join(filepath.Dir(l.dir), name))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -314,6 +314,7 @@ func (l *Lab) leave() error {
 		return err
 	}
 	// One that has only been claimed knows nothing of the machine yet, and looks at it after this.
+	// A lost one has no sysctls to put back.
 	last := !slices.ContainsFunc(names, func(name string) bool {
 		r, err := readRecord(filepath.Join(filepath.Dir(l.dir), name))
 		return name != filepath.Base(l.dir) && (err != nil || r.Host.Sysctls != nil && !r.Lost)

@@ -19,11 +19,11 @@ import (
 // keptSuffix is the end of the name of a copy of a lab's record.
 const keptSuffix = ".json"
 
-// Kept is the directory with copies of the records of this user's labs. Run directories are in
+// Kept returns the directory with copies of the records of this user's labs. Run directories are in
 // memory: after the machine was started again they are gone, and the engine still has the
 // containers. The copies are on a disk (hier(7); XDG Base Directory Specification, XDG_STATE_HOME).
-// It is empty where there are none: where a user has no home, or machines have no number by which
-// one is told from another.
+// Kept returns "" where labs have no copies: the user has no home directory, or the machine has no
+// machine-id, by which the lab knows its copies from those of another machine.
 func Kept() string {
 	if machineID() == "" {
 		return ""
@@ -209,14 +209,15 @@ func (l lostLab) recover(dir string) error {
 // names, and is of somebody who has removed what was left and made a lab of their own. spared says
 // what stays.
 func (l *Lab) spareNewer(ctx context.Context) (spared, err error) {
-	// A lab that was not complete may have made more after the copy was written, in its own start of the machine.
+	// A complete lab has made all its containers before the copy was written. One that was killed
+	// before that has made them before the machine was started again.
 	end := l.record.Saved.Add(time.Minute) // the engine may have another clock
 	if !l.record.Ready {
 		if end, err = bootTime(); err != nil {
 			return nil, err
 		}
 	}
-	var stay []string
+	var clusters []string
 	var errs []error
 	newer := func(label, value string) bool {
 		is, err := l.madeSince(ctx, end, label+"="+value)
@@ -226,17 +227,18 @@ func (l *Lab) spareNewer(ctx context.Context) (spared, err error) {
 	l.record.Clusters = slices.DeleteFunc(l.record.Clusters, func(c clusterRecord) bool {
 		is := newer(clusterLabel, c.Kind)
 		if is {
-			stay = append(stay, c.Kind)
+			clusters = append(clusters, c.Kind)
 		}
 		return is
 	})
+	stay := slices.Clone(clusters)
 	if len(l.record.Outside) > 0 && newer(labLabel, l.record.Name) {
 		stay = append(stay, "the hosts outside")
 		l.record.Outside = nil
 	}
 	if len(stay) > 0 {
 		spared = fmt.Errorf("%s of %s stay, since they were made after lab %s; if nobody needs them, run: %s",
-			strings.Join(stay, " and "), l.record.Engine, l.record.Name, removeAll(l.record.Engine, l.record.Name, stay))
+			strings.Join(stay, " and "), l.record.Engine, l.record.Name, removeAll(l.record.Engine, l.record.Name, clusters))
 	}
 	return spared, errors.Join(errs...)
 }
@@ -279,11 +281,8 @@ func bootTime() (time.Time, error) {
 	return time.Time{}, fmt.Errorf("%s has no line btime", file)
 }
 
-// copyFile is the copy of the record; empty: there is none.
+// copyFile is the path of the copy of the record, for a lab that has one (record.Kept).
 func (l *Lab) copyFile() string {
-	if l.record.Kept == "" {
-		return ""
-	}
 	return filepath.Join(l.record.Kept, filepath.Base(l.dir)+keptSuffix)
 }
 
@@ -299,7 +298,7 @@ func (l *Lab) keep() {
 	_ = l.forget() // an older copy does not say all
 	l.record.Kept = ""
 	if l.say != nil {
-		l.say(fmt.Sprintf("the lab's containers will not be found after the machine was started again, since there is no copy of the lab's record: %v", err))
+		l.say(fmt.Sprintf("after a restart of the machine lab down will not find the lab's containers: the copy of the lab's record can't be written: %v", err))
 	}
 }
 
@@ -348,10 +347,10 @@ func writeSynced(file string, b []byte) error {
 
 // forget removes the copy of the record, unless it is that of another lab of this name.
 func (l *Lab) forget() error {
-	file := l.copyFile()
-	if file == "" {
+	if l.record.Kept == "" {
 		return nil
 	}
+	file := l.copyFile()
 	if r, err := readRecordFile(file); err == nil && r.Started.Equal(l.record.Started) {
 		_ = os.Remove(file + ".new") // of a process that was killed
 		if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -138,17 +138,21 @@ func TestNamesOfLost(t *testing.T) {
 	l := keptLab(t, e, base, kept, "lost", false)
 	assert.NilError(t, l.begin("rome", ClusterName("lost", "rome")))
 	e.foreign(t, ClusterName("lost", "rome"))
+	l.record.Outside = []outsideRecord{{Container: "lab-user"}}
+	e.foreign(t, "lost") // the script has one label of each container
 	restart(t, base, l)
+	newer := []byte(time.Now().Add(time.Hour).Format(time.RFC3339Nano))
+	assert.NilError(t, os.WriteFile(filepath.Join(e.dir, "lost-control-plane", "created"), newer, 0o600))
 	created := filepath.Join(e.dir, ClusterName("lost", "milan")+"-control-plane", "created")
-	assert.NilError(t, os.WriteFile(created, []byte(time.Now().Add(time.Hour).Format(time.RFC3339Nano)), 0o600))
+	assert.NilError(t, os.WriteFile(created, newer, 0o600))
 	_, err := Recover(base, kept)
 	assert.NilError(t, err)
 	found, err := Open(l.dir)
 	assert.NilError(t, err)
 	milan := ClusterName("lost", "milan")
-	assert.Error(t, found.Down(t.Context()), milan+" of docker stay, since they were made after lab lost; if nobody needs them, run: docker ps -aq --filter label=io.x-k8s.kind.cluster="+
+	assert.Error(t, found.Down(t.Context()), milan+" and the hosts outside of docker stay, since they were made after lab lost; if nobody needs them, run: docker ps -aq --filter label=io.x-k8s.kind.cluster="+
 		milan+" | xargs -r docker rm -f -v; docker ps -aq --filter label=isthmus-lab=lost | xargs -r docker rm -f -v")
-	assert.DeepEqual(t, e.containers(t), []string{milan + "-control-plane"})
+	assert.DeepEqual(t, e.containers(t), []string{"lost-control-plane", milan + "-control-plane"})
 	_, err = os.Stat(l.dir)
 	assert.ErrorIs(t, err, fs.ErrNotExist)
 }
