@@ -416,6 +416,10 @@ func TestSources(t *testing.T) {
 		assert.NilError(t, admin.Get(ctx, client.ObjectKey{Name: "node-1"}, have))
 		assert.Check(t, is.Len(have.Status.Applied, 2))
 		assert.Check(t, !slices.ContainsFunc(have.Status.Conditions, func(c metav1.Condition) bool { return c.Type == "AppliedListed" }))
+		// An address wakes the gateway. It must not do so while what comes next counts its wakes.
+		eventually(t, gateway, "the address beside many objects", func(v kube.GatewayView) bool {
+			return slices.ContainsFunc(v.Input.Nodes, func(n cluster.InternalNode) bool { return n.Name == "node-1" && n.Local == want.Local })
+		})
 	})
 
 	t.Run("another node's status", func(t *testing.T) {
@@ -454,9 +458,10 @@ func TestSources(t *testing.T) {
 		assert.Assert(t, rep.Status.LastHandshake.Time.Equal(at))
 
 		// Its own reports wake nobody, and the next handshake is no news.
-		eventually(t, gateway, "its own connection", func(v kube.GatewayView) bool {
+		eventually(t, gateway, "its own connection and report", func(v kube.GatewayView) bool {
 			peer := v.Connection.Peer
-			return v.Connection.Value == "Connected" && peer != nil && peer.Generation == 2 && peer.Endpoint.Port == 31840 && peer.Networks.Pod[0].String() == "10.1.0.0/16"
+			return v.Connection.Value == "Connected" && peer != nil && peer.Generation == 2 && peer.Endpoint.Port == 31840 && peer.Networks.Pod[0].String() == "10.1.0.0/16" &&
+				len(v.Applied) == len(report.Applied) // the GatewayReport has an informer of its own
 		})
 		report.LastHandshake = at.Add(2 * time.Minute)
 		assert.NilError(t, gateway.WriteReport(ctx, report))
