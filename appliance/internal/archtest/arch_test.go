@@ -35,8 +35,9 @@ var only = map[string][]string{
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes": slices.Concat(withKeys, []string{"lab/internal/world"}),
 	"k8s.io/":                              kubernetes,
 	"sigs.k8s.io/controller-runtime":       kubernetes,
-	module + "appliance/fieldpath":         {}, // tests only
-	module + "appliance/nettest":           {}, // tests only
+	module + "appliance/fieldpath":         {},                              // tests only
+	module + "appliance/nettest":           {"appliance/nettest/apiserver"}, // and tests
+	module + "appliance/nettest/apiserver": {},                              // tests only
 	module + "appliance/nettest/sysctl":    {"appliance/nettest", "lab/internal/netns", "lab/internal/supervisor"},
 	module + "appliance/internal/archtest": {},
 }
@@ -53,7 +54,7 @@ var network = []string{
 var kubernetes = []string{
 	"appliance/api", "appliance/internal/kube", "appliance/internal/controllers", "appliance/internal/teardown", "appliance/internal/cli",
 	"appliance/internal/access", "appliance/internal/peer", "appliance/internal/peers",
-	"appliance/internal/daemon", "appliance/cmd", "appliance/plan", "lab",
+	"appliance/internal/daemon", "appliance/cmd", "appliance/plan", "appliance/nettest/apiserver", "lab",
 }
 
 // typesOnly may import what is after the colon of Kubernetes and no more.

@@ -32,6 +32,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/nettest"
+	"github.com/isthmus-net/isthmus/appliance/nettest/apiserver"
 )
 
 const token = "of-this-test-only"
@@ -44,7 +45,8 @@ func startAPIServer(t *testing.T) (*rest.Config, client.Client) {
 	assert.NilError(t, err)
 	binary := nettest.Built(t, "kubernetes")
 	dir := t.TempDir()
-	etcd, peer, api := freePort(t), freePort(t), freePort(t)
+	ports := freePorts(t, 3)
+	etcd, peer, api := ports[0], ports[1], ports[2]
 
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	assert.NilError(t, err)
@@ -80,45 +82,11 @@ func startAPIServer(t *testing.T) (*rest.Config, client.Client) {
 			return poll.Continue("/readyz: %s", res.Status)
 		}
 		return poll.Success()
-	}, poll.WithTimeout(time.Minute), poll.WithDelay(100*time.Millisecond))
+	}, poll.WithTimeout(apiserver.StartTimeout), poll.WithDelay(100*time.Millisecond))
+	apiserver.InstallCRDs(t, cfg, filepath.Join(root, "k8s", "crds"))
 	c, err := client.New(cfg, client.Options{Scheme: scheme})
 	assert.NilError(t, err)
-	installCRDs(t, c, filepath.Join(root, "k8s", "crds"))
-	// The mapper of the first client may have looked before the kinds were
-	// there.
-	c, err = client.New(cfg, client.Options{Scheme: scheme})
-	assert.NilError(t, err)
 	return cfg, c
-}
-
-func installCRDs(t *testing.T, c client.Client, dir string) {
-	t.Helper()
-	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
-	assert.NilError(t, err)
-	for _, f := range files {
-		text, err := os.ReadFile(f)
-		assert.NilError(t, err)
-		var crd apiextensionsv1.CustomResourceDefinition
-		err = utilyaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096).Decode(&crd)
-		assert.Assert(t, err == nil || errors.Is(err, io.EOF), "%s: %v", f, err)
-		assert.NilError(t, c.Create(t.Context(), &crd), f)
-	}
-	poll.WaitOn(t, func(poll.LogT) poll.Result {
-		var list apiextensionsv1.CustomResourceDefinitionList
-		if err := c.List(t.Context(), &list); err != nil {
-			return poll.Error(err)
-		}
-		for _, crd := range list.Items {
-			ok := false
-			for _, cond := range crd.Status.Conditions {
-				ok = ok || cond.Type == apiextensionsv1.Established && cond.Status == apiextensionsv1.ConditionTrue
-			}
-			if !ok {
-				return poll.Continue("%s is not established", crd.Name)
-			}
-		}
-		return poll.Success()
-	}, poll.WithTimeout(30*time.Second), poll.WithDelay(50*time.Millisecond))
 }
 
 // start runs a component until the test ends. When the test fails, so does
@@ -143,12 +111,15 @@ func start(t *testing.T, dir, binary, component string, args ...string) {
 	})
 }
 
-func freePort(t *testing.T) int {
+func freePorts(t *testing.T, n int) (ports []int) {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	assert.NilError(t, err)
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		assert.NilError(t, err)
+		defer l.Close() // all at once: no two are the same
+		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
+	}
+	return ports
 }
 
 func writeFile(t *testing.T, path string, text []byte) {

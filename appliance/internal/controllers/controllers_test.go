@@ -29,6 +29,7 @@ import (
 	corev1beta1 "github.com/isthmus-net/isthmus/appliance/api/core/v1beta1"
 	ipamv1alpha1 "github.com/isthmus-net/isthmus/appliance/api/ipam/v1alpha1"
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/internal/kube"
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/appliance/plan"
@@ -41,10 +42,9 @@ const tenant = "liqo-tenant-rome"
 func TestController(t *testing.T) {
 	nettest.Slow(t, "starts an API server")
 	admin, c := startAPIServer(t)
-	w := &world{t, c, &logBuffer{}}
+	w := &world{t: t, c: c, log: &logBuffer{}, plans: &plans{}}
 	w.create(system()...)
 	cfg := w.asController(admin)
-	metrics := fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	own, err := client.New(cfg, client.Options{Scheme: kube.Scheme()})
 	assert.NilError(t, err)
 	w.testPullsOnly(own)
@@ -52,10 +52,11 @@ func TestController(t *testing.T) {
 	w.testGatewaysOnly(own)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
+	metrics := fmt.Sprintf("127.0.0.1:%d", freePorts(t, 1)[0])
 	go func() {
 		done <- Run(ctx, Config{
 			REST: cfg, Namespace: "liqo", LeaderElection: true, Identity: "test", Debounce: 20 * time.Millisecond, EventDelay: 300 * time.Millisecond,
-			MetricsAddress: metrics, Logger: slog.New(slog.NewTextHandler(w.log, nil)), planner: planWithBug,
+			MetricsAddress: metrics, Logger: slog.New(slog.NewTextHandler(w.log, nil)), planner: w.plans.plan,
 		})
 	}()
 	t.Cleanup(func() {
@@ -269,13 +270,13 @@ func (w *world) testEvents() {
 		assert.NilError(w.t, w.c.List(w.t.Context(), &list, client.InNamespace(tenant)))
 		for _, e := range list.Items {
 			if e.Regarding.Name == "bad" {
-				n++
-				if e.Series != nil {
-					n += e.Series.Count
-				}
+				n += e.DeprecatedCount
 			}
 		}
 		return n
+	}
+	told := func() int {
+		return strings.Count(w.log.String(), `msg=event object="Configuration `+tenant+`/bad"`)
 	}
 	w.until("an event says so", func() bool { return events() > 0 })
 	w.until("a condition says so", func() bool {
@@ -285,6 +286,7 @@ func (w *world) testEvents() {
 		w.patch(bad, `{"metadata":{"labels":{"touched":"`+string(rune('a'+i))+`"}}}`)
 		w.settle()
 	}
+	assert.Check(w.t, is.Equal(told(), 1)) // the recorder writes later
 	assert.Check(w.t, is.Equal(events(), int32(1)))
 	w.delete(bad)
 }
@@ -431,6 +433,11 @@ func (w *world) testTerminating() {
 	w.settle()
 	before := len(w.log.String())
 	w.delete(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: tenant}})
+	w.until("the controller knows", func() bool {
+		return w.plans.sees(func(s cluster.Snapshot) bool {
+			return slices.ContainsFunc(s.Namespaces, func(n cluster.Namespace) bool { return n.Name == tenant && n.Deleting })
+		})
+	})
 	w.delete(gateway)
 	w.delete(&v1beta1.InternalNode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
 	w.until("what is elsewhere is made again", func() bool { return w.get(&v1beta1.InternalNode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}) })
@@ -441,13 +448,14 @@ func (w *world) testTerminating() {
 
 // A world is the API as the tests see it.
 type world struct {
-	t   *testing.T
-	c   client.Client
-	log *logBuffer
+	t     *testing.T
+	c     client.Client
+	log   *logBuffer
+	plans *plans // that the controller has made
 }
 
 func (w *world) run(name string, step func(*world)) {
-	ok := w.t.Run(name, func(t *testing.T) { step(&world{t, w.c, w.log}) })
+	ok := w.t.Run(name, func(t *testing.T) { step(&world{t, w.c, w.log, w.plans}) })
 	if !ok {
 		w.t.FailNow()
 	}
@@ -508,9 +516,23 @@ func (w *world) until(what string, ok func() bool) {
 	}, poll.WithTimeout(waitTime), poll.WithDelay(20*time.Millisecond))
 }
 
-// settle returns when the controller has been silent for a second, which is many debounces,
-// and has made no pass in it.
+// settle returns after a pass that began after the call, and wrote nothing.
 func (w *world) settle() {
+	w.t.Helper()
+	for wrote := -1; wrote != w.log.writes(); {
+		wrote = w.log.writes()
+		mark := w.plans.mark()
+		w.patch(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}, `{"metadata":{"labels":{"`+marks+`":"`+mark+`"}}}`)
+		w.until("a pass is over that knows of label "+mark, func() bool {
+			at, seen := w.plans.seen(mark)
+			return seen && w.passes() > at
+		})
+	}
+}
+
+// silent returns when the controller has been silent for a second, which is many debounces,
+// and has made no pass in it.
+func (w *world) silent() {
 	w.t.Helper()
 	did := func() string { return fmt.Sprint(w.passes(), " passes\n", w.log.String()) }
 	last, since := did(), time.Now()

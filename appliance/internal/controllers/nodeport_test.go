@@ -21,7 +21,7 @@ import (
 // free the gateway gets it. Then for one that the API server gives to nobody: the object says
 // that, too.
 func (w *world) testTakenPort() {
-	const port = 31999
+	const port = 30050 // the API server draws those of other Services from 30086 on, as long as there are any
 	other := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "somebodys-web"}}
 	other.Spec.Type, other.Spec.Ports = corev1.ServiceTypeNodePort, []corev1.ServicePort{{Port: 80, NodePort: port, Protocol: corev1.ProtocolTCP}}
 	w.create(other)
@@ -56,7 +56,7 @@ func (w *world) testTakenPort() {
 			return c != nil && c.Status == want && strings.Contains(c.Message, text)
 		}
 	}
-	const why = "spec.endpoint.nodePorts[0] 31999 is that of Service default/somebodys-web: write another one"
+	const why = "spec.endpoint.nodePorts[0] 30050 is that of Service default/somebodys-web: write another one"
 	w.until("a condition says who has the port", says(gws, metav1.ConditionFalse, why))
 	w.until("an event says so, too", func() bool {
 		var events eventsv1.EventList

@@ -11,10 +11,15 @@ import (
 )
 
 // passes returns how many passes there were.
-func (w *world) passes() (n float64) {
+func (w *world) passes() float64 {
 	w.t.Helper()
-	families, err := ctrlmetrics.Registry.Gather()
+	n, err := countPasses()
 	assert.NilError(w.t, err)
+	return n
+}
+
+func countPasses() (n float64, err error) {
+	families, err := ctrlmetrics.Registry.Gather()
 	for _, f := range families {
 		if f.GetName() == "isthmus_controller_passes_total" {
 			for _, m := range f.GetMetric() {
@@ -22,7 +27,7 @@ func (w *world) passes() (n float64) {
 			}
 		}
 	}
-	return n
+	return n, err
 }
 
 // testPods has pods come and go. Those where the podCIDRs of their node lead to are no
@@ -46,7 +51,7 @@ func (w *world) testPods() {
 	other := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "liqo", Name: "somebodys"}, Data: map[string]string{"a": "b"}}
 	w.create(other)
 	w.delete(other)
-	w.settle()
+	w.silent()
 	assert.Equal(w.t, w.passes(), before)
 
 	elsewhere := pod("elsewhere", "10.0.2.40")

@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
+	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/plan"
 )
 
@@ -50,6 +51,11 @@ func (w *world) testRollout() {
 		return deployment.Spec.Template.Spec.Containers[0].Image
 	}
 	report()
+	w.until("the controller knows that it is Connected", func() bool {
+		return w.plans.sees(func(s cluster.Snapshot) bool {
+			return slices.ContainsFunc(s.Connections, func(c cluster.Connection) bool { return c.Name == "gw-rome" && c.Value == string(v1beta1.Connected) })
+		})
+	})
 	w.settle()
 	assert.Equal(w.t, rolled(), plan.ReasonRolledOut)
 

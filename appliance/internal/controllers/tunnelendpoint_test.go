@@ -28,7 +28,7 @@ func (w *world) testTunnelEndpoint() {
 			RemotePodCIDR:   "10.5.0.0/16", RemoteNATPodCIDR: "10.55.0.0/16", RemoteExternalCIDR: "10.75.0.0/16",
 			BackendType: netv1alpha1.BackendWireGuard,
 			BackendConfig: map[string]string{
-				netv1alpha1.BackendServiceType: string(corev1.ServiceTypeNodePort), netv1alpha1.BackendPort: "30871",
+				netv1alpha1.BackendServiceType: string(corev1.ServiceTypeNodePort), netv1alpha1.BackendPort: "30060",
 				netv1alpha1.BackendPublicKey: base64.StdEncoding.EncodeToString([]byte(strings.Repeat("k", 32))),
 			},
 		}},
@@ -38,7 +38,7 @@ func (w *world) testTunnelEndpoint() {
 		return w.get(conf) && conf.Status.Remote != nil && conf.Status.Remote.CIDR.Pod[0] == "10.55.0.0/16" && conf.Spec.Local != nil
 	})
 	service := &corev1.Service{ObjectMeta: at("gw-paris")}
-	w.until("its gateway can be dialled", func() bool { return w.get(service) && service.Spec.Ports[0].NodePort == 30871 })
+	w.until("its gateway can be dialled", func() bool { return w.get(service) && service.Spec.Ports[0].NodePort == 30060 })
 	w.exists(&v1beta1.PublicKey{ObjectMeta: at("paris")})
 	accepted := func(status metav1.ConditionStatus) func() bool {
 		return func() bool {

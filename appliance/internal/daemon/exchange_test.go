@@ -275,7 +275,12 @@ func TestPublicPeer(t *testing.T) {
 		}
 		return nil
 	})
-	assert.Equal(t, strings.Count(text.String(), "tell the peer of this cluster: failed"), 1, text.String())
+	within(t, time.Second, func() error { // it is logged after the status is written
+		if n := strings.Count(text.String(), "tell the peer of this cluster: failed"); n != 1 {
+			return fmt.Errorf("%d times", n)
+		}
+		return nil
+	})
 
 	// It is upgraded: it tells by itself.
 	milan.Run("nft", "delete table inet public")
@@ -309,6 +314,7 @@ func TestLearnedEndpoint(t *testing.T) {
 	serverAPI.set(func(v *kube.GatewayView) {
 		v.Gateway = &cluster.Gateway{Reached: &cluster.Endpoint{Addresses: []string{milanAddr.String(), other}, Port: 51840}}
 	})
+	began := time.Now()
 	stopServer := inNS(t, milan, func(ctx context.Context) error { return RunGateway(ctx, serverCfg) })
 	log, _ = newLog(t, "client")
 	cfg, api := clientSide.config(log)
@@ -331,6 +337,7 @@ func TestLearnedEndpoint(t *testing.T) {
 		}
 	}
 	within(t, 20*time.Second, at("AsWritten"))
+	busy := time.Since(began) // two gateways, and a handshake
 	within(t, 20*time.Second, func() error {
 		if p := conn.get().Peer; p == nil || p.Endpoint == nil || p.Generation != 3 {
 			return fmt.Errorf("%+v", p)
@@ -353,7 +360,9 @@ func TestLearnedEndpoint(t *testing.T) {
 	inNS(t, milan, func(ctx context.Context) error { return RunGateway(ctx, serverCfg) })
 	gap := within(t, 30*time.Second, through(t, rome))
 	t.Logf("%v without an answer", gap.Round(time.Millisecond))
-	assert.Assert(t, gap < 10*time.Second, "it took %v", gap)
+	// Since the outage began the client has dialled the right place after 0.6, 1.2, 2, 5 and 14 s: a
+	// server that is there a moment too late for one of them is found by the next.
+	assert.Assert(t, gap < 10*time.Second+2*busy, "it took %v, and at first %v", gap, busy)
 	within(t, 20*time.Second, at("Learned"))
 
 	told := conn.get().Peer

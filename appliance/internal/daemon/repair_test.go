@@ -1,7 +1,9 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -65,6 +67,13 @@ func TestRepair(t *testing.T) {
 				within(t, 10*time.Second, func() error {
 					if s := loses.secret.get(); s.Own == nil || s.Own.Phase != rotation.Waiting {
 						return fmt.Errorf("%+v", s.Own)
+					}
+					return nil
+				})
+				// Once it has tried, and in vain.
+				within(t, 10*time.Second, func() error {
+					if !strings.Contains(loses.log.String(), "repair: failed, trying again") {
+						return errors.New("it has not been tried")
 					}
 					return nil
 				})

@@ -87,11 +87,13 @@ type rotatingSide struct {
 	c      child
 	secret *memoryRotation
 	conn   latest[ConnectionStatus]
+	log    *logBuffer // of the gateway that was started last
 	stop   func()
 }
 
 func (s *rotatingSide) start(t *testing.T) {
-	log, _ := newLog(t, s.c.Mode)
+	log, text := newLog(t, s.c.Mode)
+	s.log = text
 	cfg, _ := s.c.config(log)
 	cfg.Rotation, cfg.WriteConnection = s.secret, s.conn.write
 	s.stop = inNS(t, s.ns, func(ctx context.Context) error { return RunGateway(ctx, cfg) })
@@ -139,8 +141,10 @@ func (p *rotatingPair) connected() {
 // scenario keys-rotate.
 func TestRotation(t *testing.T) {
 	nettest.Need(t, "ip")
+	began := time.Now()
 	p := newRotatingPair(t)
 	p.connected()
+	busy := time.Since(began) // two gateways, and a handshake
 	server, client := p.server, p.client
 	ping := through(t, client.ns)
 
@@ -172,11 +176,14 @@ func TestRotation(t *testing.T) {
 		})
 		t.Logf("%s: at most %v without an answer, and %v between the switch and the handshake", c.from.c.Mode, longest, c.from.secret.get().Own.Took)
 		// WireGuard itself tries again after 5 s (REKEY_TIMEOUT), and the machine may be busy.
-		assert.Check(t, longest < 4*time.Second, "%v without an answer", longest)
+		assert.Check(t, longest < 4*time.Second+2*busy, "%v without an answer, and at first %v", longest, busy)
 		within(t, 5*time.Second, ping)
-		st := c.from.conn.get().Rotation
-		assert.Equal(t, st.ID, id)
-		assert.Equal(t, st.Phase, string(rotation.Committed))
+		within(t, 5*time.Second, func() error { // the Connection is written after the Secret
+			if st := c.from.conn.get().Rotation; st.ID != id || st.Phase != string(rotation.Committed) {
+				return fmt.Errorf("%+v", st)
+			}
+			return nil
+		})
 		for _, s := range []*rotatingSide{server, client} {
 			s.secret.set(func(s *rotation.Secret) { s.Recorded = rotation.Recorded{Own: id, Theirs: id} })
 		}

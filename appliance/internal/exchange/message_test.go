@@ -202,14 +202,14 @@ func TestMeet(t *testing.T) {
 			return
 		}
 		defer c.Close()
-		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+		_ = c.SetDeadline(time.Now().Add(time.Minute))
 		m, err := Meet(c, server)
 		heard <- result{m, err}
 	}()
 	c, err := net.Dial("tcp", l.Addr().String())
 	assert.NilError(t, err)
 	defer c.Close()
-	assert.NilError(t, c.SetDeadline(time.Now().Add(5*time.Second)))
+	assert.NilError(t, c.SetDeadline(time.Now().Add(time.Minute)))
 	m, err := Meet(c, full())
 	assert.NilError(t, err)
 	assert.Check(t, m.Equal(server), "%+v", m)

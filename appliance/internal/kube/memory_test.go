@@ -2,6 +2,7 @@ package kube_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -48,18 +49,23 @@ func startGatewayWithoutAPI(t *testing.T, cfg kube.GatewaySourceConfig) *kube.Ga
 
 // remembered waits until a process that starts without an API server reads what is wanted: it
 // is written down a moment after it was known.
-func remembered(t *testing.T, want []string, read func() ([]string, error)) {
+func remembered(t *testing.T, want []string, read func(context.Context) ([]string, error)) {
 	t.Helper()
 	poll.WaitOn(t, func(poll.LogT) poll.Result {
-		got, err := read()
-		if err != nil {
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second) // who finds nothing written waits for ever
+		defer cancel()
+		got, err := read(ctx)
+		switch {
+		case errors.Is(err, context.DeadlineExceeded):
+			return poll.Continue("nothing is written down")
+		case err != nil:
 			return poll.Error(err)
 		}
 		if !slices.Equal(got, want) {
 			return poll.Continue("%v instead of %v", got, want)
 		}
 		return poll.Success()
-	}, poll.WithTimeout(20*time.Second), poll.WithDelay(200*time.Millisecond))
+	}, poll.WithTimeout(time.Minute), poll.WithDelay(200*time.Millisecond))
 }
 
 func startUntilEnd(t *testing.T, start func(context.Context) error) {

@@ -206,7 +206,7 @@ func TestHurry(t *testing.T) {
 	assert.NilError(t, err)
 	defer peer.Close()
 	p, err := Open(t.Context(), Config{
-		Peer: peer.LocalAddr().(*net.UDPAddr).AddrPort(), Listen: netip.AddrPortFrom(lo, freePort(t, lo)), ClusterID: "rome",
+		Peer: peer.LocalAddr().(*net.UDPAddr).AddrPort(), Listen: netip.AddrPortFrom(lo, 0), ClusterID: "rome",
 		Interval: 200 * time.Millisecond, Threshold: 1000,
 	})
 	assert.NilError(t, err)
@@ -215,12 +215,24 @@ func TestHurry(t *testing.T) {
 	done := make(chan error, 1)
 	start := time.Now()
 	go func() { done <- p.Run(ctx) }()
-	const enough = 25
+	extras := func() int {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		return p.track.extras
+	}
 	buf := make([]byte, maxMessage)
-	assert.NilError(t, peer.SetReadDeadline(start.Add(20*time.Second)))
-	for range enough {
+	assert.NilError(t, peer.SetReadDeadline(start.Add(time.Minute)))
+	sent := 0
+	read := func() {
 		_, err := peer.Read(buf)
 		assert.NilError(t, err)
+		sent++
+	}
+	for extras() < maxExtras { // a machine that is busy skips some looks
+		read()
+	}
+	for range 10 {
+		read()
 	}
 	took := time.Since(start)
 	cancel()
@@ -232,10 +244,9 @@ func TestHurry(t *testing.T) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	// Not all of them: in the end they are as far apart as ever. A machine that
-	// is busy skips some looks.
+	// Not all of them: in the end they are as far apart as ever.
 	assert.Equal(t, p.track.extras, maxExtras)
-	assert.Assert(t, took >= (enough-maxExtras-1)*200*time.Millisecond, "%d probes took %v", enough, took)
+	assert.Assert(t, took >= time.Duration(sent-maxExtras-1)*200*time.Millisecond, "%d probes took %v", sent, took)
 }
 
 func TestTrackerForgets(t *testing.T) {
@@ -299,15 +310,19 @@ func open(t *testing.T, addr netip.Addr, port uint16, peer netip.AddrPort) (*Pro
 	return p, stop
 }
 
-// freePort is a UDP port that nobody has just now.
-func freePort(t *testing.T, addr netip.Addr) uint16 {
+// freePorts are two UDP ports that nobody has just now.
+func freePorts(t *testing.T, addr netip.Addr) (uint16, uint16) {
 	t.Helper()
-	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
-	if err != nil {
-		nettest.SkipOrFail(t, "address "+addr.String(), err)
+	var ports [2]uint16
+	for i := range ports {
+		c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
+		if err != nil {
+			nettest.SkipOrFail(t, "address "+addr.String(), err)
+		}
+		defer c.Close() // both at once: they are two
+		ports[i] = c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
 	}
-	defer c.Close()
-	return c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+	return ports[0], ports[1]
 }
 
 func waitFor(t *testing.T, p *Prober, want State) Status {
@@ -318,28 +333,36 @@ func waitFor(t *testing.T, p *Prober, want State) Status {
 			return poll.Success()
 		}
 		return poll.Continue("state %s, want %s", st.State, want)
-	}, poll.WithDelay(5*time.Millisecond), poll.WithTimeout(10*time.Second))
+	}, poll.WithDelay(5*time.Millisecond), poll.WithTimeout(time.Minute))
 	return st
+}
+
+// changed takes the value that follows a change of state.
+func changed(t *testing.T, p *Prober) {
+	t.Helper()
+	select {
+	case <-p.Changed():
+	case <-time.After(time.Minute):
+		t.Fatal("nobody was told of the change")
+	}
 }
 
 func TestTwoProbers(t *testing.T) {
 	for _, addr := range []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()} {
 		t.Run(addr.String(), func(t *testing.T) {
-			portA, portB := freePort(t, addr), freePort(t, addr)
+			portA, portB := freePorts(t, addr)
 			a, _ := open(t, addr, portA, netip.AddrPortFrom(addr, portB))
 			st := waitFor(t, a, Error) // nobody is there yet
 			assert.Equal(t, st.Latency, time.Duration(0))
 			assert.Equal(t, st.Received, uint64(0))
+			changed(t, a)
 
+			began := time.Now()
 			b, stopB := open(t, addr, portB, netip.AddrPortFrom(addr, portA))
 			st = waitFor(t, a, Connected)
-			assert.Assert(t, st.Latency > 0 && st.Latency < time.Second, "latency %v", st.Latency)
+			assert.Assert(t, st.Latency > 0 && st.Latency <= time.Since(began), "latency %v", st.Latency)
 			waitFor(t, b, Connected)
-			select {
-			case <-a.Changed():
-			default:
-				t.Error("nobody was told of the change")
-			}
+			changed(t, a)
 
 			stopB()
 			st = waitFor(t, a, Error)
@@ -353,7 +376,7 @@ func TestTwoProbers(t *testing.T) {
 // changes; a peer that says nothing is taken at that.
 func TestPeerMTU(t *testing.T) {
 	lo := netip.MustParseAddr("127.0.0.1")
-	portA, portB := freePort(t, lo), freePort(t, lo)
+	portA, portB := freePorts(t, lo)
 	a, _ := open(t, lo, portA, netip.AddrPortFrom(lo, portB))
 	a.SetMTU(1440)
 	b, _ := open(t, lo, portB, netip.AddrPortFrom(lo, portA))
@@ -364,7 +387,7 @@ func TestPeerMTU(t *testing.T) {
 		for p.Status().PeerMTU != mtu {
 			select {
 			case <-p.Changed():
-			case <-time.After(10 * time.Second):
+			case <-time.After(time.Minute):
 				t.Fatalf("it has heard %d, not %d", p.Status().PeerMTU, mtu)
 			}
 		}
@@ -385,15 +408,16 @@ func TestRoundTrip(t *testing.T) {
 	peer, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
 	assert.NilError(t, err)
 	defer peer.Close()
-	assert.NilError(t, peer.SetReadDeadline(time.Now().Add(5*time.Second)))
+	assert.NilError(t, peer.SetReadDeadline(time.Now().Add(time.Minute)))
 	took := make(chan time.Duration, 100)
 	p, err := Open(t.Context(), Config{
-		Peer: peer.LocalAddr().(*net.UDPAddr).AddrPort(), Listen: netip.AddrPortFrom(lo, freePort(t, lo)), ClusterID: "rome",
-		Interval: time.Minute, RoundTrip: func(d time.Duration) { took <- d },
+		Peer: peer.LocalAddr().(*net.UDPAddr).AddrPort(), Listen: netip.AddrPortFrom(lo, 0), ClusterID: "rome",
+		Interval: time.Hour, RoundTrip: func(d time.Duration) { took <- d },
 	})
 	assert.NilError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
+	began := time.Now()
 	go func() { done <- p.Run(ctx) }()
 
 	buf := make([]byte, maxMessage)
@@ -409,8 +433,8 @@ func TestRoundTrip(t *testing.T) {
 	}
 	select {
 	case d := <-took:
-		assert.Assert(t, d > 0 && d < 10*time.Second, "%v", d)
-	case <-time.After(5 * time.Second):
+		assert.Assert(t, d > 0 && d <= time.Since(began), "%v", d)
+	case <-time.After(time.Minute):
 		t.Fatal("nobody was told of the answer")
 	}
 	// A PING that is answered came after the second answer, which was read then.
@@ -418,7 +442,7 @@ func TestRoundTrip(t *testing.T) {
 	assert.NilError(t, err)
 	_, err = peer.Read(buf)
 	assert.NilError(t, err)
-	// The next PING is due in a minute, unless it is asked for.
+	// The next PING is due in an hour, unless it is asked for.
 	p.Probe()
 	n, _, err = peer.ReadFromUDPAddrPort(buf)
 	assert.NilError(t, err)
@@ -454,9 +478,9 @@ func TestAnswered(t *testing.T) {
 // TestStranger: who isn't the peer gets no answer and cannot connect us.
 func TestStranger(t *testing.T) {
 	lo := netip.MustParseAddr("127.0.0.1")
-	port := freePort(t, lo)
-	p, _ := open(t, lo, port, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), 9))
+	p, _ := open(t, lo, 0, netip.AddrPortFrom(netip.MustParseAddr("127.0.0.2"), 9))
 
+	port := p.LocalAddr().Port()
 	stranger, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(lo, port)))
 	assert.NilError(t, err)
 	defer stranger.Close()
@@ -471,7 +495,7 @@ func TestStranger(t *testing.T) {
 	_, err = friend.WriteToUDPAddrPort(ping, netip.AddrPortFrom(lo, port))
 	assert.NilError(t, err)
 	buf := make([]byte, maxMessage)
-	assert.NilError(t, friend.SetReadDeadline(time.Now().Add(5*time.Second)))
+	assert.NilError(t, friend.SetReadDeadline(time.Now().Add(time.Minute)))
 	_, _, err = friend.ReadFromUDPAddrPort(buf)
 	assert.NilError(t, err) // the friend's answer is there, so the stranger's would be, too
 	assert.NilError(t, stranger.SetReadDeadline(time.Now().Add(100*time.Millisecond)))
