@@ -86,6 +86,22 @@ func converge(t testing.TB, ns *NetNS, want netstate.State) {
 	assert.Assert(t, left.Empty(), "still to do:\n%s\nafter:\n%s\nfrom:\n%s", left, changes, before)
 }
 
+// applyOnceFree makes a state as soon as the port of UDP is free that WireGuard had: a process that another
+// test starts has copies of all sockets until it runs its program, those of a link that is gone, too.
+func applyOnceFree(t testing.TB, ns *NetNS, want netstate.State) {
+	t.Helper()
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		err := ns.Apply(context.Background(), netstate.Diff(observe(t, ns), want))
+		switch {
+		case err != nil && strings.Contains(err.Error(), unix.EADDRINUSE.Error()):
+			return poll.Continue("%v", err)
+		case err != nil:
+			return poll.Error(err)
+		}
+		return poll.Success()
+	}, poll.WithTimeout(20*time.Second), poll.WithDelay(time.Millisecond))
+}
+
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
 func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
 
@@ -428,14 +444,13 @@ func TestCounterOfPacketsWithoutRoute(t *testing.T) {
 	a.Do(func() { writeSysctl(t, "net/ipv4/ip_forward", "1") })
 	b.Run("ip", "route", "add", "10.5.0.0/16", "via", "192.0.2.1")
 	converge(t, ns, netstate.State{Rules: []netstate.Rule{{Priority: 390, IIF: "v0", Unreachable: true}}})
-	b.Do(func() {
-		c, err := net.Dial("udp", "10.5.0.1:9")
-		assert.NilError(t, err)
-		defer c.Close()
-		_, err = c.Write([]byte("lost"))
-		assert.NilError(t, err)
-	})
 	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		b.Do(func() {
+			c, err := net.Dial("udp", "10.5.0.1:9")
+			assert.NilError(t, err)
+			defer c.Close()
+			_, _ = c.Write([]byte("lost")) // as long as no neighbour is known
+		})
 		n, err := ns.InNoRoutes()
 		if err != nil {
 			return poll.Error(err)

@@ -30,7 +30,8 @@ type monitor struct {
 	guests map[int]netstate.Link         // the same of gateways in other namespaces: routes lead there
 	edited map[netstate.TableID]struct{} // since the last settle
 	heard  uint32                        // generation of nftables of the last transaction that was told of
-	news   chan struct{}                 // closed when heard changes
+	news   chan struct{}                 // closed when heard or lost changes
+	lost   bool                          // the kernel had no room for messages, and heard may stay behind
 }
 
 // A receiver is a netlink socket ([nl.Conn]).
@@ -137,6 +138,7 @@ func (m *monitor) watch(c receiver, handle func(nl.Message)) {
 				}
 			}
 			wait = min(max(2*wait, leastDeafness), mostDeafness)
+			m.missed()
 			m.signal()
 			continue
 		}
@@ -254,24 +256,43 @@ func (m *monitor) table(msg nl.Message) {
 	}
 }
 
-// hearsLate is how long the monitor may be late. The messages that it has not
-// read are in its socket already, but for those that the kernel had no room for.
-const hearsLate = 100 * time.Millisecond
+// missed notes that something was told that could not be read.
+func (m *monitor) missed() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.lost = true
+	close(m.news)
+	m.news = make(chan struct{})
+}
+
+// The messages that the monitor has not read are in its socket already, however late a
+// busy machine reads them, but for those that the kernel had no room for.
+const (
+	hearsLate = 10 * time.Second
+	// hearsLost is how long is waited where messages are known to be lost, perhaps the last one.
+	hearsLost = 100 * time.Millisecond
+)
 
 // hear waits until the monitor has read what was told up to a generation of
 // nftables.
 func (m *monitor) hear(generation uint32) {
-	late := time.After(hearsLate)
+	began, patience := time.Now(), hearsLate
 	for {
 		m.mu.Lock()
 		behind, news := int32(m.heard-generation) < 0, m.news
+		if !behind {
+			m.lost = false
+		}
+		if m.lost {
+			patience = hearsLost
+		}
 		m.mu.Unlock()
 		if !behind {
 			return
 		}
 		select {
 		case <-news:
-		case <-late:
+		case <-time.After(patience - time.Since(began)):
 			return
 		}
 	}

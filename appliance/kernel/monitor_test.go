@@ -68,7 +68,7 @@ func (s *brokenSocket) Receive() ([]nl.Message, error) {
 func TestMonitorBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		closing, start := make(chan struct{}), time.Now()
-		m := &monitor{changed: make(chan struct{}, 1), closing: closing}
+		m := &monitor{changed: make(chan struct{}, 1), closing: closing, news: make(chan struct{})}
 		s := &brokenSocket{until: start.Add(10 * time.Minute)}
 		m.watch(s, func(nl.Message) {})
 		assert.Assert(t, s.reads > 60 && s.reads < 80, "%d reads", s.reads)
@@ -80,4 +80,40 @@ func TestMonitorBacksOff(t *testing.T) {
 		m.watch(s, func(nl.Message) {})
 		assert.Equal(t, time.Since(start), time.Minute)
 	})
+}
+
+// TestHear: who asks what somebody else has edited waits for a monitor that is late, and does not
+// for messages that are lost.
+func TestHear(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		told time.Duration // when the monitor reads it
+		lost time.Duration // when it learns that messages are lost; 0: never
+		want time.Duration
+	}{
+		{"late", 3 * time.Second, 0, 3 * time.Second},
+		{"lost meanwhile", time.Hour, time.Second, time.Second},
+		{"lost before", time.Hour, -1, hearsLost},
+		{"lost, and told all the same", 20 * time.Millisecond, -1, 20 * time.Millisecond},
+		{"never told", time.Hour, 0, hearsLate},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := &monitor{changed: make(chan struct{}, 1), news: make(chan struct{}), edited: map[netstate.TableID]struct{}{}, heard: 7}
+				generation := nl.Message{Data: []byte{0, 0, 0, 0, 8, 0, unix.NFTA_GEN_ID, 0, 0, 0, 0, 8}}
+				generation.Header.Type = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
+				over := time.AfterFunc(tt.told, func() { m.table(generation) })
+				switch {
+				case tt.lost < 0:
+					m.missed()
+				case tt.lost > 0:
+					time.AfterFunc(tt.lost, m.missed)
+				}
+				start := time.Now()
+				m.hear(8)
+				assert.Equal(t, time.Since(start), tt.want)
+				over.Stop()
+			})
+		})
+	}
 }

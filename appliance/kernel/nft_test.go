@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -226,6 +227,7 @@ func TestTablesAreReplacedWhole(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	odd := make(chan string, 1)
 	done := make(chan struct{})
+	var observed atomic.Int64
 	go func() {
 		defer close(done)
 		for ctx.Err() == nil {
@@ -233,6 +235,7 @@ func TestTablesAreReplacedWhole(t *testing.T) {
 			if err != nil {
 				continue // changed too often while read
 			}
+			observed.Add(1)
 			if len(tables) != 1 || len(tables[0].Chains) != 1 || len(tables[0].Chains[0].Rules) < 3 {
 				select {
 				case odd <- fmt.Sprint(tables):
@@ -241,8 +244,10 @@ func TestTablesAreReplacedWhole(t *testing.T) {
 			}
 		}
 	}()
-	for i := range 100 {
+	start := time.Now()
+	for i := 0; i < 100 || observed.Load() < 10; i++ {
 		assert.NilError(t, ns.Apply(t.Context(), netstate.Diff(netstate.State{}, table(3+i%2))))
+		assert.Assert(t, time.Since(start) < 5*time.Minute, "it could be read %d times only", observed.Load())
 	}
 	cancel()
 	<-done

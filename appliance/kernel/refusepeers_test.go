@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"gotest.tools/v3/assert"
+	"gotest.tools/v3/poll"
 
 	"github.com/isthmus-net/isthmus/appliance/cluster"
 	"github.com/isthmus-net/isthmus/appliance/desired"
@@ -86,8 +87,12 @@ func TestPeersAtANode(t *testing.T) {
 		to   netip.AddrPort
 	}{{remote, at("10.10.0.1", 4000)}, {remote, at("10.10.0.1", 4001)}, {remote, at("10.10.0.255", 4001)}, {remote6, at("fd00:10::1", 4000)}} {
 		send(t, knock.from, knock.to)
-		counts, err := ns.CountedBy(peersRefused) // it was dropped before send returned
-		assert.NilError(t, err)
+		poll.WaitOn(t, func(poll.LogT) poll.Result { // mostly it was dropped before send returned
+			if counts, err = ns.CountedBy(peersRefused); err != nil || counts["rome"] <= uint64(i) {
+				return poll.Continue("%v %v", counts, err)
+			}
+			return poll.Success()
+		})
 		assert.DeepEqual(t, counts, map[string]uint64{"rome": uint64(i + 1)})
 	}
 	// What the node has asked for comes back.
