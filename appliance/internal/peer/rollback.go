@@ -9,6 +9,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
@@ -59,11 +60,16 @@ func (r *run) unmake(ctx context.Context, e entry, ref Ref) error {
 }
 
 // restore writes the spec that an object had before, unless somebody else has
-// changed it since.
+// changed it since. The controller writes the status of objects whose spec has changed, and may
+// do so at just that moment.
 func (r *run) restore(ctx context.Context, e entry, ref Ref) error {
 	if e.before == nil {
 		return nil
 	}
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error { return r.restoreOnce(ctx, e, ref) })
+}
+
+func (r *run) restoreOnce(ctx context.Context, e entry, ref Ref) error {
 	cl := r.Clusters[e.On].Client
 	now := e.Object.DeepCopyObject().(client.Object)
 	if err := cl.Get(ctx, client.ObjectKeyFromObject(now), now); err != nil {

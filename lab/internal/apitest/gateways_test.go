@@ -54,8 +54,9 @@ func until(t *testing.T, what string, so func() bool) {
 }
 
 // lateLease is what a controller says whose API server did not answer within 3 s: on a busy
-// machine it may be too late with the lease.
-var lateLease = regexp.MustCompile(`level=ERROR .*(retrieving|update|release) lease.*context deadline exceeded`)
+// machine it may be too late with the lease. An update that was given up may have been made, and the
+// next one is refused then. The texts are those of client-go's leaderelection.go.
+var lateLease = regexp.MustCompile(`level=ERROR .*(retrieving (resource lock|lease)|creating lease|(update|release) lease).*(context deadline exceeded|Operation cannot be fulfilled)`)
 
 // controller runs the controller beside the cluster, as what the revision of its
 // Deployment is now, and returns how to end it as a kubelet does: it has to end

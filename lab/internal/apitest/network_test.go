@@ -82,8 +82,18 @@ func (p *pair) refusals() {
 	theirs := *o
 	theirs.kubeconfig = o.file("somebody", []byte(strings.Replace(string(admin), "user:\n", "user:\n    as: somebody\n", 1)))
 	reader.rome = &theirs
+	// An API server learns a moment later who may do what.
+	hears := func(text string) {
+		p.t.Helper()
+		until(p.t, "somebody hears: "+text, func() bool {
+			_, errs, err := reader.network(connectArgs...)
+			return err != nil && strings.Contains(errs, text)
+		})
+	}
+	hears("refused, nothing was changed")
 	reader.says(connectArgs, "refused, nothing was changed", "rome: you may not create namespaces", "create publickeies.networking.liqo.io in namespace liqo-tenant-milan", "auth whoami")
 	o.kubectl("", "delete", "clusterrolebinding", "reader")
+	hears("cannot list resource")
 	reader.says(connectArgs, "remote cluster at", `User "somebody" cannot list resource`, "ask an administrator of that cluster")
 
 	// Nobody there.
@@ -144,8 +154,8 @@ func (p *pair) connects() {
 	oslo := p.milan.kubectl("", "get", "namespace,configuration,publickeies", "-n", "liqo-tenant-oslo", "-l", "liqo.io/remote-cluster-id=oslo", "-o", "jsonpath={range .items[*]}{.kind} {.metadata.uid} {.metadata.labels}{end}")
 
 	p.does("disconnect", "--wait")
-	for _, kind := range []string{"GatewayServer", "GatewayClient", "Connection"} {
-		assert.Equal(p.t, len(p.milan.list(p.t.Context(), kind))+len(p.rome.list(p.t.Context(), kind)), 0, kind)
+	for _, kind := range []string{"GatewayServer", "GatewayClient", "Connection"} { // a controller that is behind makes a Connection again, for a moment
+		until(p.t, "there is no "+kind, func() bool { return len(p.milan.list(p.t.Context(), kind))+len(p.rome.list(p.t.Context(), kind)) == 0 })
 	}
 	assert.Equal(p.t, p.does("disconnect", "--wait").Changed, 0)
 	assert.Equal(p.t, len(p.rome.list(p.t.Context(), "Configuration")), 1)
@@ -183,7 +193,7 @@ func (p *pair) adopts() {
 	by := p.objects()
 	p.says(append(connectArgs, "--mtu", "1400"), "refused, nothing was changed", "GatewayServer liqo-tenant-milan/to-milan in rome: spec.mtu is 0, written by kubectl-client-side-apply, and --mtu asks for 1400", "kubectl --kubeconfig "+p.rome.kubeconfig+" edit gatewayserver -n liqo-tenant-milan to-milan")
 	assert.DeepEqual(p.t, p.objects(), by)
-	r := p.does("connect", "--wait", "--timeout", "30s")
+	r := p.does("connect", "--wait", "--timeout", "4m")
 	assert.Equal(p.t, r.Changed, 5, "%v", r.Objects) // a namespace, a Configuration, the client, two keys
 	p.wired()
 	for _, have := range by {
@@ -331,7 +341,9 @@ func (p *pair) takesBack() {
 	p.hear.Store(false)
 	before = p.objects()
 	p.milan.kubectl("", "delete", "connections", "--all", "-A")
-	p.says([]string{"connect", "--mtu", "1280", "--timeout", "4s", "--wait", "--atomic"}, "taken back")
+	p.inVain([]string{"connect", "--mtu", "1280", "--wait", "--atomic"}, "taken back")
+	p.rolledBack(before)
+	p.overtaken("connect", "--mtu", "1280", "--wait", "--atomic")
 	p.rolledBack(before)
 	p.hear.Store(true)
 	p.does("reset", "--wait")

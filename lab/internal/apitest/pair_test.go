@@ -201,18 +201,27 @@ func (p *pair) says(args []string, wants ...string) string {
 // it waits for: a busy machine takes longer until then.
 var timeouts = []string{"4s", "15s", "1m"}
 
-// inVain runs what waits in vain for something, and checks what it says when it has come to that.
-func (p *pair) inVain(args []string, what string, wants ...string) string {
+// inVain runs what waits in vain for something, and checks what it says: when it has come to that, and
+// of what it has done until then, which was perhaps in the try before. It returns what all tries said.
+func (p *pair) inVain(args []string, wants ...string) string {
 	p.t.Helper()
-	var said string
+	return saysInVain(p.t, fmt.Sprint("isthmusctl network ", args), wants, func(timeout string) string {
+		return p.says(append(slices.Clone(args), "--timeout", timeout))
+	})
+}
+
+// saysInVain gives a command more and more time, until its tries have said all that is wanted.
+func saysInVain(t *testing.T, command string, wants []string, try func(timeout string) string) (said string) {
+	t.Helper()
+	lacks := func(want string) bool { return !strings.Contains(said, want) }
 	for _, timeout := range timeouts {
-		said = p.says(append(slices.Clone(args), "--timeout", timeout))
-		if strings.Contains(said, what) {
-			break
+		said += try(timeout)
+		if !slices.ContainsFunc(wants, lacks) {
+			return said
 		}
 	}
-	for _, want := range append(wants, what) {
-		assert.Check(p.t, is.Contains(said, want), "isthmusctl network %v", args)
+	for _, want := range wants {
+		assert.Check(t, is.Contains(said, want), command)
 	}
 	return said
 }
@@ -220,7 +229,7 @@ func (p *pair) inVain(args []string, what string, wants ...string) string {
 // lacksTunnel is inVain for connect between gateways that do not hear each other.
 func (p *pair) lacksTunnel(args []string, wants ...string) {
 	p.t.Helper()
-	p.inVain(args, "the tunnel: Connection", wants...)
+	p.inVain(args, append(wants, "the tunnel: Connection")...)
 }
 
 type networkResult struct {
@@ -298,4 +307,4 @@ func (p *pair) nothing() {
 	until(p.t, "nothing is left of the peering", func() bool { return len(p.objects()) == 0 })
 }
 
-var connectArgs = []string{"connect", "--gw-server-service-type", "ClusterIP", "--wait", "--timeout", "30s"}
+var connectArgs = []string{"connect", "--gw-server-service-type", "ClusterIP", "--wait", "--timeout", "4m"}

@@ -2,6 +2,7 @@ package apitest
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -117,9 +118,10 @@ func policies(t *testing.T, a *api) {
 		return err
 	}
 	// A policy is in force a moment after it is created.
-	poll.WaitOn(t, func(poll.LogT) poll.Result {
-		if err := write(map[string][]string{nodeName: {"worker-5"}}); err == nil {
-			return poll.Continue("another node may still write")
+	const ofAnother = "a node may write the status of its own InternalNode only; this token is of node worker-5"
+	poll.WaitOn(t, func(poll.LogT) poll.Result { // and so is the role
+		if err := write(map[string][]string{nodeName: {"worker-5"}}); err == nil || !strings.Contains(err.Error(), ofAnother) {
+			return poll.Continue("another node: %v", err)
 		}
 		return poll.Success()
 	}, poll.WithTimeout(2*time.Minute))
@@ -129,7 +131,7 @@ func policies(t *testing.T, a *api) {
 		want  string
 	}{
 		{"its own", map[string][]string{nodeName: {"worker-4"}}, ""},
-		{"another's", map[string][]string{nodeName: {"worker-5"}}, "a node may write the status of its own InternalNode only; this token is of node worker-5"},
+		{"another's", map[string][]string{nodeName: {"worker-5"}}, ofAnother},
 		{"a token that is not bound to a pod", nil, "this token is of no node"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
