@@ -97,7 +97,7 @@ func TestTwoControlPlanesWithTheSameAddress(t *testing.T) {
 				return poll.Continue("%v %v", err, l)
 			}
 			return poll.Compare(is.DeepEqual(l.Items[0].Endpoints[0].Addresses, []string{"172.18.1.2"}))
-		})
+		}, poll.WithTimeout(2*time.Minute))
 	})
 	t.Run("a node gets a podCIDR", func(t *testing.T) { podCIDR(t, cps[0]) })
 	t.Run("a node may not read what it has no business with", func(t *testing.T) { nodeAuthorizer(t, cps[0], cps[0].RESTConfig().Dial) })
@@ -117,7 +117,7 @@ func podCIDR(t *testing.T, cp *controlplane.ControlPlane) {
 			return poll.Error(err)
 		}
 		return poll.Success()
-	})
+	}, poll.WithTimeout(2*time.Minute))
 }
 
 func nodeAuthorizer(t *testing.T, cp *controlplane.ControlPlane, dial dialer) {

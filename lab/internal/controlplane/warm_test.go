@@ -3,6 +3,7 @@ package controlplane_test
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
+	"gotest.tools/v3/poll"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -87,6 +89,19 @@ func TestWarmStart(t *testing.T) {
 func onlyOwn(t *testing.T, cp *controlplane.ControlPlane, address, services string) {
 	t.Helper()
 	c := cp.Client()
+	poll.WaitOn(t, func(poll.LogT) poll.Result { // an API server writes these when it is ready, and a controller manager after it
+		_, noService := c.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
+		ips, noIPs := c.NetworkingV1().IPAddresses().List(t.Context(), metav1.ListOptions{})
+		slices, noSlices := c.DiscoveryV1().EndpointSlices("default").List(t.Context(), metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=kubernetes"})
+		leases, noLeases := c.CoordinationV1().Leases("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "apiserver.kubernetes.io/identity=kube-apiserver"})
+		trust, noTrust := c.CoreV1().ConfigMaps("kube-system").Get(t.Context(), "extension-apiserver-authentication", metav1.GetOptions{})
+		_, noRoot := c.CoreV1().ConfigMaps("default").Get(t.Context(), "kube-root-ca.crt", metav1.GetOptions{})
+		err := errors.Join(noService, noIPs, noSlices, noLeases, noTrust, noRoot)
+		if err != nil || len(ips.Items) == 0 || len(slices.Items) == 0 || len(slices.Items[0].Endpoints) == 0 || len(leases.Items) == 0 || trust.Data["requestheader-client-ca-file"] == "" {
+			return poll.Continue("%v", err)
+		}
+		return poll.Success()
+	}, poll.WithTimeout(2*time.Minute))
 	svc, err := c.CoreV1().Services("default").Get(t.Context(), "kubernetes", metav1.GetOptions{})
 	assert.NilError(t, err)
 	first := netip.MustParsePrefix(services).Addr().Next().String()

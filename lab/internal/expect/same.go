@@ -66,11 +66,13 @@ func (e *Same) Check(ctx context.Context, row *Row) (Result, error) {
 		return Result{}, err
 	}
 	var lines []string
-	if e.Of != ofObjects {
-		lines = append(lines, linesDiffer(before.Kernels, now.Kernels)...)
-	}
-	if e.Of != ofKernels {
-		lines = append(lines, objectsDiffer(before.Objects, now.Objects)...)
+	switch e.Of {
+	case ofObjects:
+		lines = objectsDiffer(before.Objects, now.Objects)
+	case ofKernels:
+		lines = linesDiffer(before.Kernels, now.Kernels)
+	default:
+		lines = before.Compare(now)
 	}
 	res.OK = len(lines) == 0
 	if !res.OK {
@@ -86,6 +88,11 @@ type Remembered struct {
 	Clusters []string
 	Kernels  []string                             // lines with their host in front
 	Objects  map[string]unstructured.Unstructured // by cluster, kind, namespace and name; what somebody wanted of each
+}
+
+// Compare returns what differs later, a line each.
+func (r Remembered) Compare(now Remembered) []string {
+	return append(linesDiffer(r.Kernels, now.Kernels), objectsDiffer(r.Objects, now.Objects)...)
 }
 
 // Remember looks at clusters.

@@ -125,12 +125,14 @@ func sendBulk(conn *net.TCPConn, end time.Time) error {
 		return err
 	}
 	buf := make([]byte, bulkWrite)
-	for time.Now().Before(end) {
+	for { // once at least: a busy machine may come here when the time is over
 		if _, err := conn.Write(buf); err != nil {
 			return err
 		}
+		if !time.Now().Before(end) {
+			return conn.CloseWrite()
+		}
 	}
-	return conn.CloseWrite()
 }
 
 // packets sends small datagrams, as many as fit into the window.

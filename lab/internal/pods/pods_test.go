@@ -176,7 +176,11 @@ func logsAndExec(t *testing.T, w *world) {
 	poll.WaitOn(t, func(poll.LogT) poll.Result { // ready, without a probe, is before the first line
 		out, err := w.kubectl(t, nil, "logs", "talk", "-c", "other")
 		return result(err == nil && out == "serving on 81\n", "%s %v", out, err)
-	})
+	}, poll.WithTimeout(time.Minute))
+	poll.WaitOn(t, func(poll.LogT) poll.Result {
+		out, err := w.kubectl(t, nil, "logs", "talk", "-c", "main")
+		return result(err == nil && out == "waiting\n", "%s %v", out, err)
+	}, poll.WithTimeout(time.Minute))
 	out, err := w.kubectl(t, nil, "logs", "talk", "-c", "main", "--timestamps", "--tail=1")
 	assert.NilError(t, err, out)
 	stamp, text, _ := strings.Cut(out, " ")

@@ -47,13 +47,13 @@ func serve(t *testing.T, host string) netip.AddrPort {
 	go func() { done <- prober.Serve(t.Context(), address.String(), web, slog.New(slog.DiscardHandler)) }()
 	t.Cleanup(func() { assert.NilError(t, <-done) })
 	poll.WaitOn(t, func(poll.LogT) poll.Result {
-		c, err := net.Dial("tcp", address.String())
-		if err != nil {
-			return poll.Continue("%v", err)
+		// It answers once it listens to both protocols.
+		got, err := prober.Dial(t.Context(), prober.Probe{Proto: "tcp", To: address, Token: "t", Timeout: time.Minute})
+		if err != nil || !got.OK {
+			return poll.Continue("%v %+v", err, got)
 		}
-		c.Close()
 		return poll.Success()
-	})
+	}, poll.WithTimeout(time.Minute))
 	return address
 }
 
@@ -106,15 +106,16 @@ func TestDialFailures(t *testing.T) {
 	assert.NilError(t, err)
 	defer silent.Close()
 	for _, tc := range []struct {
-		proto string
-		to    netip.AddrPort
-		want  string
+		proto   string
+		to      netip.AddrPort
+		timeout time.Duration
+		want    string
 	}{
-		{"tcp", closed, prober.ErrorRefused},
-		{"udp", closed, prober.ErrorICMPPort},
-		{"udp", netip.MustParseAddrPort(silent.LocalAddr().String()), prober.ErrorTimeout},
+		{"tcp", closed, time.Minute, prober.ErrorRefused},
+		{"udp", closed, time.Minute, prober.ErrorICMPPort},
+		{"udp", netip.MustParseAddrPort(silent.LocalAddr().String()), 200 * time.Millisecond, prober.ErrorTimeout},
 	} {
-		got, err := prober.Dial(t.Context(), prober.Probe{Proto: tc.proto, To: tc.to, Token: "t", Timeout: 200 * time.Millisecond})
+		got, err := prober.Dial(t.Context(), prober.Probe{Proto: tc.proto, To: tc.to, Token: "t", Timeout: tc.timeout})
 		assert.NilError(t, err)
 		assert.Assert(t, !got.OK)
 		assert.Equal(t, got.Error, tc.want, got.Message)
@@ -272,16 +273,17 @@ func TestFlow(t *testing.T) {
 	reports := json.NewDecoder(r)
 	var gap time.Duration
 	var blocked time.Time
+	var before int // were lost when it was blocked last
 	for n := 0; ; n++ {
 		var got prober.FlowReport
 		assert.NilError(t, reports.Decode(&got))
 		assert.Assert(t, got.Alive)
 		gap = max(gap, got.Gap)
 		switch {
-		case got.Received > 5 && got.Lost <= 10 && time.Since(blocked) > time.Second: // once, unless too few were sent in that time
-			blocked = time.Now()
+		case got.Received > 5 && got.Lost-before <= 10 && time.Since(blocked) > time.Second: // once, unless too few were sent in that time
+			blocked, before, gap = time.Now(), got.Lost, 0
 			relay.block(150 * time.Millisecond)
-		case got.Lost > 10:
+		case got.Lost-before > 10:
 			// The way was blocked for 150 ms. Time in which this process had no processor is not
 			// counted, but it has sent ten messages at least, one every 5 ms.
 			assert.Assert(t, gap >= 40*time.Millisecond && gap < 2*time.Second, "gap %v", gap)

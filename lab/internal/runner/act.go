@@ -157,7 +157,12 @@ func (r *Runner) do(ctx context.Context, row *expect.Row, a scenario.Action, und
 	case *scenario.Uninstall:
 		return r.operate(ctx, a.In, a.With, a.String(), undo, func(o deploy.Operator) error { return o.Uninstall(ctx, a.In, a.Purge) })
 	case *scenario.Remember:
-		seen, err := expect.Remember(ctx, row, a.Of)
+		// What was made just now, not all hosts may have applied.
+		look := func(ctx context.Context) (expect.Remembered, error) { return expect.Remember(ctx, row, a.Of) }
+		seen, err := look(ctx)
+		if err == nil {
+			seen, err = unchanged(ctx, r, seen, look, func(a, b expect.Remembered) bool { return len(a.Compare(b)) == 0 })
+		}
 		row.Remembered[a.Name] = seen
 		return nil, err
 	}

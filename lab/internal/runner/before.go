@@ -25,29 +25,38 @@ const (
 //     whose informers are behind makes objects again that have just been deleted with
 //     their owner, and the garbage collector deletes them a moment later.
 func (r *Runner) lookBefore(ctx context.Context, s *scenario.Scenario) (expect.Leftovers, error) {
-	now, err := expect.Observe(ctx, r.World, r.api, s.Topology)
+	look := func(ctx context.Context) (expect.Leftovers, error) {
+		return expect.Observe(ctx, r.World, r.api, s.Topology)
+	}
+	now, err := look(ctx)
 	if err != nil {
 		return nil, err
 	}
 	if r.before != nil && same(r.before, now) {
 		return now, nil
 	}
+	if now, err = unchanged(ctx, r, now, look, same); err != nil {
+		return nil, fmt.Errorf("before the row: %w", err)
+	}
+	r.before = now
+	return now, nil
+}
+
+// unchanged looks until hosts are as they were for a second, and for as much longer as this machine is
+// slower: a node that applies what it has just been told takes a fifth of a second on one that is idle.
+func unchanged[T any](ctx context.Context, r *Runner, now T, look func(context.Context) (T, error), same func(a, b T) bool) (T, error) {
 	since := time.Now()
-	err = until(ctx, r.allowAction(unchangedWithin), "hosts go on changing, though the clusters have converged", func(ctx context.Context) (bool, error) {
-		next, err := expect.Observe(ctx, r.World, r.api, s.Topology)
+	err := until(ctx, r.allowAction(unchangedWithin), "hosts go on changing, though the clusters have converged", func(ctx context.Context) (bool, error) {
+		next, err := look(ctx)
 		if err != nil {
 			return false, err
 		}
 		if !same(now, next) {
 			now, since = next, time.Now()
 		}
-		return time.Since(since) >= r.patient(unchangedFor), nil
+		return time.Since(since) >= r.Pace.Longer(r.patient(unchangedFor), since, time.Time{}), nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("before the row: %w", err)
-	}
-	r.before = now
-	return now, nil
+	return now, err
 }
 
 func same(before, now expect.Leftovers) bool {

@@ -159,7 +159,7 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 		return seen, err
 	}
 	if acts(steps) {
-		if row.Before, err = expect.Observe(ctx, r.World, r.api, s.Topology); err != nil {
+		if row.Before, err = r.lookBefore(ctx, s); err != nil {
 			return seen, err
 		}
 	}
@@ -171,10 +171,10 @@ func (r *Runner) runSabotage(ctx context.Context, s *scenario.Scenario, sr scena
 	// Not everything that is withheld is reported as applied before. Steps
 	// that only look can look again until what is broken shows.
 	looks := !acts(upTo(steps, sab.Fails))
-	for deadline := time.Now().Add(showTime); err == nil; {
+	for given := r.allowAction(showTime); err == nil; {
 		out.Steps = nil
 		seen, err = r.sabotagedSteps(ctx, s, row, steps, sab, broken, &undo, out)
-		if seen.noticed(sab) || sab.Before != "" || !looks || time.Now().After(deadline) {
+		if seen.noticed(sab) || sab.Before != "" || !looks || given.over(0) {
 			break
 		}
 		select {

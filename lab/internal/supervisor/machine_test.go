@@ -40,6 +40,7 @@ func TestTheSameNetworkInAMachine(t *testing.T) {
 
 func checkMachine(t *testing.T, c *world.Client) {
 	t.Helper()
+	since := time.Now()
 	sh(t, c, "milan/node-1", "ping -c1 -W5 172.18.1.2") // the control plane, outside of the machine
 	sh(t, c, "rome/control-plane", "busybox ping -c1 -W5 172.18.2.11")
 	sh(t, c, "milan/node-1", "ping -c1 -W5 172.18.2.11")
@@ -51,7 +52,7 @@ func checkMachine(t *testing.T, c *world.Client) {
 	assert.Equal(t, len(s.VM.Warnings), 0, "%q", s.VM.Warnings)
 	t.Logf("%+v", *s.VM)
 
-	w, err := c.WirePackets(t.Context(), world.WireQuery{On: "wan", Since: time.Now().Add(-time.Minute)})
+	w, err := c.WirePackets(t.Context(), world.WireQuery{On: "wan", Since: since})
 	assert.NilError(t, err)
 	// The question itself passes the management network with the token in it.
 	seen, err := c.Sightings(t.Context(), world.SightingQuery{Token: "0ddba11c0ffee000"})

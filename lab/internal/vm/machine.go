@@ -244,7 +244,7 @@ func consoleTail(s string, lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// How long the first steps of a boot may take before it counts as stuck. They
+// How long the console of a boot may stay as it is before it counts as stuck. The first steps
 // take two seconds under TCG, ten on a loaded machine.
 const (
 	stuckAfter = 40 * time.Second
@@ -260,9 +260,15 @@ func (m *Machine) WaitBooted(ctx context.Context) error {
 	defer tick.Stop()
 	deadline := time.NewTimer(stuckAfter)
 	defer deadline.Stop()
+	printed := 0
 	for {
-		if b, err := os.ReadFile(m.console); err == nil && bytes.Contains(b, []byte(markReady)) {
+		b, err := os.ReadFile(m.console)
+		if err == nil && bytes.Contains(b, []byte(markReady)) {
 			return nil
+		}
+		if len(b) > printed {
+			printed = len(b)
+			deadline.Reset(stuckAfter)
 		}
 		select {
 		case <-ctx.Done():
@@ -270,7 +276,7 @@ func (m *Machine) WaitBooted(ctx context.Context) error {
 		case <-m.done:
 			return m.Ended()
 		case <-deadline.C:
-			return fmt.Errorf("%w in %s; its console's end:\n%s", errStuck, stuckAfter, consoleTail(m.Console(), 15))
+			return fmt.Errorf("%w: nothing was printed for %s; its console's end:\n%s", errStuck, stuckAfter, consoleTail(m.Console(), 15))
 		case <-tick.C:
 		}
 	}

@@ -88,7 +88,7 @@ func TestMachinesAreRestored(t *testing.T) {
 		_, err = fmt.Sscan(lines[0], &clock)
 		assert.NilError(t, err)
 		off := time.Unix(clock, 0).Sub(time.Now())
-		assert.Assert(t, off > -time.Minute && off < 2*time.Second && time.Unix(clock+1, 0).After(start), "the guest's clock is off by %s", off)
+		assert.Assert(t, off < 2*time.Second && time.Unix(clock+1, 0).After(start), "the guest's clock is off by %s", off)
 		assert.DeepEqual(t, lines[2:], []string{greeting, "1", ""})
 		assert.Equal(t, len(lines[1]), 32)
 		return lines[1], how

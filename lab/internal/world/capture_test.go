@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -168,11 +170,11 @@ func TestCaptureOfANamespace(t *testing.T) {
 				got = append(got, fmt.Sprintf("%s %s %s %d", s.Interface, s.Direction, s.Proto, s.Dst.Port()))
 			}
 		}
-		if len(got) < 2 {
-			return poll.Continue("%v", got)
+		if len(got) < 2 || slices.ContainsFunc(got, func(s string) bool { return !strings.HasPrefix(s, "late0 ") }) {
+			return poll.Continue("%v", got) // that the link has another name is told by another socket
 		}
 		return poll.Success()
-	})
+	}, poll.WithTimeout(time.Minute))
 	assert.Check(t, is.DeepEqual(got, []string{"late0 in udp 9", "late0 out tcp 8443"}), "the control plane's port is left out")
 
 	// Paused it sees nothing, and an absence proves nothing; then it goes on.
