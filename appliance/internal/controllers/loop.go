@@ -47,19 +47,19 @@ type reconciler struct {
 	dog        agent.Watchdog // that liveness asks
 }
 
-// Backoff after passes that failed. So many in turn that were only out of date are
-// no accident any more, and count as failed.
+// Backoff after passes that failed. Those in turn that were only out of date for so long are
+// no accident any more, and count as failed: informers of a busy API server are seconds late.
 const (
-	firstRetry  = 200 * time.Millisecond
-	lastRetry   = 5 * time.Second
-	staleInTurn = 10
+	firstRetry = 200 * time.Millisecond
+	lastRetry  = 5 * time.Second
+	staleFor   = 10 * time.Second
 )
 
 // tries are the passes since one succeeded.
 type tries struct {
 	retry   time.Duration // that was waited last, after a failure
-	stale   int
-	failure string // that the log knows
+	stale   time.Time     // since when they were only out of date; zero: they were not
+	failure string        // that the log knows
 }
 
 // after takes the outcome of a pass, and returns when to try again; 0: it succeeded.
@@ -71,12 +71,17 @@ func (t *tries) after(ctx context.Context, log *slog.Logger, err error) time.Dur
 		}
 		*t = tries{}
 		return 0
-	case onlyStale(err) && t.stale < staleInTurn:
+	case onlyStale(err) && (t.stale.IsZero() || time.Since(t.stale) < staleFor):
 		// Somebody was faster; what they wrote leads to a pass.
-		t.stale++
+		if t.stale.IsZero() {
+			t.stale = time.Now()
+		}
 		t.retry = 0
 		log.DebugContext(ctx, "out of date, trying again", "err", err)
 		return firstRetry
+	}
+	if !onlyStale(err) {
+		t.stale = time.Time{}
 	}
 	t.retry = min(max(2*t.retry, firstRetry), lastRetry)
 	if text := err.Error(); text != t.failure {
