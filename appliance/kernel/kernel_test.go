@@ -86,8 +86,9 @@ func converge(t testing.TB, ns *NetNS, want netstate.State) {
 	assert.Assert(t, left.Empty(), "still to do:\n%s\nafter:\n%s\nfrom:\n%s", left, changes, before)
 }
 
-// applyOnceFree makes a state as soon as the port of UDP is free that WireGuard had: a process that another
-// test starts has copies of all sockets until it runs its program, those of a link that is gone, too.
+// applyOnceFree makes a state, and tries again while WireGuard's port is taken: a process that another test
+// has just forked holds copies of all our sockets until it executes its program, also those of a link that is
+// deleted.
 func applyOnceFree(t testing.TB, ns *NetNS, want netstate.State) {
 	t.Helper()
 	poll.WaitOn(t, func(poll.LogT) poll.Result {

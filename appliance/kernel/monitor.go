@@ -30,8 +30,9 @@ type monitor struct {
 	guests map[int]netstate.Link         // the same of gateways in other namespaces: routes lead there
 	edited map[netstate.TableID]struct{} // since the last settle
 	heard  uint32                        // generation of nftables of the last transaction that was told of
-	news   chan struct{}                 // closed when heard or lost changes
-	lost   bool                          // the kernel had no room for messages, and heard may stay behind
+	news   chan struct{}                 // closed when heard or losses changes
+	losses int                           // how often nobody knows what nftables told: heard may stay behind
+	caught int                           // how many of them heard has caught up with
 }
 
 // A receiver is a netlink socket ([nl.Conn]).
@@ -63,7 +64,7 @@ func (ns *NetNS) openMonitor() (*monitor, error) {
 		edited: map[netstate.TableID]struct{}{},
 		news:   make(chan struct{}),
 	}
-	start := func(family int, groups []uint32, handle func(nl.Message)) error {
+	start := func(family int, groups []uint32, handle func(nl.Message), lost func()) error {
 		c, err := nl.Dial(family, nil)
 		if err != nil {
 			return err
@@ -75,12 +76,12 @@ func (ns *NetNS) openMonitor() (*monitor, error) {
 				return err
 			}
 		}
-		m.done.Go(func() { m.watch(c, handle) })
+		m.done.Go(func() { m.watch(c, handle, lost) })
 		return nil
 	}
-	err := start(unix.NETLINK_ROUTE, routeGroups, m.route)
+	err := start(unix.NETLINK_ROUTE, routeGroups, m.route, func() {})
 	if err == nil {
-		err = start(unix.NETLINK_NETFILTER, []uint32{unix.NFNLGRP_NFTABLES}, m.table)
+		err = start(unix.NETLINK_NETFILTER, []uint32{unix.NFNLGRP_NFTABLES}, m.table, m.missed)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("subscribe to changes: %w", err), m.close())
@@ -118,7 +119,7 @@ const (
 	mostDeafness  = 10 * time.Second
 )
 
-func (m *monitor) watch(c receiver, handle func(nl.Message)) {
+func (m *monitor) watch(c receiver, handle func(nl.Message), lost func()) {
 	wait := time.Duration(0)
 	for {
 		msgs, err := c.Receive()
@@ -138,7 +139,7 @@ func (m *monitor) watch(c receiver, handle func(nl.Message)) {
 				}
 			}
 			wait = min(max(2*wait, leastDeafness), mostDeafness)
-			m.missed()
+			lost()
 			m.signal()
 			continue
 		}
@@ -256,17 +257,17 @@ func (m *monitor) table(msg nl.Message) {
 	}
 }
 
-// missed notes that something was told that could not be read.
+// missed notes that messages of nftables were lost, or may have been.
 func (m *monitor) missed() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.lost = true
+	m.losses++
 	close(m.news)
 	m.news = make(chan struct{})
 }
 
-// The messages that the monitor has not read are in its socket already, however late a
-// busy machine reads them, but for those that the kernel had no room for.
+// Messages that the monitor has not read yet are in its socket, however late a busy machine
+// reads them. Only those that the kernel had no room for are not.
 const (
 	hearsLate = 10 * time.Second
 	// hearsLost is how long is waited where messages are known to be lost, perhaps the last one.
@@ -274,16 +275,16 @@ const (
 )
 
 // hear waits until the monitor has read what was told up to a generation of
-// nftables.
-func (m *monitor) hear(generation uint32) {
+// nftables. losses are how many there were before it was that generation.
+func (m *monitor) hear(generation uint32, losses int) {
 	began, patience := time.Now(), hearsLate
 	for {
 		m.mu.Lock()
 		behind, news := int32(m.heard-generation) < 0, m.news
 		if !behind {
-			m.lost = false
+			m.caught = max(m.caught, losses)
 		}
-		if m.lost {
+		if m.losses > m.caught {
 			patience = hearsLost
 		}
 		m.mu.Unlock()
@@ -302,7 +303,7 @@ func (m *monitor) hear(generation uint32) {
 // What the monitor has read may be from before that, so it reads the rest first.
 func (m *monitor) settle(n *nft) error {
 	m.mu.Lock()
-	edits := len(m.edited)
+	edits, losses := len(m.edited), m.losses
 	m.mu.Unlock()
 	if edits == 0 {
 		return nil
@@ -311,7 +312,7 @@ func (m *monitor) settle(n *nft) error {
 	if err != nil {
 		return err
 	}
-	m.hear(now)
+	m.hear(now, losses)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for id := range m.edited {

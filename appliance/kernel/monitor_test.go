@@ -68,16 +68,18 @@ func (s *brokenSocket) Receive() ([]nl.Message, error) {
 func TestMonitorBacksOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		closing, start := make(chan struct{}), time.Now()
-		m := &monitor{changed: make(chan struct{}, 1), closing: closing, news: make(chan struct{})}
+		m := &monitor{changed: make(chan struct{}, 1), closing: closing}
 		s := &brokenSocket{until: start.Add(10 * time.Minute)}
-		m.watch(s, func(nl.Message) {})
+		lost := 0
+		m.watch(s, func(nl.Message) {}, func() { lost++ })
+		assert.Equal(t, lost, s.reads-1)
 		assert.Assert(t, s.reads > 60 && s.reads < 80, "%d reads", s.reads)
 		assert.Equal(t, len(m.changed), 1)
 
 		s.until = time.Now().Add(time.Hour)
 		time.AfterFunc(time.Minute, func() { close(closing) })
 		start = time.Now()
-		m.watch(s, func(nl.Message) {})
+		m.watch(s, func(nl.Message) {}, func() {})
 		assert.Equal(t, time.Since(start), time.Minute)
 	})
 }
@@ -110,9 +112,21 @@ func TestHear(t *testing.T) {
 					time.AfterFunc(tt.lost, m.missed)
 				}
 				start := time.Now()
-				m.hear(8)
+				m.hear(8, m.losses)
 				assert.Equal(t, time.Since(start), tt.want)
 				over.Stop()
+
+				// What is caught up with is over. What was lost later is not.
+				m.table(generation)
+				m.missed()
+				m.hear(8, m.losses-1)
+				start = time.Now()
+				m.hear(9, m.losses)
+				assert.Equal(t, time.Since(start), hearsLost)
+				m.hear(8, m.losses)
+				start = time.Now()
+				m.hear(9, m.losses)
+				assert.Equal(t, time.Since(start), hearsLate)
 			})
 		})
 	}

@@ -47,8 +47,8 @@ type reconciler struct {
 	dog        agent.Watchdog // that liveness asks
 }
 
-// Backoff after passes that failed. Those in turn that were only out of date for so long are
-// no accident any more, and count as failed: informers of a busy API server are seconds late.
+// Backoff after passes that failed. Passes that are only out of date count as failed once they have followed
+// one another for staleFor: the informers of a busy API server may be seconds late.
 const (
 	firstRetry = 200 * time.Millisecond
 	lastRetry  = 5 * time.Second
@@ -58,7 +58,7 @@ const (
 // tries are the passes since one succeeded.
 type tries struct {
 	retry   time.Duration // that was waited last, after a failure
-	stale   time.Time     // since when they were only out of date; zero: they were not
+	stale   time.Time     // since when every pass was only out of date; zero: the last one was not
 	failure string        // that the log knows
 }
 

@@ -21,11 +21,11 @@ type plans struct {
 
 // plan is [planWithBug].
 func (p *plans) plan(s cluster.Snapshot) plan.Result {
-	before, _ := countPasses()
+	before, err := countPasses()
 	p.mu.Lock()
 	p.latest = s
 	for _, n := range s.Nodes {
-		if mark := n.Labels[marks]; mark != "" && p.passes != nil {
+		if mark := n.Labels[marks]; mark != "" && err == nil && p.passes != nil {
 			if _, seen := p.passes[mark]; !seen {
 				p.passes[mark] = before
 			}

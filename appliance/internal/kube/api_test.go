@@ -255,6 +255,10 @@ func TestSources(t *testing.T) {
 		return v.Gateway != nil && v.Connection != nil && len(v.Input.Tunnels) == 2 && len(v.Input.Nodes) == 2 &&
 			len(v.Input.Routes) == 2 && len(v.Input.Firewalls) == 5 && len(v.Input.Configurations) == 1 && len(v.Input.PublicKeys) == 1 && len(v.Input.Fabrics) == 1
 	})
+	// That its report was made wakes it: it must have happened before "status of the gateway" counts wakes.
+	first := kube.ReportStatus{Applied: []cluster.Applied{{Object: gatewayView.Input.Routes[0].Ref, ObservedGeneration: 1, Message: "not yet"}}}
+	assert.NilError(t, gateway.WriteReport(ctx, first))
+	eventually(t, gateway, "its first report", func(v kube.GatewayView) bool { return len(v.Applied) == 1 })
 	assert.Equal(t, gatewayView.Gateway.MTU, 1400)
 	var firewalls []string
 	for _, f := range gatewayView.Input.Firewalls {
@@ -413,10 +417,6 @@ func TestSources(t *testing.T) {
 	})
 
 	t.Run("status of the gateway", func(t *testing.T) {
-		// That the report was made is no news any more when it has been written once.
-		first := kube.ReportStatus{Applied: []cluster.Applied{{Object: gatewayView.Input.Routes[0].Ref, ObservedGeneration: 1, Message: "not yet"}}}
-		assert.NilError(t, gateway.WriteReport(ctx, first))
-		eventually(t, gateway, "its first report", func(v kube.GatewayView) bool { return len(v.Applied) == 1 })
 		drain(gateway.Changed())
 		at := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 		connection := kube.ConnectionStatus{Value: v1beta1.Connected, Latency: "2ms", At: at, Conditions: []metav1.Condition{{Type: v1beta1.ConditionConnected, Status: metav1.ConditionTrue, Reason: "Connected", Message: "it answers"}}}

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -60,13 +62,13 @@ func (r *run) unmake(ctx context.Context, e entry, ref Ref) error {
 }
 
 // restore writes the spec that an object had before, unless somebody else has
-// changed it since. The controller writes the status of objects whose spec has changed, and may
-// do so at just that moment.
+// changed it since. The controller writes the status of such an object, perhaps between our read and our
+// write: then both are done again.
 func (r *run) restore(ctx context.Context, e entry, ref Ref) error {
 	if e.before == nil {
 		return nil
 	}
-	return retry.RetryOnConflict(retry.DefaultBackoff, func() error { return r.restoreOnce(ctx, e, ref) })
+	return retry.RetryOnConflict(wait.Backoff{Steps: 8, Duration: 20 * time.Millisecond, Factor: 2}, func() error { return r.restoreOnce(ctx, e, ref) })
 }
 
 func (r *run) restoreOnce(ctx context.Context, e entry, ref Ref) error {

@@ -82,7 +82,7 @@ func (p *pair) refusals() {
 	theirs := *o
 	theirs.kubeconfig = o.file("somebody", []byte(strings.Replace(string(admin), "user:\n", "user:\n    as: somebody\n", 1)))
 	reader.rome = &theirs
-	// An API server learns a moment later who may do what.
+	// An API server learns of new rights a moment later.
 	hears := func(text string) {
 		p.t.Helper()
 		until(p.t, "somebody hears: "+text, func() bool {

@@ -384,8 +384,8 @@ func (s *stream) got(n int, by Server) {
 func (s *stream) end(proto string, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// After a reset the kernel tells one of two goroutines of it, and the other one of the end.
-	if s.finished == nil || errors.Is(s.finished, io.EOF) {
+	// After a reset one goroutine gets ECONNRESET and the other one EOF. The reset is what happened.
+	if s.finished == nil || errors.Is(s.finished, io.EOF) && classify(proto, err) == ErrorReset {
 		s.finished = err
 		s.report.Alive, s.report.Error, s.report.Message = false, classify(proto, err), err.Error()
 	}

@@ -157,7 +157,7 @@ func (r *Runner) do(ctx context.Context, row *expect.Row, a scenario.Action, und
 	case *scenario.Uninstall:
 		return r.operate(ctx, a.In, a.With, a.String(), undo, func(o deploy.Operator) error { return o.Uninstall(ctx, a.In, a.Purge) })
 	case *scenario.Remember:
-		// What was made just now, not all hosts may have applied.
+		// Hosts may not have applied yet what was made just now.
 		look := func(ctx context.Context) (expect.Remembered, error) { return expect.Remember(ctx, row, a.Of) }
 		seen, err := look(ctx)
 		if err == nil {

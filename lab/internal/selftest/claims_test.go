@@ -20,8 +20,11 @@ const (
 )
 
 // lost is why a stream that loses messages is refused. One whose process stood still says that it is
-// silent, or that it has not spoken, in place of a number.
-const lost = `([1-9][0-9]* messages were lost|it is silent, for|it has not spoken yet since the step began)`
+// silent, or that it has not spoken, in place of a number: at least one of three must say the number.
+const (
+	lostNumber = `[1-9][0-9]* messages were lost`
+	lost       = `(` + lostNumber + `|it is silent, for|it has not spoken yet since the step began)`
+)
 
 // wrongClaims says for each claim why the lab must refuse it when it is made
 // wrongly.
@@ -137,6 +140,12 @@ func TestLab(t *testing.T) {
 			passes(t, rows[rightly+claim])
 		})
 	}
+	counted := slices.ContainsFunc([]string{"flow-lost", "flow-lost-for", "flow-lost-percent"}, func(claim string) bool {
+		return slices.ContainsFunc(rows[wrongly+claim].Steps, func(s report.Step) bool {
+			return slices.ContainsFunc(s.Failures, func(f report.Fault) bool { return matches(t, lostNumber, f.Why) })
+		})
+	})
+	assert.Check(t, counted, "no stream was refused for the number of messages that it lost")
 	for _, s := range []string{"sabotages", "looks"} {
 		passes(t, rows[s])
 	}

@@ -244,10 +244,12 @@ func consoleTail(s string, lines int) string {
 	return strings.Join(all[max(0, len(all)-lines):], "\n")
 }
 
-// How long the console of a boot may stay as it is before it counts as stuck. The first steps
-// take two seconds under TCG, ten on a loaded machine.
+// stuckAfter is how long a boot may print nothing before it counts as stuck, and tooLate how long it may
+// take in all: a kernel in trouble prints now and then. The first steps take two seconds under TCG, ten on
+// a loaded machine.
 const (
 	stuckAfter = 40 * time.Second
+	tooLate    = 10 * stuckAfter
 	retries    = 2
 )
 
@@ -260,6 +262,7 @@ func (m *Machine) WaitBooted(ctx context.Context) error {
 	defer tick.Stop()
 	deadline := time.NewTimer(stuckAfter)
 	defer deadline.Stop()
+	limit := time.After(tooLate)
 	printed := 0
 	for {
 		b, err := os.ReadFile(m.console)
@@ -277,6 +280,8 @@ func (m *Machine) WaitBooted(ctx context.Context) error {
 			return m.Ended()
 		case <-deadline.C:
 			return fmt.Errorf("%w: nothing was printed for %s; its console's end:\n%s", errStuck, stuckAfter, consoleTail(m.Console(), 15))
+		case <-limit:
+			return fmt.Errorf("%w: it still prints after %s; its console's end:\n%s", errStuck, tooLate, consoleTail(m.Console(), 15))
 		case <-tick.C:
 		}
 	}
