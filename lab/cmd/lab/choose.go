@@ -142,12 +142,13 @@ func (lab *builtLab) converged(ctx context.Context) error {
 	return lab.saysConverged(ctx)
 }
 
-// convergeTime is how long the clusters may take after a row that disturbed them.
+// convergeTime is how long the clusters may take after a row that disturbed them, on a machine that has
+// nothing else to do.
 func (lab *builtLab) convergeTime() time.Duration {
 	if lab.emulated {
-		return lab.longer(convergeTime * emulatedPatience)
+		return convergeTime * emulatedPatience
 	}
-	return lab.longer(convergeTime)
+	return convergeTime
 }
 
 // podsReachEachOther waits until pods of all peerings that there are reach each

@@ -247,8 +247,9 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 	if _, err := removeDead(ctx, out, rundir.Base(), kind.Kept()); err != nil {
 		return err
 	}
-	s := &session{app: a, place: p, labs: labs, out: out, options: o, dir: dir, run: &run, clusters: have, pace: pace.Start(ctx, o.stretch)}
-	s.runGroups(ctx, groups(selected, chooser, o), chooser)
+	meter := pace.Start(ctx, o.stretch)
+	s := &session{app: a, place: p, labs: labs, out: out, options: o, dir: dir, run: &run, clusters: have, pace: meter}
+	s.runGroups(pace.With(ctx, meter), groups(selected, chooser, o), chooser)
 	run.Took = report.Duration(time.Since(run.Started))
 	run.Slowdown = s.pace.Since(run.Started)
 	return s.finish()

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/isthmus-net/isthmus/lab/internal/pace"
 )
 
 // fieldOwner is the lab's name in the managed fields of what it applies.
@@ -66,11 +68,25 @@ func applyOne(ctx context.Context, c client.Client, o *unstructured.Unstructured
 }
 
 // Poll calls check every 100 ms until it returns no reason to wait. The last
-// reason is part of the error when the time is over, or when ctx ends before.
+// reason is part of the error when the time is over, or when ctx ends before. With a meter in
+// ctx ([pace.With]) the time is as much longer as the machine is slower.
 func Poll(ctx context.Context, timeout time.Duration, check func(context.Context) (waitingFor string, err error)) error {
+	most, meter := timeout, pace.From(ctx)
+	if meter != nil {
+		most = timeout * pace.Most
+	}
+	start := time.Now()
+	return poll(ctx, most, func() bool { return time.Since(start) >= meter.Longer(timeout, start, time.Time{}) }, check)
+}
+
+// poll is Poll until the time is over, and for most at most.
+func poll(ctx context.Context, most time.Duration, over func() bool, check func(context.Context) (waitingFor string, err error)) error {
 	var reason string
 	start := time.Now()
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, most, true, func(ctx context.Context) (bool, error) {
+		if reason != "" && over() { // it has been looked once at least
+			return false, context.DeadlineExceeded
+		}
 		r, err := check(ctx)
 		if err != nil {
 			return false, err
@@ -86,7 +102,7 @@ func Poll(ctx context.Context, timeout time.Duration, check func(context.Context
 	if ctx.Err() != nil {
 		return fmt.Errorf("interrupted after %v, still waiting: %s: %w", time.Since(start).Round(100*time.Millisecond), reason, err)
 	}
-	return fmt.Errorf("after %v still waiting: %s: %w", timeout, reason, err)
+	return fmt.Errorf("after %v still waiting: %s: %w", time.Since(start).Round(100*time.Millisecond), reason, err)
 }
 
 func newUnstructured(apiVersion, kind string) *unstructured.Unstructured {

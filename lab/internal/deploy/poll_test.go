@@ -44,3 +44,21 @@ func TestPoll(t *testing.T) {
 		})
 	}
 }
+
+// TestPollIsPatient: on a machine that is slower there is more time, and not more than the most.
+func TestPollIsPatient(t *testing.T) {
+	for _, c := range []struct{ over, most, want string }{
+		{"5m0s", "15m0s", "after 5m0s still waiting: a node: context deadline exceeded"},
+		{"1h0m0s", "15m0s", "after 15m0s still waiting: a node: context deadline exceeded"},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			start := time.Now()
+			over, err := time.ParseDuration(c.over)
+			assert.NilError(t, err)
+			most, err := time.ParseDuration(c.most)
+			assert.NilError(t, err)
+			err = poll(t.Context(), most, func() bool { return time.Since(start) >= over }, func(context.Context) (string, error) { return "a node", nil })
+			assert.Error(t, err, c.want)
+		})
+	}
+}

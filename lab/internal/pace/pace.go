@@ -62,6 +62,18 @@ func Start(ctx context.Context, most float64) *Meter {
 	return m
 }
 
+type key struct{}
+
+// With returns a context that carries a meter.
+func With(ctx context.Context, m *Meter) context.Context { return context.WithValue(ctx, key{}, m) }
+
+// From returns the meter that a context carries; nil, which says that the machine is as quick as ever, if
+// there is none.
+func From(ctx context.Context) *Meter {
+	m, _ := ctx.Value(key{}).(*Meter)
+	return m
+}
+
 func (m *Meter) run(ctx context.Context) {
 	tick := time.NewTimer(interval)
 	defer tick.Stop()

@@ -112,3 +112,11 @@ func TestMeter(t *testing.T) {
 	m.mu.Unlock()
 	assert.Equal(t, m.Since(start), 2.)
 }
+
+// A context without a meter says that the machine is as quick as ever.
+func TestFrom(t *testing.T) {
+	start := time.Now()
+	assert.Equal(t, From(t.Context()).Longer(time.Minute, start, time.Time{}), time.Minute)
+	m := &Meter{best: 2 * time.Millisecond}
+	assert.Assert(t, From(With(t.Context(), m)) == m)
+}
