@@ -102,4 +102,5 @@ func (p *pair) overtaken(args ...string) {
 	assert.ErrorContains(p.t, cmd.Wait(), "exit status 1")
 	assert.Check(p.t, overtook.Load(), "nothing was taken back:\n%s", out)
 	assert.Check(p.t, is.Contains(out.String(), "what this run had made was taken back (--atomic)"))
+	p.rome.kubectl("", "annotate", "gatewayserver", "-n", "liqo-tenant-milan", "milan", "overtook-")
 }
