@@ -122,7 +122,7 @@ func TestGatewayBetweenNodeAndPeer(t *testing.T) {
 			assert.Assert(t, from != at("10.20.0.5"), "the peer reached the internal CIDR")
 		}
 	}
-	poll.WaitOn(t, func(poll.LogT) poll.Result { // a kernel thread may have it, or another processor
+	poll.WaitOn(t, func(poll.LogT) poll.Result { // a kernel thread or another processor may still have the packets
 		if denied, err = ns.Counted(internalOnly); err != nil || denied < 2 {
 			return poll.Continue("%d %v", denied, err)
 		}

@@ -450,7 +450,7 @@ func TestCounterOfPacketsWithoutRoute(t *testing.T) {
 			c, err := net.Dial("udp", "10.5.0.1:9")
 			assert.NilError(t, err)
 			defer c.Close()
-			_, _ = c.Write([]byte("lost")) // as long as no neighbour is known
+			_, _ = c.Write([]byte("lost")) // sent again and again: it is lost while its neighbour is not known
 		})
 		n, err := ns.InNoRoutes()
 		if err != nil {

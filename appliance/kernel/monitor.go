@@ -31,8 +31,8 @@ type monitor struct {
 	edited map[netstate.TableID]struct{} // since the last settle
 	heard  uint32                        // generation of nftables of the last transaction that was told of
 	news   chan struct{}                 // closed when heard or losses changes
-	losses int                           // how often nobody knows what nftables told: heard may stay behind
-	caught int                           // how many of them heard has caught up with
+	losses int                           // how often messages of nftables were lost, or may have been: heard may stay behind
+	caught int                           // after how many of these losses heard was up to date again
 }
 
 // A receiver is a netlink socket ([nl.Conn]).
@@ -270,12 +270,12 @@ func (m *monitor) missed() {
 // reads them. Only those that the kernel had no room for are not.
 const (
 	hearsLate = 10 * time.Second
-	// hearsLost is how long is waited where messages are known to be lost, perhaps the last one.
+	// hearsLost is how long hear waits when it knows that messages were lost: the last one may be among them.
 	hearsLost = 100 * time.Millisecond
 )
 
 // hear waits until the monitor has read what was told up to a generation of
-// nftables. losses are how many there were before it was that generation.
+// nftables. losses is what m.losses was before the kernel was asked for that generation.
 func (m *monitor) hear(generation uint32, losses int) {
 	began, patience := time.Now(), hearsLate
 	for {

@@ -87,7 +87,7 @@ func TestPeersAtANode(t *testing.T) {
 		to   netip.AddrPort
 	}{{remote, at("10.10.0.1", 4000)}, {remote, at("10.10.0.1", 4001)}, {remote, at("10.10.0.255", 4001)}, {remote6, at("fd00:10::1", 4000)}} {
 		send(t, knock.from, knock.to)
-		poll.WaitOn(t, func(poll.LogT) poll.Result { // mostly it was dropped before send returned
+		poll.WaitOn(t, func(poll.LogT) poll.Result { // mostly the packet is dropped before send returns, and sometimes after that
 			if counts, err = ns.CountedBy(peersRefused); err != nil || counts["rome"] <= uint64(i) {
 				return poll.Continue("%v %v", counts, err)
 			}

@@ -181,7 +181,7 @@ func TestDeletedLink(t *testing.T) {
 		assert.Assert(t, !strings.Contains(out, "192.0.2.2"), "the alias has what was learned: %s", out)
 
 		// The place of one peer is not that of another, and forgotten.
-		client.test.Run("ip", "link", "del", tunnel) // it would initiate by itself after 15 s
+		client.test.Run("ip", "link", "del", tunnel) // the client would begin a handshake by itself after 15 s
 		other := serverState()
 		other.WireGuard[0].Peers[0].PublicKey = public(3)
 		remake(server, other, func() { assert.Equal(t, place(), "-") })

@@ -218,7 +218,7 @@ func TestPresharedKey(t *testing.T) {
 		client.test.Run("nft", "add table inet told; add chain inet told in { type filter hook prerouting priority 0; }; add rule inet told in udp length 100 counter")
 		assert.NilError(t, client.Rehandshake(tunnel, public(1), netip.AddrPort{}, false))
 		out := listen(t, client.test, netip.MustParseAddrPort("0.0.0.0:0"))
-		send(t, out, netip.MustParseAddrPort("169.254.18.1:7000")) // the kernel's begins when there is something to send
+		send(t, out, netip.MustParseAddrPort("169.254.18.1:7000")) // the kernel begins a handshake when there is something to send
 		waitForCount(t, client.test, "list table inet told", 1)    // the other one has answered
 		peers, err := client.Peers(tunnel)
 		assert.NilError(t, err)
@@ -459,7 +459,7 @@ func TestUserspaceRestart(t *testing.T) {
 
 	closeAlone(t, server)
 	assert.NilError(t, os.WriteFile(file, remembered, 0o600)) // as if it had been killed
-	assert.NilError(t, in.Close())                            // with what has come until now
+	assert.NilError(t, in.Close())                            // and forget what has arrived until now
 	in = listen(t, server.test, netip.MustParseAddrPort("0.0.0.0:7000"))
 	server.open(t)
 	applyOnceFree(t, server.NetNS, serverState())

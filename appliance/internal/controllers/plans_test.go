@@ -11,15 +11,15 @@ import (
 // marks is the label of a Node by which a test knows what a pass has seen.
 const marks = "test/mark"
 
-// plans are those that the controller makes, with what it knew.
+// plans records what the controller knew when it made its plans.
 type plans struct {
 	mu     sync.Mutex
 	marks  int
 	latest cluster.Snapshot
-	passes map[string]float64 // how many had ended when a mark was seen first
+	passes map[string]float64 // how many passes had ended when a mark was first seen
 }
 
-// plan is [planWithBug].
+// plan records the objects, and plans as [planWithBug] does.
 func (p *plans) plan(s cluster.Snapshot) plan.Result {
 	before, err := countPasses()
 	p.mu.Lock()
@@ -54,7 +54,7 @@ func (p *plans) seen(mark string) (passes float64, ok bool) {
 	return passes, ok
 }
 
-// sees reports whether the controller has planned with such objects last.
+// sees reports whether the objects of the controller's latest plan are such.
 func (p *plans) sees(ok func(cluster.Snapshot) bool) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -64,7 +64,7 @@ func (s *clusterAPI) start(t *testing.T) {
 	assert.NilError(t, err)
 	s.http = &http.Server{ReadHeaderTimeout: busyTime, Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		if s.last.Swap(false) {
-			l.Close() // this connection may end
+			l.Close() // nobody gets in any more; this request is still answered
 			w.Header().Set("Connection", "close")
 		}
 		fmt.Fprintf(w, `{"serverAddressByClientCIDRs":[{"clientCIDR":"0.0.0.0/0","serverAddress":%q}]}`, s.addr)

@@ -287,13 +287,13 @@ func TestTunnel(t *testing.T) {
 	within(t, 30*time.Second, connected(client))
 
 	// A new key pair of the server, exchanged: the tunnel comes back.
-	// The report won't do: handshakes that are less than three minutes apart are one to it.
+	// The GatewayReport can't tell: it takes handshakes that are less than three minutes apart for one.
 	handshake := func() int64 {
 		body, err := metrics()
 		assert.NilError(t, err)
 		_, rest, _ := strings.Cut(body, "\n"+`isthmus_peer_last_handshake_timestamp_seconds{cluster_id="milan",driver="wireguard"} `)
 		line, _, _ := strings.Cut(rest, "\n")
-		at, _ := strconv.ParseFloat(line, 64) // none: there was none with this key
+		at, _ := strconv.ParseFloat(line, 64) // no such line: there was no handshake with this key yet
 		return int64(at)
 	}
 	former := handshake()

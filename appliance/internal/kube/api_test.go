@@ -255,7 +255,7 @@ func TestSources(t *testing.T) {
 		return v.Gateway != nil && v.Connection != nil && len(v.Input.Tunnels) == 2 && len(v.Input.Nodes) == 2 &&
 			len(v.Input.Routes) == 2 && len(v.Input.Firewalls) == 5 && len(v.Input.Configurations) == 1 && len(v.Input.PublicKeys) == 1 && len(v.Input.Fabrics) == 1
 	})
-	// That its report was made wakes it: it must have happened before "status of the gateway" counts wakes.
+	// The gateway is woken when its report is made. That must be over before "status of the gateway" counts wakes.
 	first := kube.ReportStatus{Applied: []cluster.Applied{{Object: gatewayView.Input.Routes[0].Ref, ObservedGeneration: 1, Message: "not yet"}}}
 	assert.NilError(t, gateway.WriteReport(ctx, first))
 	eventually(t, gateway, "its first report", func(v kube.GatewayView) bool { return len(v.Applied) == 1 })
@@ -448,7 +448,7 @@ func TestSources(t *testing.T) {
 		eventually(t, gateway, "its own connection and report", func(v kube.GatewayView) bool {
 			peer := v.Connection.Peer
 			return v.Connection.Value == "Connected" && peer != nil && peer.Generation == 2 && peer.Endpoint.Port == 31840 && peer.Networks.Pod[0].String() == "10.1.0.0/16" &&
-				v.Applied[0].OK // the GatewayReport has an informer of its own
+				len(v.Applied) == 1 && v.Applied[0].OK // the GatewayReport has an informer of its own
 		})
 		report.LastHandshake = at.Add(2 * time.Minute)
 		assert.NilError(t, gateway.WriteReport(ctx, report))

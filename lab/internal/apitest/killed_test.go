@@ -74,8 +74,8 @@ func (p *pair) killedAfter(writes int, args ...string) bool {
 	return true
 }
 
-// overtaken has isthmusctl network take back what it did, and somebody write each object at the
-// moment before: what a program has read of it is out of date then, once.
+// overtaken interrupts isthmusctl network, which then takes back what it did. The first object that it takes
+// back is written by somebody else between its read and its write, once.
 func (p *pair) overtaken(args ...string) {
 	p.t.Helper()
 	var takesBack, overtook atomic.Bool

@@ -201,8 +201,8 @@ func (p *pair) says(args []string, wants ...string) string {
 // it waits for: a busy machine takes longer until then.
 var timeouts = []string{"4s", "15s", "1m"}
 
-// inVain runs what waits in vain for something, and checks what it says: when it has come to that, and
-// of what it has done until then, which was perhaps in the try before. It returns what all tries said.
+// inVain runs a command that waits in vain for something, and checks what it says. It gives the command more
+// time until all that is wanted was said, in one try or in several. It returns what all tries said.
 func (p *pair) inVain(args []string, wants ...string) string {
 	p.t.Helper()
 	return saysInVain(p.t, fmt.Sprint("isthmusctl network ", args), wants, func(timeout string) string {

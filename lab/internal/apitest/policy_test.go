@@ -119,7 +119,7 @@ func policies(t *testing.T, a *api) {
 	}
 	// A policy is in force a moment after it is created.
 	const ofAnother = "a node may write the status of its own InternalNode only; this token is of node worker-5"
-	poll.WaitOn(t, func(poll.LogT) poll.Result { // and so is the role
+	poll.WaitOn(t, func(poll.LogT) poll.Result { // the API server learns of a role a moment later, too
 		if err := write(map[string][]string{nodeName: {"worker-5"}}); err == nil || !strings.Contains(err.Error(), ofAnother) {
 			return poll.Continue("another node: %v", err)
 		}

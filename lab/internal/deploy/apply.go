@@ -79,12 +79,12 @@ func Poll(ctx context.Context, timeout time.Duration, check func(context.Context
 	return poll(ctx, most, func() bool { return time.Since(start) >= meter.Longer(timeout, start, time.Time{}) }, check)
 }
 
-// poll is Poll until the time is over, and for most at most.
+// poll is Poll until over reports true, and for the time most at most.
 func poll(ctx context.Context, most time.Duration, over func() bool, check func(context.Context) (waitingFor string, err error)) error {
 	var reason string
 	start := time.Now()
 	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, most, true, func(ctx context.Context) (bool, error) {
-		if reason != "" && over() { // it has been looked once at least
+		if reason != "" && over() { // check was called at least once
 			return false, context.DeadlineExceeded
 		}
 		r, err := check(ctx)

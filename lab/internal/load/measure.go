@@ -125,7 +125,7 @@ func sendBulk(conn *net.TCPConn, end time.Time) error {
 		return err
 	}
 	buf := make([]byte, bulkWrite)
-	for { // once at least: a busy machine may come here when the time is over
+	for { // at least one write: on a busy machine the time may be over before the first one
 		if _, err := conn.Write(buf); err != nil {
 			return err
 		}

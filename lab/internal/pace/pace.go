@@ -67,8 +67,8 @@ type key struct{}
 // With returns a context that carries a meter.
 func With(ctx context.Context, m *Meter) context.Context { return context.WithValue(ctx, key{}, m) }
 
-// From returns the meter that a context carries; nil, which says that the machine is as quick as ever, if
-// there is none.
+// From returns the meter of a context, or nil if it carries none. A nil meter says that the machine is as
+// quick as ever.
 func From(ctx context.Context) *Meter {
 	m, _ := ctx.Value(key{}).(*Meter)
 	return m

@@ -273,7 +273,7 @@ func TestFlow(t *testing.T) {
 	reports := json.NewDecoder(r)
 	var gap time.Duration
 	var blocked time.Time
-	var before int // were lost when it was blocked last
+	var before int // how many were lost before the last block
 	for n := 0; ; n++ {
 		var got prober.FlowReport
 		assert.NilError(t, reports.Decode(&got))

@@ -42,8 +42,8 @@ func (r *Runner) lookBefore(ctx context.Context, s *scenario.Scenario) (expect.L
 	return now, nil
 }
 
-// unchanged looks until hosts are as they were for a second, and for as much longer as this machine is
-// slower: a node that applies what it has just been told takes a fifth of a second on one that is idle.
+// unchanged looks until hosts have stayed the same for a second, or longer on a slower machine: a node takes
+// a moment to apply what it has just been told.
 func unchanged[T any](ctx context.Context, r *Runner, now T, look func(context.Context) (T, error), same func(a, b T) bool) (T, error) {
 	since := time.Now()
 	err := until(ctx, r.allowAction(unchangedWithin), "hosts go on changing, though the clusters have converged", func(ctx context.Context) (bool, error) {

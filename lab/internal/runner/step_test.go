@@ -70,7 +70,7 @@ sabotage:
 		{"the lab ends", answers{prints("not yet"), fails(world.ErrNotRunning)}, "", "the lab is not running"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			s := parse("1m") // what ends by itself has time
+			s := parse("1m") // these cases end by themselves
 			if tc.got != "" {
 				s = parse("1s")
 			}

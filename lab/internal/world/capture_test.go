@@ -171,7 +171,7 @@ func TestCaptureOfANamespace(t *testing.T) {
 			}
 		}
 		if len(got) < 2 || slices.ContainsFunc(got, func(s string) bool { return !strings.HasPrefix(s, "late0 ") }) {
-			return poll.Continue("%v", got) // that the link has another name is told by another socket
+			return poll.Continue("%v", got) // the new name of the link comes by another socket, perhaps later
 		}
 		return poll.Success()
 	}, poll.WithTimeout(time.Minute))
