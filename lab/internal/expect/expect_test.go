@@ -528,13 +528,17 @@ func TestMTU(t *testing.T) {
 		prints, got string
 		ok          bool
 	}{
-		{`{"largest":1390,"above":"error","pmtu":1390}`, "1390 bytes pass; one more: error; the sender's kernel knows of 1390", true},
-		{`{"largest":1390,"above":"error","pmtu":1340}`, "1390 bytes pass; one more: error; the sender's kernel knows of 1340", false},
-		{`{"largest":1390,"above":"silent","pmtu":1500}`, "1390 bytes pass; one more: silent; the sender's kernel knows of 1500", false},
-		{`{"largest":1400,"above":"error","pmtu":1400}`, "1400 bytes pass; one more: error; the sender's kernel knows of 1400", false},
+		{`{"largest":1390,"above":"error","pmtu":1390,"server":rome/web}`, "1390 bytes pass; one more: error; the sender's kernel knows of 1390", true},
+		{`{"largest":1390,"above":"error","pmtu":1340,"server":rome/web}`, "1390 bytes pass; one more: error; the sender's kernel knows of 1340", false},
+		{`{"largest":1390,"above":"silent","pmtu":1500,"server":rome/web}`, "1390 bytes pass; one more: silent; the sender's kernel knows of 1500", false},
+		{`{"largest":1400,"above":"error","pmtu":1400,"server":rome/web}`, "1400 bytes pass; one more: error; the sender's kernel knows of 1400", false},
+		// A pod of the sender's own cluster has the same address.
+		{`{"largest":1390,"above":"error","pmtu":1390,"server":{"cluster":"milan","pod":"web"}}`, "milan/web answered", false},
+		{`{"largest":1390,"above":"error","pmtu":1390}`, "a server that does not say who it is answered", false},
+		{`{"largest":0,"above":"","pmtu":0}`, "0 bytes pass; one more: ; the sender's kernel knows of 0", false},
 	} {
 		w, row := newFake(t)
-		w.prints = tc.prints
+		w.prints = strings.ReplaceAll(tc.prints, "rome/web", `{"cluster":"rome","pod":"web"}`)
 		e := &expect.MTU{From: ref(t, row, "milan/web"), To: ref(t, row, "rome/web"), Is: 1390, Above: "error"}
 		res, err := e.Check(t.Context(), row)
 		assert.NilError(t, err)

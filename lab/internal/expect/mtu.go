@@ -12,8 +12,8 @@ import (
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
-// MTU expects that packets up to a length pass without being fragmented, and
-// that the sender is told when one is a byte too long.
+// MTU expects that packets up to a length pass without being fragmented, that whom they are
+// meant for answers them, and that the sender is told when one is a byte too long.
 type MTU struct {
 	From Ref `lab:"from,required" doc:"who sends"`
 	To   Ref `lab:"to,required" doc:"who answers"`
@@ -80,6 +80,15 @@ func (e *MTU) Check(ctx context.Context, row *Row) (Result, error) {
 	res.OK = (got.Largest == e.Is || e.Is == 0 && got.Largest > 0) && got.Above == e.Above
 	if res.OK && e.Above == prober.AboveError && got.PMTU != got.Largest {
 		res.OK, res.Why = false, "the sender was told another length than what passes"
+	}
+	if got.Largest > 0 {
+		impostor, err := row.Impostor(ctx, Probe{From: e.From.Operand, To: e.To.Operand, Proto: "udp", Result: prober.Result{Server: got.Server}})
+		if err != nil {
+			return Result{}, err
+		}
+		if impostor != "" {
+			res.OK, res.Impostor, res.Got, res.Why = false, true, impostor, ""
+		}
 	}
 	if res.OK {
 		res.Notes = []string{res.Got}

@@ -31,15 +31,17 @@ const (
 
 // A PathMTUResult is what was found. Lengths are those of IP packets.
 type PathMTUResult struct {
-	Largest int    `json:"largest"` // 0: not even the least passes
-	Above   string `json:"above"`   // what became of one byte more
-	PMTU    int    `json:"pmtu"`    // what the sender's kernel knows afterwards
+	Largest int    `json:"largest"`         // 0: not even the least passes
+	Above   string `json:"above"`           // what became of one byte more
+	PMTU    int    `json:"pmtu"`            // what the sender's kernel knows afterwards
+	Server  Server `json:"server,omitzero"` // who answered
 }
 
 // attempts at one length: the first packet may find an empty neighbour table.
 const attempts = 2
 
-// Search sends datagrams with DF set and halves the range until it knows.
+// Search sends datagrams with DF set and halves the range until it knows. When two servers
+// answer, there is no one path to tell the length of, and that is an error.
 func (p PathMTU) Search(ctx context.Context) (PathMTUResult, error) {
 	var res PathMTUResult
 	if p.Token == "" || !p.To.Addr().IsValid() {
@@ -70,7 +72,7 @@ func (p PathMTU) Search(ctx context.Context) (PathMTUResult, error) {
 		if low < p.Least {
 			size = p.Least
 		}
-		above, err := p.try(probe, size)
+		above, err := p.try(probe, size, &res.Server)
 		switch {
 		case err != nil:
 			return res, err
@@ -89,15 +91,16 @@ func (p PathMTU) Search(ctx context.Context) (PathMTUResult, error) {
 		return res, err
 	}
 	defer ordinary.Close()
-	if res.Above, err = p.try(ordinary, low+1); err != nil {
+	if res.Above, err = p.try(ordinary, low+1, &res.Server); err != nil {
 		return res, err
 	}
 	res.PMTU, err = knownMTU(ordinary)
 	return res, errors.Join(err, ctx.Err())
 }
 
-// try sends a packet of that length until it is answered or refused.
-func (p PathMTU) try(conn *net.UDPConn, size int) (string, error) {
+// try sends a packet of that length until it is answered or refused. by is who has answered
+// before, and learns who does.
+func (p PathMTU) try(conn *net.UDPConn, size int, by *Server) (string, error) {
 	token := fmt.Sprintf("%s%05d", p.Token, size)
 	message := append(request(token), make([]byte, size)...)
 	message = message[:size-p.headers()]
@@ -123,9 +126,15 @@ func (p PathMTU) try(conn *net.UDPConn, size int) (string, error) {
 			if err != nil {
 				return "", err
 			}
-			if _, err := parseReply(token, buf[:n]); err == nil {
-				return AboveAnswered, nil
+			reply, err := parseReply(token, buf[:n])
+			if err != nil {
+				continue
 			}
+			if *by != (Server{}) && *by != reply.Server {
+				return "", fmt.Errorf("two servers answer at %s: %s (process %s), and then %s (process %s)", p.To, by, by.Process, reply.Server, reply.Server.Process)
+			}
+			*by = reply.Server
+			return AboveAnswered, nil
 		}
 	}
 	return AboveSilent, nil

@@ -132,6 +132,7 @@ func TestPathMTU(t *testing.T) {
 		assert.Equal(t, got.Largest, 1400, host)
 		assert.Equal(t, got.Above, prober.AboveAnswered, host)
 		assert.Assert(t, got.PMTU > 1400, "%s: %+v", host, got)
+		isWeb(t, got.Server)
 	}
 	silent, err := net.ListenPacket("udp", "127.0.0.1:0")
 	assert.NilError(t, err)
@@ -139,7 +140,37 @@ func TestPathMTU(t *testing.T) {
 	got, err := prober.PathMTU{To: netip.MustParseAddrPort(silent.LocalAddr().String()), Token: "t", Timeout: 20 * time.Millisecond}.Search(t.Context())
 	assert.NilError(t, err)
 	assert.Equal(t, got.Largest, 0, "nobody answers")
+
+	// One of two that have the same address answers to short datagrams, the other one to long ones.
+	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	assert.NilError(t, err)
+	defer conn.Close()
+	go func() {
+		for buf := make([]byte, 2048); ; {
+			n, from, err := conn.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			token, _, _ := strings.Cut(string(buf[:n]), ">")
+			cluster := "milan"
+			if n > 1300 {
+				cluster = "rome"
+			}
+			_, _ = fmt.Fprintf(writerTo{conn, from}, `%s<{"peer":"192.0.2.1:1","local":"192.0.2.2:2","server":{"cluster":%q,"pod":"web"}}`+"\n", token, cluster)
+		}
+	}()
+	_, err = prober.PathMTU{To: netip.MustParseAddrPort(conn.LocalAddr().String()), Token: "t", Most: 1400}.Search(t.Context())
+	assert.ErrorContains(t, err, "two servers answer at 127.0.0.1:")
+	assert.ErrorContains(t, err, "milan/web (process ), and then rome/web")
 }
+
+// writerTo sends what is written in a datagram to addr.
+type writerTo struct {
+	conn net.PacketConn
+	addr net.Addr
+}
+
+func (w writerTo) Write(b []byte) (int, error) { return w.conn.WriteTo(b, w.addr) }
 
 func TestServePortInUse(t *testing.T) {
 	to := serve(t, "127.0.0.1")
