@@ -114,8 +114,9 @@ func (l *Lab) containers() []hostContainer {
 // machine.
 func (l *Lab) processOf(ctx context.Context, container string) (int, error) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if pid, ok := l.pids[container]; ok && isContainer(pid, container) {
+	pid, known := l.pids[container]
+	l.mu.Unlock()
+	if known && isContainer(pid, container) {
 		return pid, nil
 	}
 	if os.Geteuid() != 0 {
@@ -125,13 +126,15 @@ func (l *Lab) processOf(ctx context.Context, container string) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	pid, err := strconv.Atoi(strings.TrimSpace(text))
+	pid, err = strconv.Atoi(strings.TrimSpace(text))
 	if err != nil || pid <= 0 {
 		return 0, fmt.Errorf("%s says that the first process of %s is %q", l.record.Engine, container, strings.TrimSpace(text))
 	}
 	if !isContainer(pid, container) {
 		return 0, fmt.Errorf("%w: process %d of this machine is not container %s: the engine is another machine's", world.ErrNoCaptures, pid, container)
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.pids[container] = pid
 	return pid, nil
 }

@@ -5,13 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	osexec "os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"syscall"
 
 	"sigs.k8s.io/kind/pkg/exec"
 
@@ -98,7 +95,7 @@ func (l *Lab) temp() string {
 	return "TMPDIR=" + sharedOnNode
 }
 
-// onNode runs a command in the container that is a node, by kind's library.
+// onNode runs a command in the container that is a node.
 func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRequest, s clusters.Streams) (int, error) {
 	n, err := l.node(cluster, name)
 	if err != nil {
@@ -110,11 +107,12 @@ func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRe
 	if req.TTY {
 		return 0, fmt.Errorf("exec on %s: kind gives nodes no terminal; run: %s exec -it %s %s", req.Target, l.record.Engine, n, strings.Join(req.Argv, " "))
 	}
-	if direct := l.direct(ctx, n.String(), req); direct != nil {
+	if direct := l.direct(ctx, n.String(), req.Argv); direct != nil {
+		direct.Env = append(direct.Env, req.Env...)
 		direct.Stdin, direct.Stdout, direct.Stderr = s.Stdin, s.Stdout, s.Stderr
 		err = direct.Run()
 	} else {
-		cmd := n.CommandContext(ctx, req.Argv[0], req.Argv[1:]...).SetEnv(slices.Concat([]string{l.temp()}, req.Env)...)
+		cmd := n.Node.CommandContext(ctx, req.Argv[0], req.Argv[1:]...).SetEnv(slices.Concat([]string{l.temp()}, req.Env)...)
 		if s.Stdin != nil {
 			cmd = cmd.SetStdin(s.Stdin)
 		}
@@ -128,29 +126,6 @@ func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRe
 		return 0, fmt.Errorf("exec on %s: %w", req.Target, err)
 	}
 	return code, nil
-}
-
-// direct is a command that enters the namespaces of a container by itself, where
-// its processes are this machine's and this user is root; nil: it has to go by the
-// engine, whose client takes a third of a second of a processor for each command.
-// The environment is that of the container's first process, as with the engine.
-func (l *Lab) direct(ctx context.Context, container string, req world.ExecRequest) *osexec.Cmd {
-	pid, err := l.processOf(ctx, container)
-	if err != nil {
-		return nil
-	}
-	environ, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
-	if err != nil {
-		return nil
-	}
-	cmd := osexec.CommandContext(ctx, "nsenter", slices.Concat([]string{
-		"--target", strconv.Itoa(pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wdns=/", "--",
-	}, req.Argv)...)
-	cmd.Env = slices.Concat(strings.Split(strings.Trim(string(environ), "\x00"), "\x00"), []string{l.temp()}, req.Env)
-	// nsenter forks to be in the namespace of processes: both are to end.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
-	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	return cmd
 }
 
 // exitCode is that of the command, which the engine's client ends with, too. An

@@ -20,7 +20,6 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/kind/pkg/cluster"
-	"sigs.k8s.io/kind/pkg/cluster/nodes"
 	"sigs.k8s.io/kind/pkg/log"
 
 	"github.com/isthmus-net/isthmus/lab/internal/clusters"
@@ -56,9 +55,10 @@ type Lab struct {
 	capture  sync.Mutex
 	follower *follower // nil: nothing is captured
 
-	mu    sync.Mutex
-	nodes map[string]map[string]nodes.Node // by cluster and name of the container
-	pids  map[string]int                   // of first processes, by the name of the container
+	mu    sync.Mutex        // of all that follows; nobody waits for an engine with it
+	nodes map[string]near   // by the name of the container
+	pids  map[string]int    // of first processes, by the name of the container
+	admin map[string]string // kubeconfigs of administrators within the engine's network, by cluster
 }
 
 // recordFile is what a lab leaves in its run directory so that others find it.
@@ -179,7 +179,7 @@ func Create(ctx context.Context, s Spec) (*Lab, error) {
 }
 
 func newLab(dir string, r record, p *cluster.Provider) *Lab {
-	l := &Lab{dir: dir, record: r, provider: p, nodes: map[string]map[string]nodes.Node{}, pids: map[string]int{}}
+	l := &Lab{dir: dir, record: r, provider: p, nodes: map[string]near{}, pids: map[string]int{}, admin: map[string]string{}}
 	l.Set = &clusters.Set{World: World, Names: l.clusterNames, Load: l.load}
 	return l
 }
@@ -382,17 +382,23 @@ func (l *Lab) delete() error {
 			return err
 		}
 	}
-	errs := []error{l.endCaptures(), l.deleteOutside()}
-	for _, c := range l.record.Clusters {
-		l.kill(c)
-		// kind's own lock, of a process that was killed: kind would wait for it, and fail.
-		_ = os.Remove(l.kubeconfig(c.Name) + ".lock")
-		if err := l.provider.Delete(c.Kind, l.kubeconfig(c.Name)); err != nil {
-			errs = append(errs, fmt.Errorf("cluster %s: kind delete %s: %w", c.Name, c.Kind, err))
-		}
-		errs = append(errs, l.deleteVolumes(c))
+	errs := make([]error, 1+len(l.record.Clusters))
+	captured := l.endCaptures()
+	var side sync.WaitGroup
+	side.Go(func() { errs[0] = l.deleteOutside() })
+	for i, c := range l.record.Clusters {
+		side.Go(func() {
+			l.kill(c)
+			// kind's own lock, of a process that was killed: kind would wait for it, and fail.
+			_ = os.Remove(l.kubeconfig(c.Name) + ".lock")
+			if err := l.provider.Delete(c.Kind, l.kubeconfig(c.Name)); err != nil {
+				errs[1+i] = fmt.Errorf("cluster %s: kind delete %s: %w", c.Name, c.Kind, err)
+			}
+			errs[1+i] = errors.Join(errs[1+i], l.deleteVolumes(c))
+		})
 	}
-	if err := errors.Join(errs...); err != nil {
+	side.Wait()
+	if err := errors.Join(append(errs, captured)...); err != nil {
 		return err
 	}
 	if err := l.leave(); err != nil {
@@ -453,29 +459,31 @@ func (l *Lab) cluster(name string) (clusterRecord, bool) {
 }
 
 // node returns the container of "node-1" or "control-plane" in a cluster.
-func (l *Lab) node(cluster, name string) (nodes.Node, error) {
+func (l *Lab) node(cluster, name string) (near, error) {
 	c, ok := l.cluster(cluster)
 	container, ok2 := c.Containers[name]
 	if !ok || !ok2 {
-		return nil, fmt.Errorf("%w: %s/%s", world.ErrNoTarget, cluster, name)
+		return near{}, fmt.Errorf("%w: %s/%s", world.ErrNoTarget, cluster, name)
 	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if n, ok := l.nodes[cluster][container]; ok {
+	n, known := l.nodes[container]
+	l.mu.Unlock()
+	if known {
 		return n, nil
 	}
 	all, err := l.provider.ListInternalNodes(c.Kind)
 	if err != nil {
-		return nil, fmt.Errorf("nodes of %s: %w", c.Kind, err)
+		return near{}, fmt.Errorf("nodes of %s: %w", c.Kind, err)
 	}
-	l.nodes[cluster] = map[string]nodes.Node{}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, n := range all {
-		l.nodes[cluster][n.String()] = n
+		l.nodes[n.String()] = near{n, l}
 	}
-	if n, ok := l.nodes[cluster][container]; ok {
+	if n, ok := l.nodes[container]; ok {
 		return n, nil
 	}
-	return nil, fmt.Errorf("%w: %s/%s is container %s, which %s has no more", world.ErrNoTarget, cluster, name, container, l.record.Engine)
+	return near{}, fmt.Errorf("%w: %s/%s is container %s, which %s has no more", world.ErrNoTarget, cluster, name, container, l.record.Engine)
 }
 
 // containerOf is the container of a Node, from its spec.providerID:

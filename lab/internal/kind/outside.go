@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/isthmus-net/isthmus/lab/internal/clusters"
 	"github.com/isthmus-net/isthmus/lab/internal/expect"
 	"github.com/isthmus-net/isthmus/lab/internal/topology"
@@ -39,27 +41,30 @@ func outsideContainer(lab, host string) string { return "lab-" + ClusterName(lab
 // network, beside the nodes, that answer probes. A host behind a cluster's router
 // has its own address on its link, to which only that cluster's nodes have a route.
 func (l *Lab) createOutside(ctx context.Context, s Spec, image string) error {
-	for i, o := range s.Topology.Outside {
-		container := outsideContainer(s.Name, o.Name)
-		l.record.Outside = append(l.record.Outside, outsideRecord{o.Name, container})
-		if err := l.save(); err != nil {
-			return err
-		}
-		addr, err := l.startOutside(ctx, s, o, container, image)
-		if err != nil {
-			return fmt.Errorf("host %s: %w", o.Name, err)
-		}
-		h := &l.record.Spec.Outside[i]
-		h.LAN = netip.Prefix{}
-		if o.Via == "" {
-			h.Addr = addr
-			continue
-		}
-		if err := l.leadTo(ctx, o, addr); err != nil {
-			return fmt.Errorf("host %s: %w", o.Name, err)
-		}
+	// All are entered before any is made: nobody writes the record meanwhile.
+	for _, o := range s.Topology.Outside {
+		l.record.Outside = append(l.record.Outside, outsideRecord{o.Name, outsideContainer(s.Name, o.Name)})
 	}
-	return nil
+	if err := l.save(); err != nil {
+		return err
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	for i, o := range s.Topology.Outside {
+		g.Go(func() error {
+			h := &l.record.Spec.Outside[i]
+			addr, err := l.startOutside(ctx, s, o, l.record.Outside[i].Container, image)
+			if h.LAN = (netip.Prefix{}); o.Via == "" {
+				h.Addr = addr
+			} else if err == nil {
+				err = l.leadTo(ctx, o, addr)
+			}
+			if err != nil {
+				return fmt.Errorf("host %s: %w", o.Name, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
 }
 
 // startOutside starts a host, and returns its address on the engine's network.
@@ -84,13 +89,12 @@ func (l *Lab) startOutside(ctx context.Context, s Spec, o topology.Outside, cont
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("%s says that its address is %q: %w", engine, strings.TrimSpace(text), err)
 	}
-	if _, err := run(ctx, engine, "exec", container, "sh", "-c", insideScript); err != nil {
-		return netip.Addr{}, err
-	}
+	script := insideScript
 	if o.Via != "" {
-		if _, err := run(ctx, engine, "exec", container, "ip", "address", "add", o.Address.String(), "dev", nodeLink); err != nil {
-			return netip.Addr{}, err
-		}
+		script += "ip address add " + o.Address.String() + " dev " + nodeLink + "\n"
+	}
+	if _, err := run(ctx, engine, "exec", container, "sh", "-c", script); err != nil {
+		return netip.Addr{}, err
 	}
 	_, err = run(ctx, engine, "exec", "--detach", container, probeOnNode, "serve", "--host", o.Name)
 	return addr, err
@@ -132,11 +136,16 @@ func (l *Lab) onOutside(ctx context.Context, container string, req world.ExecReq
 	if req.TTY {
 		return 0, fmt.Errorf("exec on %s: run: %s exec -it %s %s", req.Target, l.record.Engine, container, strings.Join(req.Argv, " "))
 	}
-	args := []string{"exec", "--interactive"}
-	for _, e := range append([]string{l.temp()}, req.Env...) {
-		args = append(args, "--env", e)
+	cmd := l.direct(ctx, container, req.Argv)
+	if cmd != nil {
+		cmd.Env = append(cmd.Env, req.Env...)
+	} else {
+		args := []string{"exec", "--interactive"}
+		for _, e := range append([]string{l.temp()}, req.Env...) {
+			args = append(args, "--env", e)
+		}
+		cmd = exec.CommandContext(ctx, l.record.Engine, append(append(args, container), req.Argv...)...)
 	}
-	cmd := exec.CommandContext(ctx, l.record.Engine, append(append(args, container), req.Argv...)...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = s.Stdin, s.Stdout, s.Stderr
 	err := cmd.Run()
 	if ctx.Err() != nil {

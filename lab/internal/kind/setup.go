@@ -66,7 +66,7 @@ type node struct {
 	podCIDRs  []netip.Prefix
 	// kubeconfig is an administrator's, from within the engine's network.
 	kubeconfig string
-	nodes.Node
+	near
 }
 
 // setUp makes a cluster that kind has made what the topology says: its control
@@ -117,6 +117,9 @@ func (l *Lab) setUp(ctx context.Context, s Spec, c topology.Cluster, spec *world
 	if err := controlPlane.CommandContext(ctx, "cat", adminKubeconfig).SetStdout(&admin).Run(); err != nil {
 		return fmt.Errorf("%s of the control plane: %w", adminKubeconfig, err)
 	}
+	l.mu.Lock()
+	l.admin[c.Name] = admin.String()
+	l.mu.Unlock()
 	g, gctx := errgroup.WithContext(ctx)
 	for _, n := range workers {
 		n.kubeconfig = admin.String()
@@ -147,20 +150,17 @@ const kubeconfigs = "/kind/kubeconfigs"
 // shareKubeconfigs gives every control plane the kubeconfigs of all clusters, by which
 // the nodes' network reaches them.
 func (l *Lab) shareKubeconfigs(ctx context.Context) error {
-	for _, of := range l.record.Clusters {
-		text, err := l.provider.KubeConfig(of.Kind, true)
-		if err != nil {
-			return fmt.Errorf("kubeconfig of %s: %w", of.Name, err)
+	var files []sent
+	for cluster, text := range l.admin {
+		files = append(files, sent{to: path.Join(kubeconfigs, cluster, "admin.kubeconfig"), mode: 0o600, text: text})
+	}
+	for _, to := range l.record.Clusters {
+		n, err := l.node(to.Name, world.ControlPlaneHost)
+		if err == nil {
+			err = send(ctx, n, files...)
 		}
-		for _, to := range l.record.Clusters {
-			n, err := l.node(to.Name, world.ControlPlaneHost)
-			if err != nil {
-				return err
-			}
-			dir := path.Join(kubeconfigs, of.Name)
-			if err := runOn(ctx, n, strings.NewReader(text), "sh", "-c", "mkdir -p "+dir+" && cat >"+dir+"/admin.kubeconfig"); err != nil {
-				return fmt.Errorf("kubeconfig of %s for %s: %w", of.Name, to.Name, err)
-			}
+		if err != nil {
+			return fmt.Errorf("kubeconfigs for %s: %w", to.Name, err)
 		}
 	}
 	return nil
@@ -231,7 +231,7 @@ func (l *Lab) handles(c topology.Cluster, all []corev1.Node) (controlPlane node,
 			key = world.ControlPlaneHost
 		}
 		rec.Containers[key] = n.container
-		if n.Node, err = l.node(c.Name, key); err != nil {
+		if n.near, err = l.node(c.Name, key); err != nil {
 			return node{}, nil, err
 		}
 		if isControlPlane {

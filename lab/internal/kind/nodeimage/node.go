@@ -45,11 +45,16 @@ case $(hostname) in
 esac
 `
 
+// Neither it nor the kubelet, which waits for it, is to keep multi-user.target back, as
+// what a target wants does by default (systemd.target(5), "Default Dependencies"): with cgroup
+// version 2 kind gives a node 30 seconds to reach that target.
 const loadImagesUnit = `[Unit]
 Description=Images of Kubernetes
+DefaultDependencies=no
 After=containerd.service
 Requires=containerd.service
-Before=kubelet.service
+Before=kubelet.service shutdown.target
+Conflicts=shutdown.target
 
 [Service]
 Type=oneshot
@@ -63,6 +68,9 @@ WantedBy=multi-user.target
 // kubeletDropIn keeps the kubelet from asking a registry for images that are
 // about to be loaded.
 const kubeletDropIn = `[Unit]
+DefaultDependencies=no
 After=load-images.service
 Requires=load-images.service
+Before=shutdown.target
+Conflicts=shutdown.target
 `
