@@ -41,7 +41,8 @@ help: ## list the targets
 lab: deps build kubernetes cni ## build what it takes and run the scenarios that take seconds: the main job
 	bin/lab run pod-to-pod symmetric geneve-ping internal-node drift user-firewall
 
-# What is missing on a machine fails, as in CI: a skip would look like proof. CI= make test skips it.
+# A test of what this machine lacks fails, as in CI: a skip would look like proof. With CI= make test
+# it is skipped. Nor are labs saved for later.
 .PHONY: test
 test: export CI ?= 1
 test: ## what CI runs: unit, kernel and API tests, a row of each scenario, sabotages while there is time (test-all: all of them); ends with a table of times

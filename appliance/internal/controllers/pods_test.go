@@ -48,7 +48,8 @@ func (w *world) testPods() {
 	for round := 1; ; round++ {
 		before := w.passes()
 		for i := range 5 {
-			o := pod(fmt.Sprintf("web-%d", i), fmt.Sprintf("10.0.1.%d", 40+i))
+			n := 5*round + i // names and addresses that nobody has seen
+			o := pod(fmt.Sprintf("web-%d", n), fmt.Sprintf("10.0.1.%d", 40+n))
 			assert.NilError(w.t, w.c.Delete(w.t.Context(), o, client.GracePeriodSeconds(0)))
 		}
 		other := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "liqo", Name: "somebodys"}, Data: map[string]string{"a": "b"}}

@@ -108,7 +108,7 @@ func (l *Lab) onNode(ctx context.Context, cluster, name string, req world.ExecRe
 		return 0, fmt.Errorf("exec on %s: kind gives nodes no terminal; run: %s exec -it %s %s", req.Target, l.record.Engine, n, strings.Join(req.Argv, " "))
 	}
 	if direct := l.direct(ctx, n.String(), req.Argv); direct != nil {
-		direct.Env = append(direct.Env, req.Env...)
+		direct.Env = slices.Concat(direct.Env, []string{l.temp()}, req.Env)
 		direct.Stdin, direct.Stdout, direct.Stderr = s.Stdin, s.Stdout, s.Stderr
 		err = direct.Run()
 	} else {

@@ -58,7 +58,7 @@ type Lab struct {
 	mu    sync.Mutex        // of all that follows; nobody waits for an engine with it
 	nodes map[string]near   // by the name of the container
 	pids  map[string]int    // of first processes, by the name of the container
-	admin map[string]string // kubeconfigs of administrators within the engine's network, by cluster
+	admin map[string]string // while the lab is made: administrators' kubeconfigs within the engine's network, by cluster
 }
 
 // recordFile is what a lab leaves in its run directory so that others find it.
@@ -394,10 +394,13 @@ func (l *Lab) delete() error {
 			if err := l.provider.Delete(c.Kind, l.kubeconfig(c.Name)); err != nil {
 				errs[1+i] = fmt.Errorf("cluster %s: kind delete %s: %w", c.Name, c.Kind, err)
 			}
-			errs[1+i] = errors.Join(errs[1+i], l.deleteVolumes(c))
 		})
 	}
 	side.Wait()
+	// Not beside the others: "podman volume ls" fails where a volume goes while it lists them.
+	for _, c := range l.record.Clusters {
+		errs = append(errs, l.deleteVolumes(c))
+	}
 	if err := errors.Join(append(errs, captured)...); err != nil {
 		return err
 	}

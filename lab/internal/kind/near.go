@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"sigs.k8s.io/kind/pkg/cluster/nodes"
 	"sigs.k8s.io/kind/pkg/exec"
@@ -65,6 +66,9 @@ func (l *Lab) direct(ctx context.Context, container string, argv []string) *osex
 	if !l.record.Shared { // the engine is on another machine
 		return nil
 	}
+	if _, err := osexec.LookPath("nsenter"); err != nil {
+		return nil
+	}
 	pid, err := l.processOf(ctx, container)
 	if err != nil {
 		return nil
@@ -73,13 +77,14 @@ func (l *Lab) direct(ctx context.Context, container string, argv []string) *osex
 	if err != nil {
 		return nil
 	}
-	// The working directory is that of the first process, which is the root.
+	// The working directory is that of the first process, which is / for nodes and hosts outside.
 	cmd := osexec.CommandContext(ctx, "nsenter", slices.Concat([]string{
 		"--target", strconv.Itoa(pid), "--mount", "--uts", "--ipc", "--net", "--pid", "--root", "--wd", "--",
 	}, argv)...)
-	cmd.Env = append(strings.Split(strings.Trim(string(environ), "\x00"), "\x00"), l.temp())
+	cmd.Env = strings.Split(strings.Trim(string(environ), "\x00"), "\x00")
 	// nsenter forks to be in the namespace of processes: both are to end.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second // a process that the command has left behind may hold its output open
 	return cmd
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -48,18 +49,22 @@ func (l *Lab) createOutside(ctx context.Context, s Spec, image string) error {
 	if err := l.save(); err != nil {
 		return err
 	}
-	g, ctx := errgroup.WithContext(ctx)
+	// One that fails does not stop the others: an engine's client that is killed may leave a container
+	// that nobody can list.
+	var g errgroup.Group
 	for i, o := range s.Topology.Outside {
 		g.Go(func() error {
-			h := &l.record.Spec.Outside[i]
 			addr, err := l.startOutside(ctx, s, o, l.record.Outside[i].Container, image)
-			if h.LAN = (netip.Prefix{}); o.Via == "" {
-				h.Addr = addr
-			} else if err == nil {
+			if err == nil && o.Via != "" {
 				err = l.leadTo(ctx, o, addr)
 			}
 			if err != nil {
 				return fmt.Errorf("host %s: %w", o.Name, err)
+			}
+			h := &l.record.Spec.Outside[i]
+			h.LAN = netip.Prefix{}
+			if o.Via == "" {
+				h.Addr = addr
 			}
 			return nil
 		})
@@ -138,7 +143,7 @@ func (l *Lab) onOutside(ctx context.Context, container string, req world.ExecReq
 	}
 	cmd := l.direct(ctx, container, req.Argv)
 	if cmd != nil {
-		cmd.Env = append(cmd.Env, req.Env...)
+		cmd.Env = slices.Concat(cmd.Env, []string{l.temp()}, req.Env)
 	} else {
 		args := []string{"exec", "--interactive"}
 		for _, e := range append([]string{l.temp()}, req.Env...) {

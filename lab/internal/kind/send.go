@@ -28,8 +28,8 @@ func program(from, to string) sent { return sent{to: to, mode: 0o755, from: from
 // text is a file that a node can read.
 func text(to, content string) sent { return sent{to: to, mode: 0o644, text: content} }
 
-// send gives a node files, and makes their directories. They go by one command: each command that
-// an engine runs in a container takes a third of a second, and the chart has 37 files.
+// send gives a node files, and makes their directories. They go by one command: where an engine
+// runs it, each takes a third of a second, and the chart has 37 files.
 func send(ctx context.Context, n nodes.Node, files ...sent) error {
 	out, in := io.Pipe()
 	packed := make(chan error, 1)
