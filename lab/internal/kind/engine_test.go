@@ -123,6 +123,12 @@ func TestEngine(t *testing.T) {
 	for _, slow := range []string{"load-images.service", "kubelet.service"} {
 		assert.Check(t, !strings.Contains(string(res.Stdout), slow), "multi-user.target waits for %s", slow)
 	}
+	if CanCapture(engine) { // commands enter nodes by themselves, and nobody waits for what they leave behind
+		res, err = l.Exec(t.Context(), world.ExecRequest{Target: "milan/node-1", Host: true, Argv: []string{"sh", "-c", "echo begun; sleep infinity &"}})
+		assert.NilError(t, err)
+		assert.Equal(t, string(res.Stdout), "begun\n")
+		assert.Equal(t, res.Code, 0)
+	}
 	res, err = l.Exec(t.Context(), world.ExecRequest{Target: "milan/web", Host: true, Argv: []string{"ip", "-o", "address", "show", "eth0"}})
 	assert.NilError(t, err)
 	assert.Equal(t, res.Code, 0, "%s", res.Stderr)
