@@ -438,7 +438,8 @@ func (w *world) testTerminating() {
 			return slices.ContainsFunc(s.Namespaces, func(n cluster.Namespace) bool { return n.Name == tenant && n.Deleting })
 		})
 	})
-	w.delete(gateway)
+	// The controller takes it away, too, and may be first.
+	assert.NilError(w.t, client.IgnoreNotFound(w.c.Delete(w.t.Context(), gateway)))
 	w.delete(&v1beta1.InternalNode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}})
 	w.until("what is elsewhere is made again", func() bool { return w.get(&v1beta1.InternalNode{ObjectMeta: metav1.ObjectMeta{Name: "node-1"}}) })
 	w.settle()
