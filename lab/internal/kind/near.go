@@ -17,7 +17,7 @@ import (
 )
 
 // A near node is one of kind's, whose commands do without the engine where they can: its client
-// takes a third of a second of a processor for each command, and to make a lab takes some eighty.
+// takes a third of a second of a processor for each command, and a lab needs dozens of commands.
 type near struct {
 	nodes.Node // by the engine
 	lab        *Lab
