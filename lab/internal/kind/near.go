@@ -85,6 +85,8 @@ func (l *Lab) direct(ctx context.Context, container string, argv []string) *osex
 	// nsenter forks to be in the namespace of processes: both are to end.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	cmd.WaitDelay = time.Second // a process that the command has left behind may hold its output open
+	// A process that the command has left behind may hold its output open. What is in the pipe by
+	// then is read at once, except where the machine stands still for seconds.
+	cmd.WaitDelay = 10 * time.Second
 	return cmd
 }
