@@ -190,6 +190,23 @@ func TestBadConfigurationsSayWhatToDo(t *testing.T) {
 	}
 }
 
+// What is free stays so: no connection gets one of these ports, and nobody who listens at port 0.
+// ownChoice is the first port that the kernel gives by itself, as net.ipv4.ip_local_port_range has it
+// on every machine where nobody changed it.
+func TestFreePortsAreGivenToNobodyElse(t *testing.T) {
+	const ownChoice = 32_768
+	for range 50 {
+		p, err := controlplane.FreePorts()
+		assert.NilError(t, err)
+		seen := map[uint16]bool{}
+		for _, port := range []uint16{p.APIServer, p.EtcdClient, p.EtcdPeer, p.ControllerManager, p.Scheduler} {
+			assert.Check(t, port < ownChoice, "the kernel may give %d to a connection", port)
+			assert.Check(t, !seen[port], "%d is there twice", port)
+			seen[port] = true
+		}
+	}
+}
+
 // A component that cannot start says why, at once and not after the timeout.
 func TestAComponentThatEndsIsExplained(t *testing.T) {
 	cfg := config(t, "broken")
