@@ -33,13 +33,14 @@ var only = map[string][]string{
 	// Keys only; TestKeys says whose. The lab's world takes a key from a link
 	// and gives it back, to end its sessions.
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes": slices.Concat(withKeys, []string{"lab/internal/world"}),
-	"k8s.io/":                              kubernetes,
-	"sigs.k8s.io/controller-runtime":       kubernetes,
-	module + "appliance/fieldpath":         {},                              // tests only
-	module + "appliance/nettest":           {"appliance/nettest/apiserver"}, // and tests
-	module + "appliance/nettest/apiserver": {},                              // tests only
-	module + "appliance/nettest/sysctl":    {"appliance/nettest", "lab/internal/netns", "lab/internal/supervisor"},
-	module + "appliance/internal/archtest": {},
+	"k8s.io/":                                             kubernetes,
+	"sigs.k8s.io/controller-runtime":                      kubernetes,
+	module + "appliance/fieldpath":                        {},                                                                            // tests only
+	module + "appliance/nettest":                          {"appliance/nettest/apiserver", "lab/internal/controlplane/controlplanetest"}, // and tests
+	module + "appliance/nettest/apiserver":                {},                                                                            // tests only
+	module + "lab/internal/controlplane/controlplanetest": {},                                                                            // tests only
+	module + "appliance/nettest/sysctl":                   {"appliance/nettest", "lab/internal/netns", "lab/internal/supervisor"},
+	module + "appliance/internal/archtest":                {},
 }
 
 // network are the packages that speak to a kernel: one of the appliance, and

@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,7 +44,7 @@ func startAPIServer(t *testing.T) (*rest.Config, client.Client) {
 	assert.NilError(t, err)
 	binary := nettest.Built(t, "kubernetes")
 	dir := t.TempDir()
-	ports := freePorts(t, 3)
+	ports := nettest.FreePorts(t, 3)
 	etcd, peer, api := ports[0], ports[1], ports[2]
 
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -109,17 +108,6 @@ func start(t *testing.T, dir, binary, component string, args ...string) {
 			t.Logf("%s:\n%s", component, text[max(0, len(text)-2000):])
 		}
 	})
-}
-
-func freePorts(t *testing.T, n int) (ports []int) {
-	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		assert.NilError(t, err)
-		defer l.Close() // all at once: no two are the same
-		ports = append(ports, l.Addr().(*net.TCPAddr).Port)
-	}
-	return ports
 }
 
 func writeFile(t *testing.T, path string, text []byte) {

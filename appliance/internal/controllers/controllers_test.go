@@ -52,7 +52,7 @@ func TestController(t *testing.T) {
 	w.testGatewaysOnly(own)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	metrics := fmt.Sprintf("127.0.0.1:%d", freePorts(t, 1)[0])
+	metrics := fmt.Sprintf("127.0.0.1:%d", nettest.FreePorts(t, 1)[0])
 	go func() {
 		done <- Run(ctx, Config{
 			REST: cfg, Namespace: "liqo", LeaderElection: true, Identity: "test", Debounce: 20 * time.Millisecond, EventDelay: 300 * time.Millisecond,

@@ -21,6 +21,7 @@ import (
 	jsonpatch "github.com/evanphx/json-patch/v5"
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
+	"github.com/isthmus-net/isthmus/lab/internal/controlplane/controlplanetest"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/golden"
@@ -62,11 +63,9 @@ func TestAPI(t *testing.T) {
 func start(t *testing.T) *api {
 	t.Helper()
 	binary := nettest.Built(t, "kubernetes")
-	ports, err := controlplane.FreePorts()
-	assert.NilError(t, err)
 	begin := time.Now()
 	cp, err := controlplane.Start(t.Context(), controlplane.Config{
-		Name: "apitest", Dir: t.TempDir(), Binary: binary, Address: netip.MustParseAddr("127.0.0.1"), Ports: ports,
+		Name: "apitest", Dir: t.TempDir(), Binary: binary, Address: netip.MustParseAddr("127.0.0.1"), Ports: controlplanetest.FreePorts(t),
 		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"), PodCIDR: netip.MustParsePrefix("10.0.0.0/16"),
 	})
 	assert.NilError(t, err)

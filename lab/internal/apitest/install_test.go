@@ -17,6 +17,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
+	"github.com/isthmus-net/isthmus/lab/internal/controlplane/controlplanetest"
 	"gotest.tools/v3/assert"
 	is "gotest.tools/v3/assert/cmp"
 	"gotest.tools/v3/poll"
@@ -51,10 +52,9 @@ func TestInstall(t *testing.T) {
 	t.Parallel()
 	nettest.Slow(t, "starts a control plane")
 	o := &operator{t: t, kubernetes: nettest.Built(t, "kubernetes"), isthmusctl: nettest.Built(t, "isthmusctl"), isthmus: nettest.Built(t, "isthmus")}
-	ports, err := controlplane.FreePorts()
-	assert.NilError(t, err)
+	var err error
 	o.cp, err = controlplane.Start(t.Context(), controlplane.Config{
-		Name: "install", Dir: t.TempDir(), Binary: o.kubernetes, Address: netip.MustParseAddr("127.0.0.1"), Ports: ports,
+		Name: "install", Dir: t.TempDir(), Binary: o.kubernetes, Address: netip.MustParseAddr("127.0.0.1"), Ports: controlplanetest.FreePorts(t),
 		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"), PodCIDR: netip.MustParsePrefix("10.0.0.0/16"),
 	})
 	assert.NilError(t, err)

@@ -24,6 +24,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
+	"github.com/isthmus-net/isthmus/lab/internal/controlplane/controlplanetest"
 )
 
 // A pair are two clusters with the appliance's controller in each, and no nodes.
@@ -51,7 +52,6 @@ type step struct {
 func inTurn(t *testing.T, steps []step) {
 	nettest.Slow(t, "starts two control planes")
 	p := &pair{t: t, hear: &atomic.Bool{}}
-	var started sync.WaitGroup
 	for i, c := range []struct {
 		name          string
 		operator      **operator
@@ -59,18 +59,12 @@ func inTurn(t *testing.T, steps []step) {
 	}{{"milan", &p.milan, "10.0.0.0/16", "10.96.0.0/16"}, {"rome", &p.rome, "10.1.0.0/16", "10.97.0.0/16"}} {
 		o := &operator{t: t, kubernetes: nettest.Built(t, "kubernetes"), isthmusctl: nettest.Built(t, "isthmusctl"), isthmus: nettest.Built(t, "isthmus")}
 		*c.operator = o
-		ports, err := controlplane.FreePorts()
-		assert.NilError(t, err)
-		dir := t.TempDir()
-		started.Go(func() {
-			o.cp, err = controlplane.Start(t.Context(), controlplane.Config{
-				Name: c.name, Dir: dir, Binary: o.kubernetes, Address: netip.AddrFrom4([4]byte{127, 0, 0, byte(1 + i)}), Ports: ports,
-				ServiceCIDR: netip.MustParsePrefix(c.service), PodCIDR: netip.MustParsePrefix(c.pods),
-			})
-			assert.Check(t, err)
+		var err error
+		o.cp, err = controlplane.Start(t.Context(), controlplane.Config{
+			Name: c.name, Dir: t.TempDir(), Binary: o.kubernetes, Address: netip.AddrFrom4([4]byte{127, 0, 0, byte(1 + i)}), Ports: controlplanetest.FreePorts(t),
+			ServiceCIDR: netip.MustParsePrefix(c.service), PodCIDR: netip.MustParsePrefix(c.pods),
 		})
-		started.Wait() // ports that are free are so for a moment only
-		assert.Assert(t, !t.Failed())
+		assert.NilError(t, err)
 		o.connect(c.name)
 	}
 

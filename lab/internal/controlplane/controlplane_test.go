@@ -12,6 +12,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
+	"github.com/isthmus-net/isthmus/lab/internal/controlplane/controlplanetest"
 	"github.com/isthmus-net/isthmus/lab/internal/netns"
 	"github.com/vishvananda/netlink"
 	vnetns "github.com/vishvananda/netns"
@@ -170,9 +171,7 @@ func TestBadConfigurationsSayWhatToDo(t *testing.T) {
 			l, err := netns.Listen(t.Context(), nil, "tcp", "127.0.0.1:0")
 			assert.NilError(t, err)
 			t.Cleanup(func() { l.Close() })
-			var errPorts error
-			c.Ports, errPorts = controlplane.FreePorts()
-			assert.NilError(t, errPorts)
+			c.Ports = controlplanetest.FreePorts(t)
 			c.Ports.APIServer = netip.MustParseAddrPort(l.Addr().String()).Port()
 		}, []string{"cluster bad: kube-apiserver cannot listen on 127.0.0.1:", "address already in use: end what uses the port (ss -ltnp names it), or choose another one in Config.Ports"}},
 		"an address of somebody else": {func(_ *testing.T, c *controlplane.Config) {
@@ -190,32 +189,13 @@ func TestBadConfigurationsSayWhatToDo(t *testing.T) {
 	}
 }
 
-// What is free stays so: no connection gets one of these ports, and nobody who listens at port 0.
-// ownChoice is the first port that the kernel gives by itself, as net.ipv4.ip_local_port_range has it
-// on every machine where nobody changed it.
-func TestFreePortsAreGivenToNobodyElse(t *testing.T) {
-	const ownChoice = 32_768
-	for range 50 {
-		p, err := controlplane.FreePorts()
-		assert.NilError(t, err)
-		seen := map[uint16]bool{}
-		for _, port := range []uint16{p.APIServer, p.EtcdClient, p.EtcdPeer, p.ControllerManager, p.Scheduler} {
-			assert.Check(t, port < ownChoice, "the kernel may give %d to a connection", port)
-			assert.Check(t, !seen[port], "%d is there twice", port)
-			seen[port] = true
-		}
-	}
-}
-
 // A component that cannot start says why, at once and not after the timeout.
 func TestAComponentThatEndsIsExplained(t *testing.T) {
 	cfg := config(t, "broken")
-	var err error
-	cfg.Ports, err = controlplane.FreePorts()
-	assert.NilError(t, err)
+	cfg.Ports = controlplanetest.FreePorts(t)
 	cfg.ServiceCIDR = netip.MustParsePrefix("10.96.0.0/31") // too small
 	begin := time.Now()
-	_, err = controlplane.Start(t.Context(), cfg)
+	_, err := controlplane.Start(t.Context(), cfg)
 	assert.ErrorContains(t, err, "kube-apiserver of cluster broken ended")
 	assert.Assert(t, time.Since(begin) < 3*time.Minute) // which is less than the timeout
 }

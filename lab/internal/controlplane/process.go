@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -166,33 +165,4 @@ func cureListen(err error) string {
 		return "Config.Address must be on a link of Config.NetNS that is up"
 	}
 	return "look at Config.Address and Config.Ports"
-}
-
-// FreePorts finds five free ports of loopback, for a control plane without a network namespace of
-// its own. They are below those that the kernel gives to connections and to who listens at port 0
-// (net.ipv4.ip_local_port_range in ip(7): 32768 and above), which would take one of them now and then
-// before its component listens, and below those of NodePorts.
-func FreePorts() (p Ports, err error) {
-	for _, port := range []*uint16{&p.APIServer, &p.EtcdClient, &p.EtcdPeer, &p.ControllerManager, &p.Scheduler} {
-		l, err := listenSomewhere()
-		if err != nil {
-			return Ports{}, err
-		}
-		// Kept open until all five are found, so that they differ.
-		defer l.Close()
-		*port = l.Addr().(*net.TCPAddr).AddrPort().Port()
-	}
-	return p, nil
-}
-
-// listenSomewhere listens at a free port of loopback that nobody is given without asking for it.
-func listenSomewhere() (l net.Listener, err error) {
-	const from, before, tries = 10_300, 30_000, 100 // above DefaultPorts
-	for range tries {
-		l, err = net.Listen("tcp", netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), uint16(from+rand.IntN(before-from))).String())
-		if err == nil {
-			return l, nil
-		}
-	}
-	return nil, err
 }

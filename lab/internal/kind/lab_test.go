@@ -28,6 +28,7 @@ import (
 
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
+	"github.com/isthmus-net/isthmus/lab/internal/controlplane/controlplanetest"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
 
@@ -313,10 +314,8 @@ func TestPortTaken(t *testing.T) {
 // that kubeadm would make.
 func apiServer(t *testing.T, e engine, binary, kindName string) kubernetes.Interface {
 	t.Helper()
-	ports, err := controlplane.FreePorts()
-	assert.NilError(t, err)
 	cp, err := controlplane.Start(t.Context(), controlplane.Config{
-		Name: "milan", Dir: t.TempDir(), Binary: binary, Address: netip.MustParseAddr("127.0.0.1"), Ports: ports,
+		Name: "milan", Dir: t.TempDir(), Binary: binary, Address: netip.MustParseAddr("127.0.0.1"), Ports: controlplanetest.FreePorts(t),
 		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"), PodCIDR: netip.MustParsePrefix("10.0.0.0/16"),
 	})
 	assert.NilError(t, err)

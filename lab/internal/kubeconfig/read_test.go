@@ -18,6 +18,7 @@ import (
 	netv1beta1 "github.com/isthmus-net/isthmus/appliance/api/networking/v1beta1"
 	"github.com/isthmus-net/isthmus/appliance/nettest"
 	"github.com/isthmus-net/isthmus/lab/internal/controlplane"
+	"github.com/isthmus-net/isthmus/lab/internal/controlplane/controlplanetest"
 	"github.com/isthmus-net/isthmus/lab/internal/deploy"
 	"github.com/isthmus-net/isthmus/lab/internal/world"
 )
@@ -33,10 +34,8 @@ func TestRead(t *testing.T) {
 		assert.NilError(t, err)
 		crds = append(crds, b)
 	}
-	ports, err := controlplane.FreePorts()
-	assert.NilError(t, err)
 	cp, err := controlplane.Start(ctx, controlplane.Config{
-		Name: "far", Dir: t.TempDir(), Binary: nettest.Built(t, "kubernetes"), Address: netip.MustParseAddr("127.0.0.1"), Ports: ports,
+		Name: "far", Dir: t.TempDir(), Binary: nettest.Built(t, "kubernetes"), Address: netip.MustParseAddr("127.0.0.1"), Ports: controlplanetest.FreePorts(t),
 		ServiceCIDR: netip.MustParsePrefix("10.96.0.0/16"), PodCIDR: netip.MustParsePrefix("10.20.0.0/16"), CRDs: crds,
 	})
 	assert.NilError(t, err)
