@@ -78,16 +78,9 @@ func (r *groupRun) all(ctx context.Context) {
 // sabotages makes the group's sabotages, those of one scenario after the other, until they
 // have had the time that there is for them. Where the lab is dead, the result of each says why.
 func (r *groupRun) sabotages(ctx context.Context) {
-	limit, start := r.session.options.sabotageTime, time.Now()
+	start := time.Now()
 	for _, c := range r.group.sabotages {
-		if c = r.inTime(ctx, c); len(c.items) == 0 {
-			continue
-		}
-		if r.dead == nil && ctx.Err() == nil && limit > 0 && time.Since(start) > limit {
-			r.leaveOut(c)
-			continue
-		}
-		r.choice(ctx, c, true)
+		r.choice(ctx, r.leaveOut(ctx, r.inTime(ctx, c), time.Since(start)), true)
 	}
 }
 
@@ -109,16 +102,27 @@ func (r *groupRun) inTime(ctx context.Context, c choice) choice {
 	return in
 }
 
-// leaveOut says that the sabotages of a scenario are not made.
-func (r *groupRun) leaveOut(c choice) {
-	n := 0
-	for _, i := range c.items {
-		if i.skip == "" {
-			r.result.LeftOut = append(r.result.LeftOut, i.String())
-			n++
-		}
+// leaveOut is what of a scenario's sabotages still begins when those of the lab have taken so
+// long. It says what does not.
+func (r *groupRun) leaveOut(ctx context.Context, c choice, took time.Duration) choice {
+	if r.dead != nil || ctx.Err() != nil {
+		return c
 	}
-	fmt.Fprintf(r.out, " - %-24s sabotages left out: %d. Those of this lab have had their %v\n", c.scenario.Name, n, r.session.options.sabotageTime)
+	in, n := choice{scenario: c.scenario}, 0
+	var had time.Duration
+	for _, i := range c.items {
+		limit := r.session.options.sabotageTime.in(r.group.world, r.group.overlay, i.row.Name)
+		if i.skip != "" || limit == 0 || took <= limit {
+			in.items = append(in.items, i)
+			continue
+		}
+		r.result.LeftOut = append(r.result.LeftOut, i.String())
+		n, had = n+1, limit
+	}
+	if n > 0 {
+		fmt.Fprintf(r.out, " - %-24s sabotages left out: %d. Those of this lab have had their %v\n", c.scenario.Name, n, had)
+	}
+	return in
 }
 
 // choice runs what there is of one scenario and prints how it went.

@@ -91,7 +91,7 @@ func groups(selected []selection, c chooser, o runOptions) []*group {
 			}
 		}
 	}
-	if o.sabotageTime > 0 { // another run has time for others
+	if o.sabotageTime.limited() { // another run has time for others
 		for _, g := range out {
 			g.sabotages = shuffled(g.sabotages, o.seed)
 		}

@@ -173,7 +173,7 @@ func TestAtMost(t *testing.T) {
 	// Where there is no time for all sabotages of a lab, each run begins with others.
 	first := map[string]bool{}
 	for seed := range 20 {
-		o.seed, o.sabotageTime = fmt.Sprint(seed), time.Second
+		o.seed, o.sabotageTime.every = fmt.Sprint(seed), time.Second
 		for _, g := range groups(selected, c, o) {
 			if len(g.sabotages) > 1 {
 				first[g.sabotages[0].scenario.Name] = true
@@ -182,7 +182,7 @@ func TestAtMost(t *testing.T) {
 	}
 	assert.DeepEqual(t, first, map[string]bool{"both": true, "any": true})
 	made := map[string]bool{}
-	o.sabotageTime, o.rows = 0, 0
+	o.sabotageTime, o.rows = sabotageTimes{}, 0
 	for seed := range 20 {
 		o.seed = fmt.Sprint(seed)
 		for _, g := range groups(selected, c, o) {
@@ -201,7 +201,6 @@ func TestAtMost(t *testing.T) {
 	for want, o := range map[string]runOptions{
 		"--rows -1: at most so many rows of each scenario, or 0 for all":               {rows: -1},
 		"--sabotages -1: at most so many sabotages of each scenario, or 0 for all":     {sabotages: -1, sabotage: sabotageOnly},
-		"--sabotage-time -1s: a time such as 20s, or 0 to make all sabotages":          {sabotageTime: -time.Second, sabotage: sabotageOnly},
 		"--sabotages and --sabotage-time say which sabotages are made: add --sabotage": {sabotages: 1},
 		"--stretch 9: from 1, as scenarios say, to 5 times as long":                    {stretch: 9},
 	} {
@@ -609,11 +608,13 @@ func TestTime(t *testing.T) {
 	}
 }
 
-// TestSabotageTime: when the sabotages of a lab have had their time, the others are named and
-// left out. Of a lab that is dead, or where somebody ends the run, each is judged: it
+// TestSabotageTime: when the sabotages of a lab have had the time of a row, the others are
+// named and left out. Of a lab that is dead, or where somebody ends the run, each is judged: it
 // was not made.
 func TestSabotageTime(t *testing.T) {
-	o := runOptions{world: "native", overlay: "vxlan", sabotage: "only", sabotageTime: 1}
+	o := runOptions{world: "native", overlay: "vxlan", sabotage: "only"}
+	assert.NilError(t, o.sabotageTime.Set("1h"))
+	assert.NilError(t, o.sabotageTime.Set("both=1ns"))
 	selected, err := choose(three(t)[:1], nil, o)
 	assert.NilError(t, err)
 	c, err := newChooser("native", "vxlan", machine(t), nil)

@@ -31,8 +31,8 @@ type runOptions struct {
 	sabotage                                      string // "", sabotageOnly or sabotageAfter
 	snapshot                                      string // auto or off
 	repeat, jobs                                  int
-	rows, sabotages                               int           // of each scenario at most; 0: all
-	sabotageTime                                  time.Duration // of each lab, in which sabotages begin; 0: always
+	rows, sabotages                               int // of each scenario at most; 0: all
+	sabotageTime                                  sabotageTimes
 	time                                          time.Duration // of the run, in which rows and sabotages begin; 0: always
 	stretch                                       float64       // what bounds are multiplied with at most where the machine is busy
 	keep, asJSON, plan, fresh                     bool
@@ -91,6 +91,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
   lab run --sabotage                 # every scenario must be able to fail
   lab run --sabotage=after --jobs 2  # rows, then sabotages; two labs at once
   lab run --sabotage=after --rows 1 --sabotages 1  # one of each scenario
+  lab run --sabotage=after --sabotage-time 20s --sabotage-time '*@geneve=0'  # few of them but with Geneve
   lab run --plan                     # what would run
   lab run --world kubeconfig --kubeconfig milan=a.yaml --kubeconfig rome=b.yaml \
     --probe-image registry.example.com/isthmus-lab/probe:dev connectivity
@@ -113,7 +114,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
 	f.StringVar(&o.shard, "shard", "", "i/n: the i-th of n parts of the rows")
 	f.IntVar(&o.rows, "rows", 0, "at most so many rows of each scenario and @, spread over all that it has; 0: all of them")
 	f.IntVar(&o.sabotages, "sabotages", 0, "at most so many sabotages of each scenario and @, for --sabotage; the seed draws which; 0: all of them")
-	f.DurationVar(&o.sabotageTime, "sabotage-time", 0, "begin no further sabotage in a lab when its sabotages have taken so much time, and say which were left out; the seed decides which come first; 0: make them all")
+	f.Var(&o.sabotageTime, "sabotage-time", "begin no further sabotage in a lab when its sabotages have taken so much time, and say which were left out; the seed decides which come first; 0: make them all. Given again as PATTERN=TIME it is for sabotages of those rows")
 	f.DurationVar(&o.time, "time", 0, "begin no further row and no sabotage when the run has taken so much time, and say which were left out; 0: run them all")
 	f.Float64Var(&o.stretch, "stretch", pace.Most, "where the machine is busy, bounds of steps are so many times as long at most: from 1 to 5")
 	f.IntVar(&o.repeat, "repeat", 1, "run every row so many times")
@@ -150,14 +151,11 @@ func (o runOptions) check() error {
 	if o.sabotages < 0 {
 		return usageError("--sabotages %d: at most so many sabotages of each scenario, or 0 for all", o.sabotages)
 	}
-	if o.sabotage == "" && (o.sabotages > 0 || o.sabotageTime > 0) {
+	if o.sabotage == "" && (o.sabotages > 0 || o.sabotageTime.limited()) {
 		return usageError("--sabotages and --sabotage-time say which sabotages are made: add --sabotage or --sabotage=after")
 	}
 	if !(o.stretch >= 1 && o.stretch <= pace.Most) { // not a number is neither
 		return usageError("--stretch %v: from 1, as scenarios say, to %d times as long", o.stretch, pace.Most)
-	}
-	if o.sabotageTime < 0 {
-		return usageError("--sabotage-time %v: a time such as 20s, or 0 to make all sabotages", o.sabotageTime)
 	}
 	if o.time < 0 {
 		return usageError("--time %v: a time such as 30m, or 0 to run all rows", o.time)
@@ -185,6 +183,9 @@ func (a *app) runScenarios(ctx context.Context, p place, patterns []string, o ru
 		return exitError{report.ExitUsage, err.Error()}
 	case err != nil:
 		return usageError("%v", err)
+	}
+	if err := o.sabotageTime.check(all); err != nil {
+		return err
 	}
 	selected, err := choose(all, patterns, o)
 	if err != nil {
