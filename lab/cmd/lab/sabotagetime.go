@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"strings"
 	"time"
 
@@ -55,7 +56,10 @@ func (t sabotageTimes) check(all []*scenario.Scenario) error {
 			}
 		}
 	}
-	return unmatched(all, patterns)
+	if err := unmatched(all, patterns); err != nil {
+		return usageError("--sabotage-time: %v", err)
+	}
+	return nil
 }
 
 // Set reads TIME or PATTERN=TIME.
@@ -66,7 +70,7 @@ func (t *sabotageTimes) Set(value string) error {
 	}
 	d, err := time.ParseDuration(text)
 	if err != nil || d < 0 {
-		return usageError("say a time such as 20s, or 0 to make all sabotages; drift@geneve=10m is for those of that scenario with Geneve")
+		return errors.New("say a time such as 20s, or 0 to make all sabotages; drift@geneve=10m is for those of that scenario with Geneve")
 	}
 	if !named {
 		t.every = d
@@ -74,7 +78,7 @@ func (t *sabotageTimes) Set(value string) error {
 	}
 	p, err := parsePattern(rows)
 	if err != nil {
-		return err
+		return errors.New(err.Error()) // pflag's own words name the flag, where it is no usageError
 	}
 	t.of = append(t.of, sabotageTime{p, d})
 	return nil
