@@ -57,10 +57,13 @@ func (t sabotageTimes) check(all []*scenario.Scenario) error {
 		}
 	}
 	if err := unmatched(all, patterns); err != nil {
-		return usageError("--sabotage-time: %v", err)
+		return usageError("--sabotage-time: %s", withoutProgram(err))
 	}
 	return nil
 }
+
+// withoutProgram is what an error says after the name of the program.
+func withoutProgram(err error) string { return strings.TrimPrefix(err.Error(), "lab: ") }
 
 // Set reads TIME or PATTERN=TIME.
 func (t *sabotageTimes) Set(value string) error {
@@ -78,7 +81,7 @@ func (t *sabotageTimes) Set(value string) error {
 	}
 	p, err := parsePattern(rows)
 	if err != nil {
-		return errors.New(err.Error()) // pflag's own words name the flag, where it is no usageError
+		return errors.New(withoutProgram(err)) // no usageError, so that pflag's words stay, which name the flag
 	}
 	t.of = append(t.of, sabotageTime{p, d})
 	return nil
