@@ -114,7 +114,7 @@ row that failed the packets, the state of every host, logs and API objects.`,
 	f.StringVar(&o.shard, "shard", "", "i/n: the i-th of n parts of the rows")
 	f.IntVar(&o.rows, "rows", 0, "at most so many rows of each scenario and @, spread over all that it has; 0: all of them")
 	f.IntVar(&o.sabotages, "sabotages", 0, "at most so many sabotages of each scenario and @, for --sabotage; the seed draws which; 0: all of them")
-	f.Var(&o.sabotageTime, "sabotage-time", "begin no further sabotage in a lab when its sabotages have taken so much time, and say which were left out; the seed decides which come first; 0: make them all. Given again as PATTERN=TIME it is for sabotages of those rows")
+	f.Var(&o.sabotageTime, "sabotage-time", "begin no further sabotage in a lab when its sabotages have taken so much time, and say which were left out; the seed decides which come first; 0: make them all. With PATTERN=TIME, which may be given besides and more than once, the sabotages of those rows have a time of their own")
 	f.DurationVar(&o.time, "time", 0, "begin no further row and no sabotage when the run has taken so much time, and say which were left out; 0: run them all")
 	f.Float64Var(&o.stretch, "stretch", pace.Most, "where the machine is busy, bounds of steps are so many times as long at most: from 1 to 5")
 	f.IntVar(&o.repeat, "repeat", 1, "run every row so many times")

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -74,14 +76,7 @@ func TestSabotageTimes(t *testing.T) {
 
 // TestLeaveOut: of a scenario's sabotages those are left out whose time is over, and named.
 func TestLeaveOut(t *testing.T) {
-	o := runOptions{world: "native", overlay: "vxlan", sabotage: "only"}
-	assert.NilError(t, o.sabotageTime.Set("1m"))
-	assert.NilError(t, o.sabotageTime.Set("both/vxlan/udp@vxlan=0"))
-	selected, err := choose(three(t)[:1], nil, o)
-	assert.NilError(t, err)
-	c, err := newChooser("native", "vxlan", machine(t), nil)
-	assert.NilError(t, err)
-	g := groups(selected, c, o)[0]
+	o, g := twoSabotages(t, "1m", "both/vxlan/udp@vxlan=0")
 	const tcp, udp = "both/vxlan/tcp: withhold routeconfiguration/rome-node-gw in milan", "both/vxlan/udp: withhold routeconfiguration/milan-gw-pods in milan"
 	for took, want := range map[time.Duration]struct{ made, leftOut []string }{
 		time.Minute:     {made: []string{tcp, udp}},
@@ -96,5 +91,60 @@ func TestLeaveOut(t *testing.T) {
 		assert.DeepEqual(t, made, want.made)
 		assert.DeepEqual(t, r.result.LeftOut, want.leftOut)
 		assert.Equal(t, strings.Contains(out.String(), "sabotages left out: 1. Those of this lab have had their 1m0s"), want.leftOut != nil, out.String())
+	}
+}
+
+// twoSabotages are a lab's sabotages of two rows of one scenario, and the options of a run
+// with these values of --sabotage-time.
+func twoSabotages(t *testing.T, times ...string) (runOptions, *group) {
+	t.Helper()
+	o := runOptions{world: "native", overlay: "vxlan", sabotage: "only"}
+	for _, value := range times {
+		assert.NilError(t, o.sabotageTime.Set(value))
+	}
+	selected, err := choose(three(t)[:1], nil, o)
+	assert.NilError(t, err)
+	c, err := newChooser("native", "vxlan", machine(t), nil)
+	assert.NilError(t, err)
+	return o, groups(selected, c, o)[0]
+}
+
+// TestSabotageTime: when the sabotages of a lab have had the time of a row, the others are
+// named and left out. Of a lab that is dead, or where somebody ends the run, each is judged: it
+// was not made.
+func TestSabotageTime(t *testing.T) {
+	o, g := twoSabotages(t, "1h", "both=1ns")
+	ended, end := context.WithCancel(t.Context())
+	end()
+	for _, tt := range []struct {
+		name    string
+		ctx     context.Context
+		dead    error
+		leftOut []string
+		reasons []string
+	}{
+		{"their time is over", t.Context(), nil, []string{
+			"both/vxlan/tcp: withhold routeconfiguration/rome-node-gw in milan", "both/vxlan/udp: withhold routeconfiguration/milan-gw-pods in milan",
+		}, nil},
+		{"there is no lab", t.Context(), errors.New("no lab came up"), nil, []string{"no lab came up", "no lab came up"}},
+		{"the run is ended", ended, nil, nil, []string{"interrupted", "interrupted"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var out bytes.Buffer
+			r := &groupRun{
+				session: &session{options: o, run: &report.Run{}}, group: g, out: &out, dead: tt.dead,
+			}
+			r.sabotages(tt.ctx)
+			assert.DeepEqual(t, r.result.LeftOut, tt.leftOut)
+			assert.Equal(t, strings.Contains(out.String(), "sabotages left out: 2. Those of this lab have had their 1ns"), tt.leftOut != nil, out.String())
+			var reasons []string
+			for _, sc := range r.scenarios {
+				for _, row := range sc.Rows {
+					assert.Equal(t, row.Verdict, report.Infra)
+					reasons = append(reasons, row.Reason)
+				}
+			}
+			assert.DeepEqual(t, reasons, tt.reasons)
+		})
 	}
 }
